@@ -1,0 +1,1 @@
+"""The contracts that every method, engine and topology hangs on."""

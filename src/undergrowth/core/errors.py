@@ -1,0 +1,23 @@
+"""The two ways in which a run ends badly, each with one sentence for the user."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """The user's input is wrong. The message names the field, the value and what would be right."""
+
+
+class RunError(RuntimeError):
+    """A run failed for a reason that is not the user's input: a full disk, a model that diverged."""
+
+
+def nearest(value: str, choices: Iterable[str]) -> str:
+    """The end of a sentence about a wrong name: what was probably meant, or all there is."""
+    names = sorted(choices)
+    close = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"choose one of: {', '.join(names)}"

@@ -1,0 +1,24 @@
+"""The samples that one device, or the server, holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Inputs and labels with the same first dimension; either may live on any torch device."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return self.y.shape[0]
+
+    def take(self, index: Tensor) -> Shard:
+        return Shard(self.x[index], self.y[index])
+
+    def to(self, device: str) -> Shard:
+        return Shard(self.x.to(device), self.y.to(device))
