@@ -1,1 +1,33 @@
 """The contracts that every method, engine and topology hangs on."""
+
+from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps
+from undergrowth.core.context import Context
+from undergrowth.core.errors import InputError, RunError, nearest
+from undergrowth.core.method import Method
+from undergrowth.core.model import Model, Output
+from undergrowth.core.node import Alarm, Command, Drop, Node, Report, RoundEnd, Send
+from undergrowth.core.packet import Packet, Weights
+from undergrowth.core.reducers import (
+    Collect,
+    Grouped,
+    Named,
+    PerCoordinateMean,
+    Reducer,
+    Sum,
+    TiltedMean,
+    WeightedMean,
+    fold,
+    folded,
+)
+from undergrowth.core.server import Inner, Plan, Progress, Server, View, not_finite, sampled
+from undergrowth.core.shard import Shard
+from undergrowth.core.task import Task, Train
+from undergrowth.core.tree import State, moved, pack, unpack
+
+__all__ = [
+    "Alarm", "Batch", "Carry", "Client", "Collect", "Command", "Context", "Drop", "Grouped", "Inner", "InputError",
+    "LoopClient", "Method", "Model", "Named", "Node", "Output", "Packet", "PerCoordinateMean", "Plan", "Progress",
+    "Reducer", "Report", "RoundEnd", "RunError", "Send", "Server", "Shard", "State", "Steps", "Sum", "Task",
+    "TiltedMean", "Train", "View", "WeightedMean", "Weights", "fold", "folded", "moved", "nearest", "not_finite",
+    "pack", "sampled", "unpack",
+]  # fmt: skip

@@ -1,0 +1,69 @@
+"""Client: what a device does with what it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from undergrowth.core.context import Context
+from undergrowth.core.packet import Packet
+from undergrowth.core.shard import Shard
+from undergrowth.core.task import Task
+from undergrowth.core.tree import State
+
+Batch = Mapping[str, Tensor]
+Carry = dict[str, Any]
+
+
+@runtime_checkable
+class Client(Protocol):
+    def local(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Packet, State]:
+        """One job: returns the upload and the device's own state, which stays with the device."""
+        ...
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The batches of a job: the data, and for each epoch the order in which to go through (some of) it."""
+
+    data: Mapping[str, Tensor]
+    epochs: tuple[Tensor, ...]
+    batch: int
+
+    def __len__(self) -> int:
+        return sum(-(-len(order) // self.batch) for order in self.epochs)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for order in self.epochs:
+            # One gather for the epoch and views for its batches: cheaper than a gather for every batch.
+            data = {name: values[order.to(values.device)] for name, values in self.data.items()}
+            for start in range(0, len(order), self.batch):
+                yield {name: values[start : start + self.batch] for name, values in data.items()}
+
+
+class LoopClient:
+    """A client written as begin, many steps, finish: the form that every engine can batch and price.
+
+    All randomness and the order of the data are settled in `begin`. `step` is pure: the same carry and batch
+    give the same result, and neither is changed.
+    """
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        raise NotImplementedError("a LoopClient defines begin, step and finish")
+
+    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        raise NotImplementedError("a LoopClient defines begin, step and finish")
+
+    def finish(
+        self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
+    ) -> tuple[Packet, State]:
+        raise NotImplementedError("a LoopClient defines begin, step and finish")
+
+    def local(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Packet, State]:
+        carry, steps = self.begin(task, down, shard, own, context)
+        for batch in steps:
+            carry = self.step(task, carry, batch)
+        return self.finish(task, down, carry, shard, own, context)

@@ -1,0 +1,52 @@
+"""Packet: all that crosses a link, in either direction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]  # a model's parameters and persistent buffers, by state-dict name
+
+
+@dataclass(frozen=True)
+class Packet:
+    """Tensors, numbers and short texts, each by name.
+
+    A name may be a path: ``Packet.join({"base": a, "few-shot": b})`` puts two packets into one and
+    ``packet.part("base")`` takes one out again, so a method can send several things that are reduced apart.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of payload. Names, types and shapes are known to both ends and are not counted."""
+        tensors = sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return tensors + 8 * len(self.scalars) + sum(len(tag.encode()) for tag in self.tags.values())
+
+    def part(self, name: str) -> Packet:
+        """What lies under ``name/``, without that prefix; empty if there is nothing."""
+        return self.parts().get(name, Packet())
+
+    def parts(self) -> dict[str, Packet]:
+        """Everything that lies under a prefix, by its first prefix. Names without one are left out."""
+        found: dict[str, tuple[dict[str, Tensor], dict[str, float], dict[str, str]]] = {}
+        for kind, entries in enumerate((self.tensors, self.scalars, self.tags)):
+            for path, value in entries.items():
+                head, slash, rest = path.partition("/")
+                if slash:
+                    found.setdefault(head, ({}, {}, {}))[kind][rest] = value  # type: ignore[assignment]
+        return {head: Packet(*entries) for head, entries in found.items()}
+
+    @staticmethod
+    def join(parts: Mapping[str, Packet]) -> Packet:
+        """One packet that holds each part under its name."""
+        return Packet(
+            {f"{name}/{k}": v for name, part in parts.items() for k, v in part.tensors.items()},
+            {f"{name}/{k}": v for name, part in parts.items() for k, v in part.scalars.items()},
+            {f"{name}/{k}": v for name, part in parts.items() for k, v in part.tags.items()},
+        )

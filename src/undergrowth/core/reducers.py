@@ -1,0 +1,271 @@
+"""Reducers: how uploads are combined, so that any worker, edge server or engine may combine some of them first.
+
+Each is a commutative monoid up to float error. `lift` turns one upload into a partial result, `merge` joins two
+partial results; a partial result is itself a packet and travels like one. Means are kept as running means (the
+mean so far and its weight), not as sums to be divided at the end: nothing overflows, whatever the weights, and
+the mean of one upload is that upload bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from undergrowth.core.packet import Packet
+
+V = TypeVar("V")
+FOLDED = "folded"  # the tag of a packet that is already a partial result
+
+
+class Reducer(Protocol):
+    def lift(self, sender: str, up: Packet, age: int) -> Packet:
+        """One upload as a partial result. `age`: how many server versions passed since the sender was asked."""
+        ...
+
+    def merge(self, a: Packet, b: Packet) -> Packet: ...
+
+
+def fold(reducer: Reducer, total: Packet | None, sender: str, up: Packet, age: int = 0) -> Packet:
+    """`total` with one more upload, or with one more partial result from further down the tree."""
+    if FOLDED in up.tags:
+        lifted = replace(up, tags={k: v for k, v in up.tags.items() if k != FOLDED})
+    else:
+        lifted = reducer.lift(sender, up, age)
+    return lifted if total is None else reducer.merge(total, lifted)
+
+
+def folded(total: Packet) -> Packet:
+    """A partial result, marked as such for the node that it is sent to."""
+    return replace(total, tags={**total.tags, FOLDED: "1"})
+
+
+def undiscounted(age: int) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Adds tensors and scalars by name; what a sender left out counts as zero."""
+
+    def lift(self, sender: str, up: Packet, age: int) -> Packet:
+        return Packet({k: _wide(v) for k, v in up.tensors.items()}, up.scalars)
+
+    def merge(self, a: Packet, b: Packet) -> Packet:
+        tensors = _union(a.tensors, b.tensors, lambda x, y: x + _same_shape(x, y))
+        return Packet(tensors, _union(a.scalars, b.scalars, lambda x, y: x + y))
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """The mean of all uploads, each weighed by its scalar `weight` (None: all alike) times discount(age).
+
+    In the result the weight's scalar is the total weight and every other scalar a weighted mean. Integer tensors,
+    such as BatchNorm's counters, are not averaged: the largest is taken.
+    """
+
+    weight: str | None = "samples"
+    discount: Callable[[int], float] = undiscounted
+
+    def lift(self, sender: str, up: Packet, age: int) -> Packet:
+        weight = (1.0 if self.weight is None else up.scalars[self.weight]) * self.discount(age)
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"its weight is {weight}, which is not a finite number of at least 0")
+        # With no weight a value must leave no trace, not even when merged with another of no weight.
+        kept = (
+            (_wide(v) for v in up.tensors.values())
+            if weight
+            else (torch.zeros_like(_wide(v)) for v in up.tensors.values())
+        )
+        return Packet(dict(zip(up.tensors, kept)), {**up.scalars, self._total: weight})
+
+    def merge(self, a: Packet, b: Packet) -> Packet:
+        weight = a.scalars[self._total] + b.scalars[self._total]
+        merged = _blend(a, b, b.scalars[self._total] / weight if weight else 0.0)
+        return replace(merged, scalars={**merged.scalars, self._total: weight})
+
+    @property
+    def _total(self) -> str:
+        return self.weight or "uploads"
+
+
+@dataclass(frozen=True)
+class TiltedMean:
+    """A mean with weights samples·exp(t·loss): t > 0 favours those who are badly off, t = 0 is `WeightedMean`.
+
+    Weights are kept as logarithms, so a loss of 100 with t = 5 does not overflow.
+    """
+
+    t: float
+    loss: str = "loss"
+    weight: str = "samples"
+
+    def lift(self, sender: str, up: Packet, age: int) -> Packet:
+        weight = up.scalars[self.weight]
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"its weight is {weight}, which is not a finite number of at least 0")
+        log_weight = math.log(weight) + self.t * up.scalars[self.loss] if weight else -math.inf
+        kept = (_wide(v) if weight else torch.zeros_like(_wide(v)) for v in up.tensors.values())
+        return Packet(dict(zip(up.tensors, kept)), {**up.scalars, "log_weight": log_weight})
+
+    def merge(self, a: Packet, b: Packet) -> Packet:
+        first, second = a.scalars["log_weight"], b.scalars["log_weight"]
+        top = max(first, second)
+        total = top if top == -math.inf else top + math.log(math.exp(first - top) + math.exp(second - top))
+        merged = _blend(a, b, 0.0 if top == -math.inf else math.exp(second - total))
+        samples = a.scalars[self.weight] + b.scalars[self.weight]
+        return replace(merged, scalars={**merged.scalars, self.weight: samples, "log_weight": total})
+
+
+@dataclass(frozen=True)
+class PerCoordinateMean:
+    """The mean of every single coordinate over those who trained it.
+
+    `spread` turns an upload into full-sized tensors and, by the same names, masks of what was trained; without
+    it, the upload brings its masks along as ``mask/NAME`` (no mask: all of it). The result has ``value/NAME`` and
+    ``coverage/NAME``, the weight behind each coordinate: 0 where nobody trained.
+    """
+
+    weight: str | None = "samples"
+    spread: Callable[[Packet], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]] | None = None
+
+    def lift(self, sender: str, up: Packet, age: int) -> Packet:
+        weight = 1.0 if self.weight is None else up.scalars[self.weight]
+        values, masks = self.spread(up) if self.spread else _own_masks(up)
+        result: dict[str, Tensor] = {}
+        for name, value in values.items():
+            wide = _wide(value)
+            mask = masks.get(name)
+            trained = torch.ones((), device=wide.device) if mask is None else mask.to(torch.float32)
+            coverage = trained * weight
+            result[f"value/{name}"] = torch.where(coverage > 0, wide, torch.zeros_like(wide))
+            result[f"coverage/{name}"] = coverage
+        return Packet(result, up.scalars)
+
+    def merge(self, a: Packet, b: Packet) -> Packet:
+        result: dict[str, Tensor] = {}
+        for key in a.tensors.keys() | b.tensors.keys():
+            if not key.startswith("value/"):
+                continue
+            name = key.removeprefix("value/")
+            if key not in a.tensors or key not in b.tensors:
+                one = a if key in a.tensors else b
+                result[key], result[f"coverage/{name}"] = one.tensors[key], one.tensors[f"coverage/{name}"]
+                continue
+            x, y = a.tensors[key], _same_shape(a.tensors[key], b.tensors[key])
+            seen = b.tensors[f"coverage/{name}"]
+            coverage = a.tensors[f"coverage/{name}"] + seen
+            if x.is_floating_point():
+                share = torch.where(coverage > 0, seen / coverage.clamp_min(1e-30), torch.zeros_like(coverage))
+                result[key] = torch.lerp(x, y, share.to(x.dtype).expand_as(x))
+            else:
+                result[key] = torch.maximum(x, y)
+            result[f"coverage/{name}"] = coverage
+        return Packet(result, _union(a.scalars, b.scalars, lambda x, y: x + y))
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Keeps every upload apart: ``total.parts()`` gives them back by sender. Each gets its `age` as a scalar."""
+
+    def lift(self, sender: str, up: Packet, age: int) -> Packet:
+        return Packet.join({sender: replace(up, scalars={**up.scalars, "age": float(age)})})
+
+    def merge(self, a: Packet, b: Packet) -> Packet:
+        # Sorted, so that the result does not tell in which order the uploads came.
+        return Packet(*(dict(sorted({**x, **y}.items())) for x, y in zip(_entries(a), _entries(b))))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Reduces each group on its own, by the upload's tag `by`: ``total.parts()`` gives a result per group."""
+
+    by: str
+    inner: Reducer
+
+    def lift(self, sender: str, up: Packet, age: int) -> Packet:
+        return Packet.join({up.tags[self.by]: self.inner.lift(sender, up, age)})
+
+    def merge(self, a: Packet, b: Packet) -> Packet:
+        return Packet.join(_union(a.parts(), b.parts(), self.inner.merge))
+
+
+@dataclass(frozen=True)
+class Named:
+    """Reduces each part of an upload in its own way: ``Named({"model": WeightedMean(), "maps": Collect()})``.
+
+    Scalars and tags without a prefix are shown to every part. A part that nobody sent is absent from the result.
+    """
+
+    reducers: Mapping[str, Reducer]
+
+    def lift(self, sender: str, up: Packet, age: int) -> Packet:
+        scalars = {k: v for k, v in up.scalars.items() if "/" not in k}
+        tags = {k: v for k, v in up.tags.items() if "/" not in k}
+        lifted = {}
+        for name, part in up.parts().items():
+            if name not in self.reducers:
+                raise ValueError(f"it has a part '{name}', and the method reduces {', '.join(self.reducers)}")
+            shown = Packet(part.tensors, {**scalars, **part.scalars}, {**tags, **part.tags})
+            lifted[name] = self.reducers[name].lift(sender, shown, age)
+        return Packet.join(lifted)
+
+    def merge(self, a: Packet, b: Packet) -> Packet:
+        first, second = a.parts(), b.parts()
+        merged = {}
+        for name in sorted(first.keys() | second.keys()):
+            both = name in first and name in second
+            merged[name] = (
+                self.reducers[name].merge(first[name], second[name]) if both else first.get(name) or second[name]
+            )
+        return Packet.join(merged)
+
+
+def _wide(value: Tensor) -> Tensor:
+    """Half precision as float32, so that a thousand small uploads do not round each other away."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def _same_shape(x: Tensor, y: Tensor) -> Tensor:
+    if x.shape != y.shape:
+        raise ValueError(f"a tensor has shape {tuple(y.shape)} where others have {tuple(x.shape)}")
+    return y
+
+
+def _blend(a: Packet, b: Packet, share: float) -> Packet:
+    """The mean of two packets of the same names, of which `b` counts for `share`."""
+    if a.tensors.keys() != b.tensors.keys():
+        odd = sorted(a.tensors.keys() ^ b.tensors.keys())
+        raise ValueError(f"the tensors {', '.join(odd[:3])} are not in all uploads")
+    tensors = dict(a.tensors)
+    real = [k for k, v in a.tensors.items() if v.is_floating_point()]
+    if real:
+        pairs = [(a.tensors[k], _same_shape(a.tensors[k], b.tensors[k])) for k in real]
+        first, second = (list(side) for side in zip(*pairs))
+        tensors.update(zip(real, torch._foreach_lerp(first, second, share)))
+    for k, v in a.tensors.items():
+        if not v.is_floating_point():
+            tensors[k] = torch.maximum(v, _same_shape(v, b.tensors[k]))
+    scalars = {k: v + share * (b.scalars[k] - v) for k, v in a.scalars.items() if _finite(v, b.scalars.get(k))}
+    return Packet(tensors, scalars)
+
+
+def _finite(*values: float | None) -> bool:
+    return all(v is not None and math.isfinite(v) for v in values)
+
+
+def _own_masks(up: Packet) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    masks = {k.removeprefix("mask/"): v for k, v in up.tensors.items() if k.startswith("mask/")}
+    return {k: v for k, v in up.tensors.items() if not k.startswith("mask/")}, masks
+
+
+def _entries(packet: Packet) -> Iterable[Mapping[str, object]]:
+    return packet.tensors, packet.scalars, packet.tags
+
+
+def _union(a: Mapping[str, V], b: Mapping[str, V], join: Callable[[V, V], V]) -> dict[str, V]:
+    return {**a, **{k: join(a[k], v) if k in a else v for k, v in b.items()}}

@@ -1,0 +1,135 @@
+"""Server: what an inner node does, from the root down to the last edge server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from undergrowth.core.context import Context
+from undergrowth.core.packet import Packet
+from undergrowth.core.reducers import Reducer, folded
+from undergrowth.core.task import Task
+from undergrowth.core.tree import State
+
+
+@dataclass(frozen=True)
+class View:
+    """What a node knows of its children when it plans."""
+
+    idle: tuple[str, ...]  # may be asked now
+    out: tuple[str, ...] = ()  # asked, and not back yet
+    nodes: frozenset[str] = frozenset()  # those children that are nodes themselves, not devices
+    profiles: Mapping[str, object] = field(default_factory=dict)  # of devices, where the fleet gives one
+
+
+@dataclass(frozen=True)
+class Plan:
+    sends: Mapping[str, Packet]
+    deadline: float | None = None  # seconds after which those who are not back are given up
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the open round is."""
+
+    arrived: int
+    lost: int
+    out: int
+    expired: bool  # the deadline has passed
+
+
+class Server:
+    """The defaults fit a synchronous server; a rule overrides what it does otherwise.
+
+    A server holds no state of its own: everything that changes is in the `state` that is handed in and
+    returned, a plain tree that can be written to disk.
+    """
+
+    reducer: Reducer
+    asynchronous: bool = False  # True: asks again as soon as somebody is idle, keeps waiting for the others
+    waits_for_all: bool = True  # True: nothing depends on single arrivals, so engines may combine uploads
+
+    def init(self, task: Task, context: Context) -> State:
+        """The state before the first round."""
+        return {"model": task.model.initial(context.key("model"))}
+
+    def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
+        """The state after the parent's packet has come (inner nodes only)."""
+        return {**state, "model": dict(down.tensors)}
+
+    def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
+        """Who is asked, and what each is sent."""
+        down = Packet(state["model"])
+        return Plan(dict.fromkeys(sampled(task.train.sample, view, context), down))
+
+    def check(self, task: Task, up: Packet) -> str | None:
+        """Why an upload cannot be used, or None. Engines call it before they combine anything."""
+        return not_finite(up)
+
+    def ready(self, progress: Progress) -> bool:
+        """Whether the round ends. A node ends it in any case when nobody is out any more."""
+        return progress.out == 0 or progress.expired
+
+    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+        """The state after a round, from all uploads combined."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a server does with the uploads")
+
+    def report(self, task: Task, state: State, total: Packet | None, context: Context) -> Packet | None:
+        """What a node that is not the root sends up after its rounds; None: it has nothing to say."""
+        return None if total is None else folded(total)
+
+
+@dataclass(frozen=True)
+class Inner(Server):
+    """Puts any server at an inner node: it asks its children like the root would and passes up what they sent.
+
+    With it, a tree gives what a star gives, to float error: only the root steps.
+    """
+
+    root: Server
+
+    @property
+    def reducer(self) -> Reducer:  # type: ignore[override]
+        return self.root.reducer
+
+    def init(self, task: Task, context: Context) -> State:
+        return {}
+
+    def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
+        return self.root.adopt(task, state, down, context)
+
+    def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
+        return self.root.plan(task, state, view, context)
+
+    def check(self, task: Task, up: Packet) -> str | None:
+        return self.root.check(task, up)
+
+    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+        return state
+
+
+def sampled(share: float, view: View, context: Context) -> list[str]:
+    """A random share of the idle devices, at least one, and all idle nodes, in the order of `view.idle`.
+
+    Nodes are not sampled: each samples its own devices.
+    """
+    devices = [child for child in view.idle if child not in view.nodes] if view.nodes else view.idle
+    count = min(len(devices), max(1, round(share * len(devices))))
+    if count == len(devices):
+        return list(view.idle)
+    picked = torch.randperm(len(devices), generator=context.generator("sample"))[:count].sort().values
+    return [child for child in view.idle if child in view.nodes] + [devices[i] for i in picked.tolist()]
+
+
+def not_finite(up: Packet) -> str | None:
+    """Names the first tensor or number of an upload that is not finite."""
+    for name, value in up.tensors.items():
+        # One reduction instead of a mask: any NaN or infinity makes the sum one too.
+        if value.is_floating_point() and not torch.isfinite(value.sum(dtype=torch.float64)):
+            return f"'{name}' has values that are not finite"
+    for name, number in up.scalars.items():
+        if not abs(number) < float("inf"):
+            return f"'{name}' is {number}"
+    return None

@@ -1,0 +1,31 @@
+"""Task: what is given in a run, whatever the method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from undergrowth.core.model import Model
+from undergrowth.core.shard import Shard
+
+
+@dataclass(frozen=True)
+class Train:
+    """How devices train, unless a method has an optimiser of its own."""
+
+    rounds: int = 10
+    sample: float = 1.0  # share of the devices asked in a round
+    epochs: int = 1
+    batch: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    optimiser: str = "sgd"  # sgd | adam | adamw
+    schedule: str = "constant"  # constant | cosine | step:EVERY:FACTOR | linear, over rounds
+
+
+@dataclass(frozen=True)
+class Task:
+    model: Model
+    classes: int
+    train: Train = Train()
+    public: Shard | None = None  # data that the server itself holds, for methods that use some

@@ -1,0 +1,110 @@
+"""GradientClient: local training by gradient descent, the device side of most methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from undergrowth.core import Batch, Carry, Context, LoopClient, Packet, Shard, State, Steps, Task, Weights
+from undergrowth.learning.objectives import CrossEntropy, Look, Objective
+from undergrowth.learning.optimisers import Optimiser, learning_rate, optimiser_of
+from undergrowth.learning.selectors import All, Selector
+
+
+@dataclass(frozen=True)
+class GradientClient(LoopClient):
+    """Trains the received model, or the part above `split`, for some epochs and sends back what it trained.
+
+    Settings that are None are the run's.
+    """
+
+    objective: Objective = CrossEntropy()
+    split: str | None = None
+    selector: Selector = All()
+    optimiser: Optimiser | None = None
+    lr: float | None = None
+    epochs: int | None = None
+    batch: int | None = None
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        steps = ordered(
+            task,
+            down.tensors,
+            shard,
+            self.selector,
+            task.train.epochs if self.epochs is None else self.epochs,
+            self.batch or task.train.batch,
+            context.generator("order"),
+        )
+        parameters = {name: down.tensors[name] for name in task.model.trainable(self.split)}
+        carry = {
+            "parameters": parameters,
+            "buffers": {name: down.tensors[name] for name in task.model.buffers},
+            "optimiser": self._optimiser(task).init(list(parameters.values())),
+            "received": down.tensors,
+            "lr": learning_rate(task.train, context.round) if self.lr is None else self.lr,
+            "samples": float(len(steps.epochs[0]) if steps.epochs else len(shard)),
+        }
+        return carry, steps
+
+    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        names = carry["parameters"].keys()
+        gradients, buffers = gradients_of(
+            task, self.objective, carry["parameters"], carry["buffers"], carry["received"], batch, self.split
+        )
+        parameters, optimiser = self._optimiser(task).update(
+            list(carry["parameters"].values()), gradients, carry["optimiser"], carry["lr"]
+        )
+        return {**carry, "parameters": dict(zip(names, parameters)), "buffers": buffers, "optimiser": optimiser}
+
+    def finish(
+        self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
+    ) -> tuple[Packet, State]:
+        buffers = {name: carry["buffers"][name] for name in task.model.upper_buffers(self.split)}
+        return Packet({**carry["parameters"], **buffers}, {"samples": carry["samples"]}), own
+
+    def _optimiser(self, task: Task) -> Optimiser:
+        return optimiser_of(task.train) if self.optimiser is None else self.optimiser
+
+
+def ordered(
+    task: Task,
+    weights: Weights,
+    shard: Shard,
+    selector: Selector,
+    epochs: int,
+    batch: int,
+    generator: torch.Generator,
+) -> Steps:
+    """The chosen samples, in a fresh random order for every epoch."""
+    orders = []
+    picked = None
+    for _ in range(epochs):
+        if picked is None or selector.again:
+            picked = selector.pick(task, weights, shard, generator)
+        orders.append(picked[torch.randperm(len(picked), generator=generator)])
+    return Steps({"x": shard.x, "y": shard.y}, tuple(orders), batch)
+
+
+def gradients_of(
+    task: Task,
+    objective: Objective,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    received: Weights,
+    batch: Batch,
+    split: str | None = None,
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Gradients of the objective with respect to `parameters`, and the buffers after the forward pass.
+
+    With `split`, the part below it is frozen: it runs in evaluation mode and no gradient is computed through it.
+    """
+    trained = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    weights = {**received, **buffers, **trained}
+    output = task.model.run(weights, batch["x"], training=split or True, maps=objective.maps)
+    loss = objective(Look(task, batch, output, trained, received))
+    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
+    return list(gradients), dict(output.buffers)

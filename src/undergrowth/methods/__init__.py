@@ -1,0 +1,23 @@
+"""The methods, one file each, and the table of them."""
+
+from __future__ import annotations
+
+from undergrowth.core import Method
+from undergrowth.methods.bounds import Central, Local
+from undergrowth.methods.fedavg import FedAvg
+from undergrowth.methods.fedavgm import FedAvgM
+from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from undergrowth.methods.fedprox import FedProx
+
+METHODS: dict[str, type[Method]] = {
+    "local": Local,
+    "central": Central,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+}
+
+__all__ = ["METHODS", "Central", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedYogi", "Local"]

@@ -1,0 +1,103 @@
+"""The bounds that tables compare with: every device alone, and all data in one place.
+
+local: a device trains a model of its own from the common start. Down: the seed of that start. Up: a receipt. The
+run's accuracy is the mean over the devices' models. central: the same on the pooled samples of all devices.
+
+    >>> import undergrowth as ug
+    >>> result = ug.run(method="local", rounds=2)
+    >>> result = ug.run(method="central", rounds=2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from undergrowth.core import (
+    Batch,
+    Carry,
+    Context,
+    LoopClient,
+    Method,
+    Packet,
+    Plan,
+    Server,
+    Shard,
+    State,
+    Steps,
+    Sum,
+    Task,
+    View,
+    Weights,
+    sampled,
+)  # fmt: skip
+from undergrowth.learning import GradientClient
+
+
+@dataclass(frozen=True)
+class Alone(LoopClient):
+    """Goes on training its own model, which the seed in the first packet starts."""
+
+    training: GradientClient = GradientClient()
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        model = own.get("model") or start(task, down.scalars["seed"])
+        return self.training.begin(task, Packet(model), shard, own, context)
+
+    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        return self.training.step(task, carry, batch)
+
+    def finish(
+        self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
+    ) -> tuple[Packet, State]:
+        trained, _ = self.training.finish(task, down, carry, shard, own, context)
+        return Packet(scalars=trained.scalars), {"model": dict(trained.tensors), "samples": len(shard)}
+
+
+@dataclass(frozen=True)
+class Seeding(Server):
+    """Sends the seed of the common start, round after round, and learns nothing."""
+
+    reducer = Sum()
+
+    def init(self, task: Task, context: Context) -> State:
+        return {"seed": float(context.key("model") >> 15)}  # 48 bits: exact as a float
+
+    def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
+        return {"seed": down.scalars["seed"]}
+
+    def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
+        return Plan(dict.fromkeys(sampled(task.train.sample, view, context), Packet(scalars={"seed": state["seed"]})))
+
+    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+        return state
+
+
+@dataclass(frozen=True)
+class Bound(Method):
+    """What the two share: the models are the devices' own."""
+
+    client = Alone()
+    server = Seeding()
+
+    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
+        trained = {device: kept["model"] for device, kept in own.items() if kept}
+        return trained or {"start": start(task, state["seed"])}
+
+    def personal(self, task: Task, state: State, own: State) -> Weights:
+        return own["model"] if own else start(task, state["seed"])
+
+
+@dataclass(frozen=True)
+class Local(Bound):
+    pooled: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Central(Bound):
+    pooled: ClassVar[bool] = True
+
+
+def start(task: Task, seed: float) -> Weights:
+    return task.model.initial(int(seed))

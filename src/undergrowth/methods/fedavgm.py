@@ -1,0 +1,26 @@
+"""FedAvgM (Hsu et al. 2019): FedAvg with momentum at the server.
+
+v ← momentum·v + Δ and w ← w + server_lr·v, where Δ is the weighted mean of w_k − w.
+
+    >>> import undergrowth as ug
+    >>> result = ug.run(method="fedavgm", options={"momentum": 0.9}, rounds=2)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from undergrowth.core import Method
+from undergrowth.learning import GradientClient, Momentum
+
+
+@dataclass(frozen=True)
+class FedAvgM(Method):
+    momentum: float = 0.9
+    server_lr: float = 1.0
+
+    client = GradientClient()
+
+    @property
+    def server(self) -> Momentum:  # type: ignore[override]
+        return Momentum(self.server_lr, self.momentum)

@@ -1,0 +1,49 @@
+"""FedAdam, FedYogi, FedAdagrad (Reddi et al. 2021): an adaptive optimiser at the server.
+
+Δ is the weighted mean of w_k − w (the paper's is unweighted; all methods here weigh by samples).
+m ← beta1·m + (1 − beta1)·Δ, w ← w + server_lr·m / (√v + tau), and v by the name of the method.
+Buffers of BatchNorm are averaged and pass no optimiser. With server_lr = 0 the parameters stay as they are.
+
+    >>> import undergrowth as ug
+    >>> result = ug.run(method="fedadam", options={"server_lr": 0.01}, rounds=2)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from undergrowth.core import Method
+from undergrowth.learning import Adaptive, GradientClient
+
+
+@dataclass(frozen=True)
+class FedOpt(Method):
+    """What the three share; they differ in one word."""
+
+    server_lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    rule: ClassVar[str]
+    client = GradientClient()
+
+    @property
+    def server(self) -> Adaptive:  # type: ignore[override]
+        return Adaptive(self.rule, self.server_lr, self.beta1, self.beta2, self.tau)
+
+
+@dataclass(frozen=True)
+class FedAdam(FedOpt):
+    rule: ClassVar[str] = "adam"
+
+
+@dataclass(frozen=True)
+class FedYogi(FedOpt):
+    rule: ClassVar[str] = "yogi"
+
+
+@dataclass(frozen=True)
+class FedAdagrad(FedOpt):
+    rule: ClassVar[str] = "adagrad"

@@ -1,0 +1,25 @@
+"""FedProx (Li et al. 2020): FedAvg with a pull back to the model that was received.
+
+A device minimises its loss + (mu/2)·‖w_k − w‖². With mu = 0 it is FedAvg, bit for bit.
+
+    >>> import undergrowth as ug
+    >>> result = ug.run(method="fedprox", options={"mu": 0.1}, rounds=2)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from undergrowth.core import Method
+from undergrowth.learning import Averaging, CrossEntropy, GradientClient, Proximal
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    mu: float = 0.01
+
+    server = Averaging()
+
+    @property
+    def client(self) -> GradientClient:  # type: ignore[override]
+        return GradientClient(CrossEntropy() + Proximal(self.mu) if self.mu else CrossEntropy())
