@@ -62,7 +62,7 @@ class Server:
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         """Who is asked, and what each is sent."""
         down = Packet(state["model"])
-        return Plan(dict.fromkeys(sampled(task.train.sample, view, context), down))
+        return Plan(dict.fromkeys(sampled(task.train.sample, view, context), down), task.train.deadline)
 
     def check(self, task: Task, up: Packet) -> str | None:
         """Why an upload cannot be used, or None. Engines call it before they combine anything."""

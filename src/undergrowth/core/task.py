@@ -21,6 +21,7 @@ class Train:
     weight_decay: float = 0.0
     optimiser: str = "sgd"  # sgd | adam | adamw
     schedule: str = "constant"  # constant | cosine | step:EVERY:FACTOR | linear, over rounds
+    deadline: float | None = None  # simulated seconds that a round may last
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,95 @@
+"""The bubble plot of a partition: which device holds how much of which class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from undergrowth.core.errors import InputError
+
+_SHOWN = 200  # more devices than this cannot be told apart on a page
+_TICKS = 25
+_WIDTH = 1000  # a page's width in pixels, to choose bubbles that do not cover each other
+
+
+def bubbles(counts: Any, names: Sequence[str], class_names: Sequence[str] = ()) -> Any:
+    """A plotly figure: devices on x, classes on y, the area of a bubble being the number of samples.
+
+    Of more than 200 devices, 200 at even distances are shown and the title says so.
+    """
+    table = np.asarray(counts)
+    if table.ndim != 2 or len(table) != len(names) or 0 in table.shape:
+        raise InputError(f"counts has shape {table.shape} for {len(names)} devices; it must be devices × classes")
+    devices, classes = table.shape
+    if class_names and len(class_names) != classes:
+        raise InputError(f"class_names has {len(class_names)} names for {classes} classes")
+    rows = np.unique(np.linspace(0, devices - 1, min(devices, _SHOWN)).astype(int))
+    labels = [str(name) for name in class_names] or [str(number) for number in range(classes)]
+    return _figure(table[rows], [str(names[row]) for row in rows], labels, _title(table, len(rows)))
+
+
+def _title(table: np.ndarray, shown: int) -> str:
+    devices = len(table)
+    title = f"{table.sum():,} training samples on {devices:,} devices".replace(",", " ")
+    empty = int((table.sum(axis=1) == 0).sum())
+    if empty:
+        title += f", {empty} with none"
+    return title if shown == devices else f"{title} ({shown} shown)"
+
+
+def _figure(table: np.ndarray, names: list[str], labels: list[str], title: str) -> Any:
+    from plotly import graph_objects  # slow to import, and only needed to draw
+
+    devices, classes = table.shape
+    height = int(np.clip(120 + 30 * classes, 320, 1000))
+    # Just under the distance of two devices or classes; narrow columns may overlap a little rather than vanish.
+    diameter = float(np.clip(min(_WIDTH / devices, (height - 120) / classes), 9, 36))
+    row, column = np.nonzero(table)
+    amount = table[row, column]
+    bubble = graph_objects.Scatter(
+        x=row,
+        y=column,
+        mode="markers",
+        marker={
+            "size": amount,
+            "sizemode": "area",
+            "sizeref": 2 * float(table.max() or 1) / diameter**2,
+            "sizemin": 1,
+            "color": "#2a7f62",
+            "opacity": 0.75,
+            "line": {"width": 0},
+        },
+        customdata=[[names[d], labels[c]] for d, c in zip(row, column)],
+        hovertemplate="%{customdata[0]}<br>class %{customdata[1]}<br>%{marker.size} samples<extra></extra>",
+    )
+    devices_shown, classes_shown = _ticks(devices, _TICKS), _ticks(classes, (height - 120) // 14)
+    return graph_objects.Figure(
+        bubble,
+        layout={
+            "title": {"text": title},
+            "template": "plotly_white",
+            "height": height,
+            "showlegend": False,
+            "xaxis": {
+                "title": {"text": "device"},
+                "range": [-0.6, devices - 0.4],
+                "tickvals": devices_shown,
+                "ticktext": [names[number].removeprefix("device-") for number in devices_shown],
+                "showgrid": False,
+                "zeroline": False,
+            },
+            "yaxis": {
+                "title": {"text": "class"},
+                "range": [-0.7, classes - 0.3],
+                "tickvals": classes_shown,
+                "ticktext": [labels[number] for number in classes_shown],
+                "zeroline": False,
+            },
+        },
+    )
+
+
+def _ticks(count: int, most: int) -> list[int]:
+    return list(range(0, count, -(-count // most)))

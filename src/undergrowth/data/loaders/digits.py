@@ -1,0 +1,37 @@
+"""Digits: 1 797 small handwritten digits that come with scikit-learn, so that a first run needs no download."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from undergrowth.data.dataset import Dataset
+from undergrowth.data.entry import Entry
+from undergrowth.data.split import stratified_split
+
+
+def load() -> Dataset:
+    """8×8 grey images in [0, 1]; a fixed fifth of every class is the central test set."""
+    from sklearn.datasets import load_digits  # slow to import, and only needed here
+
+    pixels, labels = load_digits(return_X_y=True)
+    x = (pixels.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
+    y = labels.astype(np.int64)
+    train, test = stratified_split(y, share=0.2, seed=0)
+    return Dataset("digits", x[train], y[train], x[test], y[test], 10, tuple("0123456789"))
+
+
+ENTRY = Entry(
+    name="digits",
+    title="Handwritten digits of the UCI repository, 8×8 pixels (scikit-learn's copy)",
+    shape=(1, 8, 8),
+    classes=10,
+    train=1438,
+    test=359,
+    megabytes=0.5,
+    licence="CC BY 4.0 (UCI, Alpaydin and Kaynak 1998)",
+    how_to_get="nothing to do: it comes with scikit-learn",
+    layout="no files",
+    example='load("digits")',
+    loader=load,
+    embedded=True,
+)

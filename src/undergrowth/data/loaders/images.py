@@ -1,0 +1,122 @@
+"""Any folder of pictures, one folder a class. Needs Pillow, which the extra `images` brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from undergrowth.core.errors import InputError
+from undergrowth.data.dataset import Dataset
+from undergrowth.data.entry import Entry
+from undergrowth.data.loaders.files import NotThere, broken
+from undergrowth.data.split import stratified_split
+
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+
+
+def load(
+    path: Path,
+    *,
+    size: int | Sequence[int] | None = None,
+    channels: int = 3,
+    test_share: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """Pictures from path/CLASS/*, or path/train/CLASS/* and path/test/CLASS/*, all brought to one size.
+
+    `size` is (height, width), by default that of the first picture; `channels` 3 is colour, 1 is grey. Without a
+    test folder, `test_share` of every class becomes the central test set.
+    """
+    pillow = _pillow()
+    if isinstance(channels, bool) or channels not in (1, 3):
+        raise InputError(f"channels is {channels!r}; it must be 3 (colour) or 1 (grey)")
+    wanted = None if size is None else _size(size)
+    folder = path / "train" if (path / "train").is_dir() else path
+    class_names = _classes(folder)
+    files, y = _files(folder, class_names)
+    x = _read(pillow, files, wanted, channels)
+    if folder != path and (path / "test").is_dir():
+        unknown = sorted(set(_classes(path / "test")) - set(class_names))
+        if unknown:
+            raise InputError(f"{path / 'test' / unknown[0]}: there is no such class in {folder}")
+        test_files, test_y = _files(path / "test", class_names)
+        test_x = _read(pillow, test_files, (x.shape[2], x.shape[3]), channels)
+    else:
+        train, test = stratified_split(y, test_share, seed)
+        x, y, test_x, test_y = x[train], y[train], x[test], y[test]
+    return Dataset(path.resolve().name, x, y, test_x, test_y, len(class_names), class_names)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError("data set 'images' needs Pillow: pip install 'undergrowth[images]'") from error
+    return Image
+
+
+def _size(size: Any) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else size
+    is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+    if not is_pair or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in pair):
+        raise InputError(f"size is {size!r}; it must be (height, width) in pixels, such as (32, 32)")
+    return pair[0], pair[1]
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        raise NotThere("there is no such folder")
+    inside = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    found = tuple(each.name for each in inside if _pictures(each))
+    if not found:
+        raise NotThere(f"{folder} holds no folder with pictures")
+    return found
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.glob("*") if each.suffix.lower() in _SUFFIXES)
+
+
+def _files(folder: Path, class_names: tuple[str, ...]) -> tuple[list[Path], np.ndarray]:
+    by_class = [_pictures(folder / name) for name in class_names]
+    labels = np.repeat(np.arange(len(by_class), dtype=np.int64), [len(files) for files in by_class])
+    return [file for files in by_class for file in files], labels
+
+
+def _read(pillow: Any, files: list[Path], size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    """All pictures in one array of bytes, N×C×H×W."""
+    pixels: np.ndarray | None = None
+    for position, file in enumerate(files):
+        try:
+            with pillow.open(file) as opened:
+                picture = opened.convert("RGB" if channels == 3 else "L")
+        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+            raise broken(file, f"it cannot be read as a picture: {error}") from error
+        if size is None:
+            size = (picture.height, picture.width)
+        if pixels is None:
+            pixels = np.empty((len(files), channels, *size), dtype=np.uint8)
+        if (picture.height, picture.width) != size:
+            picture = picture.resize((size[1], size[0]), pillow.Resampling.BILINEAR)
+        pixels[position] = np.asarray(picture).reshape(*size, channels).transpose(2, 0, 1)
+    assert pixels is not None  # _classes found at least one
+    return pixels
+
+
+ENTRY = Entry(
+    name="images",
+    title="Any folder of pictures, one folder a class",
+    shape=None,
+    classes=None,
+    train=None,
+    test=None,
+    megabytes=None,
+    licence="the pictures' own",
+    how_to_get="put each class's pictures in a folder of its own there, and pip install 'undergrowth[images]'",
+    layout="CLASS/*.png, or train/CLASS/*.png and test/CLASS/*.png (also jpg, bmp, gif, webp, tiff)",
+    example='load("images", "~/data/flowers", size=(32, 32))',
+    loader=load,
+)

@@ -1,0 +1,117 @@
+"""Any .npz file with inputs and labels."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from undergrowth.core.errors import InputError
+from undergrowth.data.dataset import Dataset
+from undergrowth.data.entry import Entry
+from undergrowth.data.loaders.files import NotThere, broken
+from undergrowth.data.split import stratified_split
+
+_KEYS = {
+    "x": ("x", "x_train", "train_x"),
+    "y": ("y", "y_train", "train_y"),
+    "test_x": ("x_test", "test_x"),
+    "test_y": ("y_test", "test_y"),
+}
+
+
+def load(path: Path, *, classes: int | None = None, test_share: float = 0.2, seed: int = 0) -> Dataset:
+    """Arrays x and y, optionally x_test and y_test; any other array with one entry a sample is a field.
+
+    Without a test part, `test_share` of every class becomes it. Without `classes`, it is the highest label plus one.
+    """
+    file = _find(path)
+    arrays = _read(file)
+    found = {part: next((key for key in keys if key in arrays), None) for part, keys in _KEYS.items()}
+    for part in ("x", "y"):
+        if found[part] is None:
+            raise broken(
+                file, f"it holds no '{part}', only {', '.join(sorted(arrays)) or 'nothing'}; x and y are needed"
+            )
+    if (found["test_x"] is None) != (found["test_y"] is None):
+        raise broken(file, "it holds one of x_test and y_test without the other; both or none are needed")
+    parts = {part: arrays.pop(key) for part, key in found.items() if key is not None}
+    for part in parts:
+        convert = _inputs if part.endswith("x") else _labels
+        parts[part] = convert(file, part, parts[part])
+    class_names = tuple(str(name) for name in np.atleast_1d(arrays.pop("class_names", np.array([], dtype=str))))
+    fields = {key: values for key, values in arrays.items() if values.shape[:1] == parts["y"].shape}
+    if "test_x" not in parts:
+        if len(parts["x"]) != len(parts["y"]):
+            raise broken(file, f"x has {len(parts['x'])} samples and y has {len(parts['y'])}")
+        train, test = stratified_split(parts["y"], test_share, seed)
+        parts |= {"test_x": parts["x"][test], "test_y": parts["y"][test]}
+        parts |= {"x": parts["x"][train], "y": parts["y"][train]}
+        fields = {key: values[train] for key, values in fields.items()}
+    if classes is None:
+        classes = 1 + max(int(parts[part].max(initial=0)) for part in ("y", "test_y"))
+    name = file.stem
+    return Dataset(name, parts["x"], parts["y"], parts["test_x"], parts["test_y"], classes, class_names, fields)
+
+
+def _find(path: Path) -> Path:
+    if path.is_file():
+        return path
+    files = sorted(path.glob("*.npz"))
+    if len(files) > 1:
+        raise InputError(f"path is '{path}', a folder with {len(files)} .npz files; name one of them")
+    if not files:
+        raise NotThere("it holds no .npz file" if path.is_dir() else "there is no such file or folder")
+    return files[0]
+
+
+def _read(file: Path) -> dict[str, np.ndarray]:
+    try:
+        # Opened here, since numpy leaves a broken file open.
+        with file.open("rb") as opened:
+            content = np.load(opened, allow_pickle=False)
+            if not isinstance(content, np.lib.npyio.NpzFile):
+                raise broken(file, "it is a single array; an .npz file with x and y is needed")
+            return {key: content[key] for key in content}
+    except InputError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+        raise broken(file, f"it cannot be read as .npz: {error}") from error
+
+
+def _inputs(file: Path, part: str, x: np.ndarray) -> np.ndarray:
+    """Images of bytes get a channel dimension; channels that come last come first."""
+    if x.ndim < 2:
+        raise broken(file, f"{part} has shape {x.shape}; inputs need a sample dimension and at least one more")
+    if x.dtype == np.uint8 and x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        return np.ascontiguousarray(np.moveaxis(x, -1, 1))
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
+def _labels(file: Path, part: str, y: np.ndarray) -> np.ndarray:
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.dtype.kind not in "iu" or y.ndim != 1:
+        raise broken(
+            file, f"{part} has shape {y.shape} and type {y.dtype}; labels must be a list of integers from 0 on"
+        )
+    return y.astype(np.int64)
+
+
+ENTRY = Entry(
+    name="npz",
+    title="Any .npz file",
+    shape=None,
+    classes=None,
+    train=None,
+    test=None,
+    megabytes=None,
+    licence="the file's own",
+    how_to_get="write one with numpy.savez(file, x=inputs, y=labels) and give its name as path",
+    layout="arrays x, y, optionally x_test, y_test, class_names; other arrays as long as y are fields",
+    example='load("npz", "~/data/mine.npz")',
+    loader=load,
+)

@@ -1,0 +1,65 @@
+"""Shakespeare: the next character of a speaking role's lines, as LEAF's scripts make it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from undergrowth.data.dataset import Dataset
+from undergrowth.data.entry import Entry
+from undergrowth.data.loaders.leaf import find_leaf, read_leaf
+
+# LEAF's alphabet, in LEAF's order, so that results and models can be compared.
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+_LENGTH = 80
+
+# Token by code point. LEAF counts any other character as the last one, and so does the default here.
+_TOKENS = np.full(128, len(ALPHABET) - 1, dtype=np.int8)
+_TOKENS[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
+
+
+def load(path: Path) -> Dataset:
+    """80 characters in, the next one out; the field is `role`."""
+    folder = find_leaf(path, "shakespeare")
+    x, y, roles = read_leaf(folder, "train", _convert)
+    test_x, test_y, _ = read_leaf(folder, "test", _convert)
+    # Tokens stay bytes until a shard is made: the full set would take 2.7 GB as int64.
+    return Dataset("shakespeare", x, y, test_x, test_y, len(ALPHABET), tuple(ALPHABET), {"role": roles})
+
+
+def _convert(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    for position, (text, following) in enumerate(zip(x, y)):
+        if not isinstance(text, str) or len(text) != _LENGTH:
+            raise ValueError(f"its input {position} must be a text of {_LENGTH} characters")
+        if not isinstance(following, str) or len(following) != 1:
+            raise ValueError(f"its label {position} must be one character, not {following!r}")
+    return encode("".join(x)).reshape(-1, _LENGTH), encode("".join(y)).astype(np.int64)
+
+
+def encode(text: str) -> np.ndarray:
+    """The tokens of a text, as int8."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    tokens: np.ndarray = _TOKENS[np.minimum(points, len(_TOKENS) - 1)]
+    return tokens
+
+
+ENTRY = Entry(
+    name="shakespeare",
+    title="Shakespeare (LEAF), next character by speaking role, 80 characters",
+    shape=(_LENGTH,),
+    classes=len(ALPHABET),
+    train=3_803_542,
+    test=422_616,
+    megabytes=372,
+    licence="public domain (Project Gutenberg); LEAF's scripts are BSD-2",
+    how_to_get=(
+        "run LEAF's data/shakespeare/preprocess.sh -s niid --sf 1.0 -k 0 -t sample "
+        "(https://github.com/TalwalkarLab/leaf) and put its folders data/train and data/test there"
+    ),
+    layout="train/*.json and test/*.json with users, user_data: {user: {x, y}}",
+    example='load("shakespeare", "~/data/shakespeare")',
+    loader=load,
+    fields=("role",),
+)

@@ -1,0 +1,159 @@
+"""The table of all models, and the way from a user's name to a callable that makes a fresh one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from undergrowth.core.errors import InputError, nearest
+from undergrowth.models import cnn, logistic, lstm, mlp, resnet, vgg, wrn
+from undergrowth.models.architecture import Architecture, Option
+from undergrowth.models.inputs import check_classes, check_norm, check_options, check_shape
+from undergrowth.models.staged import Staged
+from undergrowth.models.weights import check_weights, load_weights
+
+# A new architecture is its own file and one line here.
+TABLE: tuple[Architecture, ...] = (
+    logistic.LOGISTIC,
+    mlp.MLP,
+    cnn.CNN,
+    wrn.WRN,
+    resnet.RESNET_8,
+    resnet.RESNET_18,
+    resnet.RESNET_34,
+    vgg.VGG_16,
+    lstm.LSTM,
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What there is to say of a model to a user."""
+
+    name: str
+    title: str
+    source: str
+    options: Mapping[str, Option]  # with their defaults
+    norms: tuple[str, ...]  # the default first
+    levels: Mapping[str, str]  # split level → first stage of the upper part
+    parameters: int  # for this shape and number of classes
+    shape: tuple[int, ...]
+    classes: int
+    example: str  # a line of an experiment file
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Skips normal starting values: a skeleton has no room for them, and torch loads its compiler to find out."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.normal_ or func is nn.init.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Makes a fresh module at every call; plain data, so that it can be sent to another process."""
+
+    architecture: Architecture
+    shape: tuple[int, ...]
+    classes: int
+    norm: str
+    options: Mapping[str, Option]
+    weights: Path | None = None
+    skip_head: bool = False
+
+    def __call__(self) -> Staged:
+        module = self._make()
+        if self.weights is not None:
+            load_weights(module, self.weights, skip_head=self.skip_head)
+        return module
+
+    def skeleton(self) -> Staged:
+        """The module without memory for its parameters, and without drawing random numbers for them."""
+        with torch.device("meta"), _WithoutValues():
+            return self._make()
+
+    def _make(self) -> Staged:
+        return self.architecture.make(self.shape, self.classes, self.norm, **self.options)
+
+
+def names() -> list[str]:
+    """The models, as shown to users; capital letters stand for numbers."""
+    return [architecture.name for architecture in TABLE]
+
+
+def describe(name: str) -> Entry:
+    """All about a model, by a name from `names()` (with the example's numbers) or one with numbers in it."""
+    shown = next((row.example for row in TABLE if row.name == name), name)
+    row, numbers = _find(shown)
+    recipe = Recipe(row, row.shape, row.classes, check_norm(row, shown, None), {**row.options, **numbers})
+    module = recipe.skeleton()
+    return Entry(
+        name=name,
+        title=row.title,
+        source=row.source,
+        options=dict(row.options),
+        norms=tuple(row.norms),
+        levels=module.levels,
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        shape=row.shape,
+        classes=row.classes,
+        example=f"model: {{{', '.join([f'name: {shown}', *_settings(row)])}}}",
+    )
+
+
+def builder(
+    name: str,
+    shape: Sequence[int],
+    classes: int,
+    *,
+    norm: str | None = None,
+    weights: str | PathLike[str] | None = None,
+    skip_head: bool = False,
+    **options: object,
+) -> Callable[[], nn.Module]:
+    """A callable that makes a fresh module from torch's global random state, so that the caller seeds it.
+
+    `shape` is that of one sample. `norm` is batch, group or none, by default the architecture's own.
+    `weights` names a file to start from; with `skip_head` its last layer is left out and the fresh one kept.
+    Whatever does not fit is refused here, with an InputError, not when the module is made.
+    """
+    row, numbers = _find(name)
+    kind = check_norm(row, name, norm)
+    recipe = Recipe(
+        row,
+        check_shape(row, name, shape, kind),
+        check_classes(name, classes),
+        kind,
+        {**check_options(row, name, options), **numbers},
+        None if weights is None else Path(weights).expanduser(),
+        skip_head,
+    )
+    skeleton = recipe.skeleton()
+    if recipe.weights is not None:
+        check_weights(skeleton, recipe.weights, skip_head=skip_head)
+    return recipe
+
+
+def _find(name: str) -> tuple[Architecture, dict[str, int]]:
+    for row in TABLE:
+        numbers = row.numbers_in(name)
+        if numbers is not None:
+            return row, numbers
+    raise InputError(f"model: unknown name '{name}'; {nearest(name.lower(), [row.example for row in TABLE])}")
+
+
+def _settings(row: Architecture) -> list[str]:
+    """A setting for the example: the first option, or else a normalisation other than the default."""
+    for key, default in row.options.items():
+        return [f"{key}: {list(default) if isinstance(default, tuple) else default}"]
+    return [f"norm: {norm}" for norm in list(row.norms)[1:2]]

@@ -1,0 +1,81 @@
+"""Checks that the input, the classes and the options given for a model fit its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from undergrowth.core.errors import InputError, nearest
+from undergrowth.models.architecture import Architecture, Option
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def check_norm(architecture: Architecture, name: str, norm: str | None) -> str:
+    if norm is None:
+        return next(iter(architecture.norms))
+    if norm not in architecture.norms:
+        raise InputError(f"model {name}: norm '{norm}' is not offered; choose one of: {', '.join(architecture.norms)}")
+    return norm
+
+
+def check_classes(name: str, classes: int) -> int:
+    if not _is_count(classes):
+        raise InputError(f"model {name}: classes must be a whole number of at least 1, not {classes!r}")
+    return classes
+
+
+def check_shape(architecture: Architecture, name: str, shape: Sequence[int], norm: str) -> tuple[int, ...]:
+    """The shape of one sample, without the batch dimension."""
+    got = tuple(shape)
+    if not got or not all(map(_is_count, got)):
+        raise InputError(f"model {name}: the input shape must be whole numbers of at least 1, not {got}")
+    if architecture.takes == "tokens" and len(got) != 1:
+        raise InputError(f"model {name}: takes sequences of tokens, of shape (length,), not inputs of shape {got}")
+    if architecture.takes == "images":
+        _check_image(architecture, name, got, norm)
+    return got
+
+
+def _check_image(architecture: Architecture, name: str, shape: tuple[int, ...], norm: str) -> None:
+    if len(shape) != 3:
+        hint = {1: "use mlp or logistic for a table", 2: f"did you mean {(1, *shape)}?"}.get(len(shape), "")
+        sentence = f"model {name}: takes images of shape (channels, height, width), not inputs of shape {shape}"
+        raise InputError(f"{sentence}; {hint}" if hint else sentence)
+    smallest = architecture.norms[norm]
+    if min(shape[1:]) < smallest:
+        others = [kind for kind, side in architecture.norms.items() if side <= min(shape[1:])]
+        hint = f"; norm '{others[0]}' would do" if others else ""
+        raise InputError(
+            f"model {name}: with norm '{norm}' it needs images of at least {smallest}×{smallest} pixels, "
+            f"not {shape[1]}×{shape[2]}{hint}"
+        )
+
+
+def check_options(architecture: Architecture, name: str, given: Mapping[str, object]) -> dict[str, Option]:
+    """All options, those given over the defaults."""
+    for key in given:
+        if key not in architecture.options:
+            hint = nearest(key, architecture.options) if architecture.options else "it has none"
+            raise InputError(f"model {name}: unknown option '{key}'; {hint}")
+    return {
+        key: _check_option(name, key, given[key], default) if key in given else default
+        for key, default in architecture.options.items()
+    }
+
+
+def _check_option(name: str, key: str, value: object, default: Option) -> Option:
+    if isinstance(default, tuple):
+        values = value if isinstance(value, list | tuple) else (value,)
+        if not all(map(_is_count, values)):
+            raise InputError(
+                f"model {name}: option {key} must be a list of whole numbers of at least 1, "
+                f"such as {list(default)}, not {value!r}"
+            )
+        return tuple(values)
+    if not isinstance(value, int) or not _is_count(value):
+        raise InputError(
+            f"model {name}: option {key} must be a whole number of at least 1, such as {default}, not {value!r}"
+        )
+    return value

@@ -1,0 +1,35 @@
+"""The two choices that the convolutional models share: how to normalise, and how convolutions start."""
+
+from __future__ import annotations
+
+from torch import nn
+
+MOST_GROUPS = 32
+
+
+def normalisation(kind: str, channels: int) -> nn.Module:
+    """`batch`, `group` or `none`, for maps with so many channels.
+
+    GroupNorm takes the most groups, up to 32, that divide the channels and leave two of them in each (one,
+    where the channels are odd): a group of one channel on a map of one pixel would always come out as zero.
+    """
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "group":
+        per_group = 2 if channels % 2 == 0 else 1
+        groups = max(count for count in range(1, MOST_GROUPS + 1) if channels % (count * per_group) == 0)
+        return nn.GroupNorm(groups, channels)
+    return nn.Identity()
+
+
+def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
+    """A convolution that keeps the size (or divides it by the stride), with He's initialisation.
+
+    Torch's own initialisation shrinks the signal in every layer, which deep models without normalisation do
+    not survive.
+    """
+    layer = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=bias)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer

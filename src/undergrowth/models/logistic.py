@@ -1,0 +1,27 @@
+"""Multinomial logistic regression: one linear layer on the flattened input."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import nn
+
+from undergrowth.models.architecture import Architecture
+from undergrowth.models.staged import Staged
+
+
+def make(shape: tuple[int, ...], classes: int, _norm: str) -> Staged:
+    """There is nothing to split below the only layer, so `head` is the only level."""
+    return Staged({"flatten": nn.Flatten(), "head": nn.Linear(prod(shape), classes)}, {"head": "head"})
+
+
+LOGISTIC = Architecture(
+    name="logistic",
+    title="Logistic regression",
+    source="multinomial logistic regression (Cox, 1958)",
+    make=make,
+    takes="anything",
+    norms={"none": 1},
+    shape=(1, 28, 28),
+    classes=10,
+)

@@ -1,0 +1,66 @@
+"""Wide ResNets: three groups of pre-activation blocks, depth 6n+4 and widening factor K."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from undergrowth.core.errors import InputError
+from undergrowth.models.architecture import Architecture
+from undergrowth.models.layers import convolution, normalisation
+from undergrowth.models.staged import Staged
+
+
+class PreActivationBlock(nn.Module):
+    """norm, ReLU, convolution, twice; where the shape changes, the shortcut convolves the activated input."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.norm1 = normalisation(norm, inputs)
+        self.convolution1 = convolution(inputs, outputs, 3, stride)
+        self.norm2 = normalisation(norm, outputs)
+        self.convolution2 = convolution(outputs, outputs, 3)
+        same_shape = inputs == outputs and stride == 1
+        self.shortcut = None if same_shape else convolution(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = functional.relu(self.norm1(x))
+        carried = x if self.shortcut is None else self.shortcut(activated)
+        inner = functional.relu(self.norm2(self.convolution1(activated)))
+        outputs: Tensor = carried + self.convolution2(inner)
+        return outputs
+
+
+def make(shape: tuple[int, ...], classes: int, norm: str, depth: int, width: int) -> Staged:
+    """Levels low, mid and up lie after the first, second and third group."""
+    blocks, rest = divmod(depth - 4, 6)
+    if rest or blocks < 1:
+        below = 6 * max(blocks, 1) + 4
+        raise InputError(
+            f"model wrn-{depth}-{width}: the depth of a Wide ResNet must be 6n+4 and at least 10, "
+            f"not {depth}; did you mean wrn-{below}-{width} or wrn-{below + 6}-{width}?"
+        )
+    stages: dict[str, nn.Module] = {"stem": convolution(shape[0], 16, 3)}
+    inputs = 16
+    for number, outputs in enumerate((16 * width, 32 * width, 64 * width), start=1):
+        first = PreActivationBlock(inputs, outputs, 1 if number == 1 else 2, norm)
+        others = [PreActivationBlock(outputs, outputs, 1, norm) for _ in range(blocks - 1)]
+        stages[f"group{number}"] = nn.Sequential(first, *others)
+        inputs = outputs
+    stages["pool"] = nn.Sequential(normalisation(norm, inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    stages["head"] = nn.Linear(inputs, classes)
+    return Staged(stages, {"low": "group2", "mid": "group3", "up": "pool", "head": "head"})
+
+
+WRN = Architecture(
+    name="wrn-D-K",
+    title="Wide ResNet of depth D = 6n+4 and widening factor K",
+    source="Zagoruyko and Komodakis, Wide Residual Networks, 2016",
+    make=make,
+    takes="images",
+    # Two halvings, rounded up: five pixels leave two.
+    norms={"batch": 5, "group": 4},
+    shape=(3, 32, 32),
+    classes=10,
+    numbers={"depth": 16, "width": 1},
+)

@@ -1,0 +1,77 @@
+"""The ledger: what taking part cost, by round, link and device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One exchange over one link: what went down, what the child did, what came up.
+
+    The child of an inner link is a node; it has bytes, and its own children have the work.
+    """
+
+    round: int
+    parent: str
+    child: str
+    outcome: str  # arrived | refused | lost | late
+    reason: str = ""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    flops: float = 0.0
+    memory: int = 0
+    start: float = 0.0  # simulated seconds
+    seconds_down: float = 0.0
+    seconds_compute: float = 0.0
+    seconds_up: float = 0.0
+    joules: float = 0.0
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds_down + self.seconds_compute + self.seconds_up
+
+
+COLUMNS = tuple(f.name for f in fields(Entry))
+
+
+@dataclass
+class Totals:
+    """Sums over all entries; `peak_device_bytes` is the largest memory that one device needed."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    flops: float = 0.0
+    joules: float = 0.0
+    compute_seconds: float = 0.0
+    peak_device_bytes: int = 0
+    simulated_seconds: float = 0.0
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self.bytes_down += entry.bytes_down
+            self.bytes_up += entry.bytes_up
+            self.flops += entry.flops
+            self.joules += entry.joules
+            self.compute_seconds += entry.seconds_compute
+            self.peak_device_bytes = max(self.peak_device_bytes, entry.memory)
+
+
+@dataclass
+class Ledger:
+    """Entries since they were last taken (a round's worth), and totals since the start.
+
+    Entries leave for the store after every round, so memory does not grow with the rounds.
+    """
+
+    totals: Totals = field(default_factory=Totals)
+    entries: list[Entry] = field(default_factory=list)
+
+    def book(self, entry: Entry) -> None:
+        self.entries.append(entry)
+
+    def take(self) -> list[Entry]:
+        taken, self.entries = self.entries, []
+        self.totals.add(taken)
+        return taken

@@ -1,0 +1,1 @@
+"""Tests of the loaders, on small files in the public formats."""

@@ -1,0 +1,147 @@
+"""Weights from files: every format, other heads, and files that do not fit or cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from undergrowth.core.errors import InputError
+from undergrowth.models import builder, load_weights
+
+SHAPE = (1, 8, 8)
+
+
+def fresh(classes: int = 4, seed: int = 0, **settings: object) -> nn.Module:
+    torch.manual_seed(seed)
+    return builder("wrn-10-1", SHAPE, classes, **settings)()
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture
+def trained() -> nn.Module:
+    return fresh(seed=9)
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth", "w.th", "w.bin"])
+@pytest.mark.parametrize("form", ["plain", "checkpoint", "parallel"])
+def test_every_format_and_form_loads(trained: nn.Module, tmp_path: Path, name: str, form: str) -> None:
+    state: dict[str, Tensor] = trained.state_dict()
+    if form != "plain":
+        state = {f"module.{key}": value for key, value in state.items()}
+    path = tmp_path / name
+    if name.endswith(".safetensors"):
+        save_file(state, path)
+    else:
+        torch.save({"state_dict": state, "epoch": 3} if form == "checkpoint" else state, path)
+    module = fresh(seed=1)
+    load_weights(module, path)
+    assert same(module.state_dict(), trained.state_dict())
+    assert same(fresh(weights=path).state_dict(), trained.state_dict())
+    assert same(fresh(weights=str(path)).state_dict(), trained.state_dict())
+
+
+def test_another_head_is_refused_unless_the_fresh_one_is_to_be_kept(trained: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(trained.state_dict(), path)
+    expected = "head.weight is 4×64 in the file and 7×64 in the model; .*only the head differs: skip_head=True"
+    with pytest.raises(InputError, match=expected):
+        fresh(classes=7, weights=path)
+    module, untouched = fresh(classes=7, weights=path, skip_head=True), fresh(classes=7)
+    for name, tensor in module.state_dict().items():
+        source = untouched if name.startswith("head.") else trained
+        assert torch.equal(tensor, source.state_dict()[name]), name
+
+
+def test_a_file_without_a_head_needs_skip_head(trained: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({name: value for name, value in trained.state_dict().items() if name[:4] != "head"}, path)
+    with pytest.raises(InputError, match=r"head.weight \(4×64\) is not in the file.*skip_head=True"):
+        fresh(weights=path)
+    fresh(weights=path, skip_head=True)
+
+
+def test_skip_head_needs_a_model_that_names_its_head(trained: nn.Module, tmp_path: Path) -> None:
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    with pytest.raises(InputError, match="names no level 'head'"):
+        load_weights(nn.Linear(2, 2), tmp_path / "w.pt", skip_head=True)
+
+
+def test_a_misfit_names_the_first_few_tensors_and_changes_nothing(trained: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(builder("wrn-10-2", SHAPE, 4)().state_dict(), path)
+    before = {name: value.clone() for name, value in trained.state_dict().items()}
+    expected = r"group1.0.convolution1.weight is 32×16×3×3 in the file and 16×16×3×3 in the model; .*and \d+ more"
+    with pytest.raises(InputError, match=expected) as caught:
+        load_weights(trained, path)
+    assert "skip_head" not in str(caught.value)
+    assert same(before, trained.state_dict())
+    with pytest.raises(InputError, match=r"group1.0.convolution1.weight is 32×16×3×3"):
+        fresh(weights=path, skip_head=True)
+
+
+def test_a_tensor_too_many_is_named(trained: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save({**trained.state_dict(), "extra": torch.zeros(2, 3)}, path)
+    with pytest.raises(InputError, match=r"extra \(2×3\) is not in the model"):
+        load_weights(trained, path)
+
+
+class Anything:
+    """Not a tensor; loading it would run code from the file."""
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".bin"])
+def test_a_damaged_file_is_refused(trained: nn.Module, tmp_path: Path, suffix: str) -> None:
+    whole = tmp_path / f"whole{suffix}"
+    if suffix == ".safetensors":
+        save_file(trained.state_dict(), whole)
+    else:
+        torch.save(trained.state_dict(), whole)
+    content = whole.read_bytes()
+    broken = tmp_path / f"broken{suffix}"
+    for damage in (b"", b"not weights at all", content[: len(content) // 2], content[:10], b"\x80" * 100):
+        broken.write_bytes(damage)
+        with pytest.raises(InputError, match="cannot be read as a file of tensors"):
+            load_weights(trained, broken)
+
+
+def test_code_in_a_file_is_not_run(trained: nn.Module, tmp_path: Path) -> None:
+    torch.save({"thing": Anything()}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match="more than the state_dict"):
+        load_weights(trained, tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("content", [[1, 2], {}, {"state_dict": {}}, torch.zeros(2)])
+def test_a_file_without_a_state_dict_is_refused(trained: nn.Module, tmp_path: Path, content: object) -> None:
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(InputError, match="holds no state dict"):
+        load_weights(trained, tmp_path / "w.pt")
+
+
+def test_a_state_dict_of_other_things_is_refused(trained: nn.Module, tmp_path: Path) -> None:
+    torch.save({"epoch": 3}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match="holds 'epoch' of type int, where a state dict has tensors only"):
+        load_weights(trained, tmp_path / "w.pt")
+
+
+def test_unknown_endings_and_missing_files_are_refused(trained: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"must end in .safetensors, .pt, .pth, .th, .bin"):
+        load_weights(trained, tmp_path / "w.onnx")
+    with pytest.raises(InputError, match="there is no file"):
+        load_weights(trained, tmp_path / "w.pt")
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.raises(InputError, match="there is no file"):
+        load_weights(trained, tmp_path / "folder.pt")
+
+
+def test_half_precision_weights_are_widened(trained: nn.Module, tmp_path: Path) -> None:
+    torch.save({name: value.half() for name, value in trained.state_dict().items()}, tmp_path / "w.pt")
+    module = fresh(weights=tmp_path / "w.pt")
+    assert module.state_dict()["head.weight"].dtype == torch.float32
