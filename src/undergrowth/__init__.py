@@ -1,2 +1,49 @@
-"""Federated learning that weak devices can take part in."""
+"""Federated learning that weak devices can take part in, and what each way of taking part costs.
+
+import undergrowth as ug
+
+result = ug.run(method="fedprox", data="digits", clients=20, rounds=10)
+print(result.accuracy, result.ledger.bytes_up)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from undergrowth import core, data, devices, engines, learning, methods, models, report, simulation, topology
+    from undergrowth.core import InputError, RunError
+    from undergrowth.runs import Result, load, resume, run
+
+# Loaded when first used: a user who only wants to see `--help` should not wait for torch.
+_HOMES = {
+    "run": "undergrowth.runs",
+    "resume": "undergrowth.runs",
+    "load": "undergrowth.runs",
+    "Result": "undergrowth.runs",
+    "InputError": "undergrowth.core",
+    "RunError": "undergrowth.core",
+}
+_PACKAGES = (
+    "core", "data", "devices", "engines", "learning", "methods", "models", "report", "runs", "simulation", "topology",
+)  # fmt: skip
+
+__all__ = [
+    "InputError", "Result", "RunError", "core", "data", "devices", "engines", "learning", "load", "methods", "models",
+    "report", "resume", "run", "simulation", "topology",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"undergrowth.{name}")
+    raise AttributeError(f"module 'undergrowth' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_PACKAGES])

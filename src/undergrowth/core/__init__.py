@@ -6,6 +6,7 @@ from undergrowth.core.errors import InputError, RunError, nearest
 from undergrowth.core.method import Method
 from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Alarm, Command, Drop, Node, Report, RoundEnd, Send
+from undergrowth.core.options import check_options, option
 from undergrowth.core.packet import Packet, Weights
 from undergrowth.core.reducers import (
     Collect,
@@ -28,6 +29,6 @@ __all__ = [
     "Alarm", "Batch", "Carry", "Client", "Collect", "Command", "Context", "Drop", "Grouped", "Inner", "InputError",
     "LoopClient", "Method", "Model", "Named", "Node", "Output", "Packet", "PerCoordinateMean", "Plan", "Progress",
     "Reducer", "Report", "RoundEnd", "RunError", "Send", "Server", "Shard", "State", "Steps", "Sum", "Task",
-    "TiltedMean", "Train", "View", "WeightedMean", "Weights", "fold", "folded", "moved", "nearest", "not_finite",
-    "pack", "sampled", "unpack",
+    "TiltedMean", "Train", "View", "WeightedMean", "Weights", "check_options", "fold", "folded", "moved", "nearest",
+    "not_finite", "option", "pack", "sampled", "unpack",
 ]  # fmt: skip

@@ -31,25 +31,33 @@ class Model:
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self.build = build
+        self.device = "cpu"
         with torch.random.fork_rng(devices=[]):
             self.module = build()
         self.parameters = tuple(name for name, _ in self.module.named_parameters())
-        self.shapes = {name: value.shape for name, value in self.module.state_dict().items()}
+        state = self.module.state_dict()
+        self._slots = self._find_slots(set(state))
+        # A tied weight has two names in the state dict. Only the first counts: the other would travel beside it,
+        # never be trained, and overwrite it when the weights are loaded into a plain module.
+        first = {name for _, _, name, _ in self._slots}
+        self.shapes = {name: value.shape for name, value in state.items() if name in first}
         self.buffers = tuple(name for name in self.shapes if name not in set(self.parameters))
         self.stages = tuple(self.module._modules) if isinstance(self.module, nn.Sequential) else ()
         self.levels = self._find_levels()
-        self._slots = self._find_slots()
         self._mode: str | bool | None = None
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         """Fresh weights, the same for the same seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return {k: v.detach().clone() for k, v in self.build().state_dict().items()}
+            state = self.build().state_dict()
+        return {name: state[name].detach().clone().to(self.device) for name in self.shapes}
 
     def to(self, device: str) -> Model:
-        """Moves what is not in the weights (constant tables, say); the weights come from outside."""
+        """Makes `initial` give weights there, and moves what is not in the weights (constant tables, say)."""
         self.module.to(device)
+        self.device = device
+        self._slots = self._find_slots(set(self.shapes))
         return self
 
     def trainable(self, level: str | None = None) -> tuple[str, ...]:
@@ -119,8 +127,7 @@ class Model:
         for slot, key, name, _ in self._slots:
             slot[key] = buffers[name] if name in buffers else weights[name]
 
-    def _find_slots(self) -> list[tuple[dict[str, Tensor | None], str, str, Tensor | None]]:
-        wanted = set(self.shapes)
+    def _find_slots(self, wanted: set[str]) -> list[tuple[dict[str, Tensor | None], str, str, Tensor | None]]:
         slots: list[tuple[dict[str, Tensor | None], str, str, Tensor | None]] = []
         canonical: dict[int, str] = {}
         for prefix, module in self.module.named_modules(remove_duplicate=False):
@@ -129,7 +136,7 @@ class Model:
                     name = f"{prefix}.{key}" if prefix else key
                     if value is None or name not in wanted:
                         continue
-                    # A tied weight has two names in the state dict; both places get the first one's value.
+                    # Both places of a tied weight get the value of its first name.
                     name = canonical.setdefault(id(value), name)
                     slots.append((slot, key, name, value))
         return slots

@@ -72,16 +72,9 @@ class WeightedMean:
     discount: Callable[[int], float] = undiscounted
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        weight = (1.0 if self.weight is None else up.scalars[self.weight]) * self.discount(age)
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"its weight is {weight}, which is not a finite number of at least 0")
-        # With no weight a value must leave no trace, not even when merged with another of no weight.
-        kept = (
-            (_wide(v) for v in up.tensors.values())
-            if weight
-            else (torch.zeros_like(_wide(v)) for v in up.tensors.values())
-        )
-        return Packet(dict(zip(up.tensors, kept)), {**up.scalars, self._total: weight})
+        weight = _weight((1.0 if self.weight is None else up.scalars[self.weight]) * self.discount(age))
+        tensors, scalars = _weighed(up, weight)
+        return Packet(tensors, {**scalars, self._total: weight})
 
     def merge(self, a: Packet, b: Packet) -> Packet:
         weight = a.scalars[self._total] + b.scalars[self._total]
@@ -105,12 +98,10 @@ class TiltedMean:
     weight: str = "samples"
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        weight = up.scalars[self.weight]
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"its weight is {weight}, which is not a finite number of at least 0")
+        weight = _weight(up.scalars[self.weight])
         log_weight = math.log(weight) + self.t * up.scalars[self.loss] if weight else -math.inf
-        kept = (_wide(v) if weight else torch.zeros_like(_wide(v)) for v in up.tensors.values())
-        return Packet(dict(zip(up.tensors, kept)), {**up.scalars, "log_weight": log_weight})
+        tensors, scalars = _weighed(up, weight)
+        return Packet(tensors, {**scalars, "log_weight": log_weight})
 
     def merge(self, a: Packet, b: Packet) -> Packet:
         first, second = a.scalars["log_weight"], b.scalars["log_weight"]
@@ -134,12 +125,14 @@ class PerCoordinateMean:
     spread: Callable[[Packet], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]] | None = None
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        weight = 1.0 if self.weight is None else up.scalars[self.weight]
+        weight = 1.0 if self.weight is None else _weight(up.scalars[self.weight])
         values, masks = self.spread(up) if self.spread else _own_masks(up)
         result: dict[str, Tensor] = {}
         for name, value in values.items():
             wide = _wide(value)
             mask = masks.get(name)
+            if mask is not None and mask.shape != wide.shape:
+                raise ValueError(f"the mask of '{name}' has shape {tuple(mask.shape)}, not {tuple(wide.shape)}")
             trained = torch.ones((), device=wide.device) if mask is None else mask.to(torch.float32)
             coverage = trained * weight
             result[f"value/{name}"] = torch.where(coverage > 0, wide, torch.zeros_like(wide))
@@ -148,7 +141,7 @@ class PerCoordinateMean:
 
     def merge(self, a: Packet, b: Packet) -> Packet:
         result: dict[str, Tensor] = {}
-        for key in a.tensors.keys() | b.tensors.keys():
+        for key in dict.fromkeys((*a.tensors, *b.tensors)):  # not a set, whose order hangs on the process
             if not key.startswith("value/"):
                 continue
             name = key.removeprefix("value/")
@@ -156,7 +149,7 @@ class PerCoordinateMean:
                 one = a if key in a.tensors else b
                 result[key], result[f"coverage/{name}"] = one.tensors[key], one.tensors[f"coverage/{name}"]
                 continue
-            x, y = a.tensors[key], _same_shape(a.tensors[key], b.tensors[key])
+            x, y = a.tensors[key], _fitting(a.tensors[key], b.tensors[key])
             seen = b.tensors[f"coverage/{name}"]
             coverage = a.tensors[f"coverage/{name}"] + seen
             if x.is_floating_point():
@@ -188,7 +181,10 @@ class Grouped:
     inner: Reducer
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        return Packet.join({up.tags[self.by]: self.inner.lift(sender, up, age)})
+        group = up.tags[self.by]
+        if "/" in group:
+            raise ValueError(f"its group '{group}' has a slash, which parts the names of a packet")
+        return Packet.join({group: self.inner.lift(sender, up, age)})
 
     def merge(self, a: Packet, b: Packet) -> Packet:
         return Packet.join(_union(a.parts(), b.parts(), self.inner.merge))
@@ -230,10 +226,30 @@ def _wide(value: Tensor) -> Tensor:
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
+def _weight(value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"its weight is {value}, which is not a finite number of at least 0")
+    return value
+
+
+def _weighed(up: Packet, weight: float) -> tuple[dict[str, Tensor], Mapping[str, float]]:
+    """The upload's entries; with no weight, zeros: they leave no trace, not even merged with others of no weight."""
+    wide = {name: _wide(value) for name, value in up.tensors.items()}
+    if weight:
+        return wide, up.scalars
+    return {name: torch.zeros_like(value) for name, value in wide.items()}, dict.fromkeys(up.scalars, 0.0)
+
+
 def _same_shape(x: Tensor, y: Tensor) -> Tensor:
     if x.shape != y.shape:
         raise ValueError(f"a tensor has shape {tuple(y.shape)} where others have {tuple(x.shape)}")
     return y
+
+
+def _fitting(x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype != y.dtype:
+        raise ValueError(f"a tensor is of {y.dtype} where others are of {x.dtype}")
+    return _same_shape(x, y)
 
 
 def _blend(a: Packet, b: Packet, share: float) -> Packet:
@@ -244,12 +260,12 @@ def _blend(a: Packet, b: Packet, share: float) -> Packet:
     tensors = dict(a.tensors)
     real = [k for k, v in a.tensors.items() if v.is_floating_point()]
     if real:
-        pairs = [(a.tensors[k], _same_shape(a.tensors[k], b.tensors[k])) for k in real]
+        pairs = [(a.tensors[k], _fitting(a.tensors[k], b.tensors[k])) for k in real]
         first, second = (list(side) for side in zip(*pairs))
         tensors.update(zip(real, torch._foreach_lerp(first, second, share)))
     for k, v in a.tensors.items():
         if not v.is_floating_point():
-            tensors[k] = torch.maximum(v, _same_shape(v, b.tensors[k]))
+            tensors[k] = torch.maximum(v, _fitting(v, b.tensors[k]))
     scalars = {k: v + share * (b.scalars[k] - v) for k, v in a.scalars.items() if _finite(v, b.scalars.get(k))}
     return Packet(tensors, scalars)
 

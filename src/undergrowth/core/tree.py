@@ -38,6 +38,9 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], str]:
             return {"packet": [encode(dict(node.tensors)), dict(node.scalars), dict(node.tags)]}
         if isinstance(node, Mapping):
             # Pairs rather than an object: keys may be numbers, and their order must survive.
+            for key in node:
+                if not isinstance(key, str | int | float):
+                    raise TypeError(f"a state may hold mappings by text or number, not by {type(key).__name__}")
             return {"map": [[key, encode(value)] for key, value in node.items()]}
         if isinstance(node, list | tuple):
             kind = "list" if isinstance(node, list) else "tuple"

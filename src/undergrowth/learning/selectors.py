@@ -50,7 +50,8 @@ class FewShot(Selector):
         labels = shard.y.cpu()
         order = torch.randperm(len(labels), generator=generator)
         shuffled = labels[order]
-        return torch.cat([order[shuffled == label][: self.shots] for label in labels.unique()]).sort().values
+        drawn = [order[shuffled == label][: self.shots] for label in labels.unique()]
+        return torch.cat([order[:0], *drawn]).sort().values  # the first so that a device without samples draws none
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ class Averaging(Server):
         return unlike_model(task, up) or not_finite(up)
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+        if weightless(total):
+            return state
         old = state["model"]
         mean = {name: value.to(old[name].dtype) for name, value in total.tensors.items()}
         moved = {
@@ -47,6 +49,8 @@ class Momentum(Server):
         return unlike_model(task, up) or not_finite(up)
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+        if weightless(total):
+            return state
         model, velocity = state["model"], dict(state["velocity"])
         for name, change in changes(task, model, total).items():
             velocity[name] = velocity[name] * self.momentum + change
@@ -81,6 +85,8 @@ class Adaptive(Server):
         return unlike_model(task, up) or not_finite(up)
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+        if weightless(total):
+            return state
         model, mean, square = state["model"], dict(state["mean"]), dict(state["square"])
         moved = {}
         for name, change in changes(task, model, total).items():
@@ -96,6 +102,11 @@ class Adaptive(Server):
         if self.rule == "yogi":
             return square - (1 - self.beta2) * change * torch.sign(square - change)
         return square + change
+
+
+def weightless(total: Packet) -> bool:
+    """Whether nobody who answered had a sample: there is no mean then, and the model stays as it is."""
+    return total.scalars.get("samples") == 0
 
 
 def unlike_model(task: Task, up: Packet) -> str | None:

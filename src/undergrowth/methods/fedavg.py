@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undergrowth.core import Method
+from undergrowth.core import Method, option
 from undergrowth.learning import Averaging, GradientClient
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    server_lr: float = 1.0
+    server_lr: float = option(1.0, "step of the server towards the mean", at_least=0)
 
     client = GradientClient()
 

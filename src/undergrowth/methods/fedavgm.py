@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undergrowth.core import Method
+from undergrowth.core import Method, option
 from undergrowth.learning import GradientClient, Momentum
 
 
 @dataclass(frozen=True)
 class FedAvgM(Method):
-    momentum: float = 0.9
-    server_lr: float = 1.0
+    momentum: float = option(0.9, "share of the last step that is kept", at_least=0, below=1)
+    server_lr: float = option(1.0, "step of the server", at_least=0)
 
     client = GradientClient()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import Method
+from undergrowth.core import Method, option
 from undergrowth.learning import Adaptive, GradientClient
 
 
@@ -21,10 +21,10 @@ from undergrowth.learning import Adaptive, GradientClient
 class FedOpt(Method):
     """What the three share; they differ in one word."""
 
-    server_lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    server_lr: float = option(0.01, "step of the server", at_least=0)
+    beta1: float = option(0.9, "memory of the mean change", at_least=0, below=1)
+    beta2: float = option(0.99, "memory of the squared change", at_least=0, below=1)
+    tau: float = option(1e-3, "degree of adaptivity: the smaller, the more", above=0)
 
     rule: ClassVar[str]
     client = GradientClient()

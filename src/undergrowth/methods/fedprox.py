@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undergrowth.core import Method
+from undergrowth.core import Method, option
 from undergrowth.learning import Averaging, CrossEntropy, GradientClient, Proximal
 
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    mu: float = 0.01
+    mu: float = option(0.01, "strength of the pull towards the received model", at_least=0)
 
     server = Averaging()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from undergrowth.models.architecture import Architecture
+from undergrowth.models.layers import started
 from undergrowth.models.staged import Staged
 
 
@@ -15,13 +16,14 @@ def make(shape: tuple[int, ...], classes: int, _norm: str, hidden: int) -> Stage
     at `up` are a quarter of the size. The hidden layer has 512 units here; LEAF's has 2048 (`hidden=2048`).
     """
     channels, height, width = shape
+    features = 64 * (height // 4) * (width // 4)
     stages: dict[str, nn.Module] = {
-        "convolution1": nn.Sequential(nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU()),
+        "convolution1": nn.Sequential(started(nn.Conv2d(channels, 32, 5, padding=2)), nn.ReLU()),
         "pool1": nn.MaxPool2d(2),
-        "convolution2": nn.Sequential(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU()),
+        "convolution2": nn.Sequential(started(nn.Conv2d(32, 64, 5, padding=2)), nn.ReLU()),
         "pool2": nn.MaxPool2d(2),
-        "hidden": nn.Sequential(nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), hidden), nn.ReLU()),
-        "head": nn.Linear(hidden, classes),
+        "hidden": nn.Sequential(nn.Flatten(), started(nn.Linear(features, hidden)), nn.ReLU()),
+        "head": started(nn.Linear(hidden, classes), last=True),
     }
     return Staged(stages, {"low": "convolution2", "mid": "pool2", "up": "hidden", "head": "head"})
 

@@ -131,7 +131,7 @@ class Simulation:
             self._close(device, outcome="refused", reason=problem)
 
     def _close(self, child: str, **what: Any) -> None:
-        self.ledger.book(replace(self._exchanges.pop(child).entry, **what))
+        self.ledger.book(replace(self._exchanges.pop(child).entry, **{"round": self.root.round + 1, **what}))
 
     def _work(self) -> None:
         """Has the engine do everything that waits."""
@@ -171,7 +171,8 @@ class Simulation:
                 sends.append(command)
             elif isinstance(command, Drop):
                 self._waiting.pop(command.child, None)
-                self._close(command.child, outcome="late")
+                # The root has already turned to its next round when it drops somebody.
+                self._close(command.child, outcome="late", round=self.root.round + (node is not self.root))
             elif isinstance(command, Alarm):
                 seconds = command.seconds
                 self._push(self.now + seconds, "alarm", node.name, command.round)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 
@@ -13,7 +12,7 @@ class Entry:
     The child of an inner link is a node; it has bytes, and its own children have the work.
     """
 
-    round: int
+    round: int  # the root's round in which the exchange ended, counted from 1
     parent: str
     child: str
     outcome: str  # arrived | refused | lost | late
@@ -48,14 +47,13 @@ class Totals:
     peak_device_bytes: int = 0
     simulated_seconds: float = 0.0
 
-    def add(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            self.bytes_down += entry.bytes_down
-            self.bytes_up += entry.bytes_up
-            self.flops += entry.flops
-            self.joules += entry.joules
-            self.compute_seconds += entry.seconds_compute
-            self.peak_device_bytes = max(self.peak_device_bytes, entry.memory)
+    def add(self, entry: Entry) -> None:
+        self.bytes_down += entry.bytes_down
+        self.bytes_up += entry.bytes_up
+        self.flops += entry.flops
+        self.joules += entry.joules
+        self.compute_seconds += entry.seconds_compute
+        self.peak_device_bytes = max(self.peak_device_bytes, entry.memory)
 
 
 @dataclass
@@ -70,8 +68,8 @@ class Ledger:
 
     def book(self, entry: Entry) -> None:
         self.entries.append(entry)
+        self.totals.add(entry)
 
     def take(self) -> list[Entry]:
         taken, self.entries = self.entries, []
-        self.totals.add(taken)
         return taken

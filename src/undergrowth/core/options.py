@@ -1,0 +1,51 @@
+"""Options: the fields of a method, with what a user needs to know of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import field, fields
+from typing import Any
+
+from undergrowth.core.errors import InputError, nearest
+
+
+def option(
+    default: Any,
+    explanation: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """A dataclass field that `undergrowth methods NAME` explains and that a run checks before it starts."""
+    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    kept = {words: limit for words, limit in limits.items() if limit is not None}
+    return field(default=default, metadata={"explanation": explanation, "limits": kept, "choices": tuple(choices)})
+
+
+def check_options(owner: Any, prefix: str) -> None:
+    """Refuses the first option that lies outside its limits, naming it as `prefix.option`."""
+    for described in fields(owner):
+        value = getattr(owner, described.name)
+        path = f"{prefix}.{described.name}"
+        choices = described.metadata.get("choices", ())
+        if choices and value not in choices:
+            raise InputError(f"{path} '{value}' is not known; {nearest(str(value), choices)}")
+        limits = described.metadata.get("limits", {})
+        numbers = value if isinstance(value, tuple | list) else (value,)
+        if limits and not all(_within(number, limits) for number in numbers if number is not None):
+            wanted = " and ".join(f"{words} {limit:g}" for words, limit in limits.items())
+            raise InputError(f"{path} {value} must be {wanted}")
+
+
+def _within(number: float, limits: dict[str, float]) -> bool:
+    return not math.isnan(number) and all(
+        (words == "at least" and number >= limit)
+        or (words == "above" and number > limit)
+        or (words == "at most" and number <= limit)
+        or (words == "below" and number < limit)
+        for words, limit in limits.items()
+    )

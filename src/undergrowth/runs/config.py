@@ -1,0 +1,177 @@
+"""Configuration: what a user wrote, checked before anything starts.
+
+An experiment has seven sections. Every wrong key, type or value is refused with one sentence that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from undergrowth.core import InputError, Train, nearest
+from undergrowth.learning import learning_rate
+
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+AtLeast0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Named(Section):
+    """A section that may be written as a bare name, and whose other keys are options of what is named."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class MethodSection(Named):
+    name: str = "fedavg"
+
+
+class DataSection(Named):
+    name: str = "digits"
+    path: str | None = None
+    partition: str = "dirichlet:0.1"
+    clients: Count | None = None
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+
+class ModelSection(Named):
+    name: str = "cnn"
+
+
+class FleetSection(Section):
+    name: str = "uniform"
+    deadline: Above0 | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class TrainSection(Section):
+    rounds: Count = 10
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    epochs: Count = 1
+    batch: Count = 32
+    lr: Above0 = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: AtLeast0 = 0.0
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    schedule: str = "constant"
+
+
+class RunSection(Section):
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    engine: str = "serial"
+    device: str = "cpu"
+    out: str = "runs"
+    threads: Count = 1  # of torch in one process: the batches of devices are too small to share
+    evaluate_every: Count = 1
+    checkpoint_every: Count = 1
+
+
+class Experiment(Section):
+    method: MethodSection = MethodSection()
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    fleet: FleetSection = FleetSection()
+    topology: str = "star"
+    train: TrainSection = TrainSection()
+    run: RunSection = RunSection()
+
+    def settings(self) -> Train:
+        """The part that methods see."""
+        settings = Train(**self.train.model_dump(), deadline=self.fleet.deadline)
+        learning_rate(settings, 0)  # refuses a schedule that it cannot read
+        return settings
+
+
+def experiment(tree: Mapping[str, Any]) -> Experiment:
+    """The experiment that a nested dictionary describes."""
+    try:
+        return Experiment.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(sentence(error, Experiment)) from None
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The dictionary in an experiment file."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"experiment file '{path}' cannot be read: {error}") from None
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where else ""
+        raise InputError(f"experiment file '{path}' is not YAML{line}: {getattr(error, 'problem', error)}") from None
+    if tree is None:
+        raise InputError(f"experiment file '{path}' is empty; it needs sections such as method, data, model, train")
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise InputError(f"experiment file '{path}' must hold sections such as 'method: fedavg', not a {_kind(tree)}")
+    return tree
+
+
+def assign(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Sets ``train.lr`` and the like. A section that was a bare name becomes a section with that name."""
+    *sections, last = path.split(".")
+    for section in sections:
+        inner = tree.get(section)
+        tree[section] = {"name": inner} if isinstance(inner, str) else dict(inner or {})
+        tree = tree[section]
+    tree[last] = value
+
+
+def assign_text(tree: dict[str, Any], text: str) -> None:
+    """Carries out one ``-s path=value`` of the command line; the value is read as YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not all(path.split(".")):
+        raise InputError(f"-s '{text}' must be path=value, such as train.lr=0.05")
+    try:
+        assign(tree, path, yaml.safe_load(value))
+    except yaml.YAMLError:
+        raise InputError(f"-s '{text}': the value '{value}' is not YAML") from None
+
+
+def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first thing that pydantic found wrong, in one sentence."""
+    first = error.errors()[0]
+    place = [str(step) for step in first["loc"]]
+    path = ".".join([prefix, *place] if prefix else place)
+    if first["type"] == "extra_forbidden":
+        return f"{path} is not a known key; {nearest(place[-1], _keys(model, place[:-1]))}"
+    wanted = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{path} {first['input']!r} {wanted}"
+
+
+def _keys(model: type[BaseModel], place: Sequence[str]) -> list[str]:
+    for step in place:
+        inner = model.model_fields[step].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        model = inner
+    return list(model.model_fields)
+
+
+def _kind(tree: Any) -> str:
+    return {list: "list", str: "text", int: "number", float: "number"}.get(type(tree), type(tree).__name__)

@@ -1,0 +1,62 @@
+"""Trees of nodes: a star, or levels of edge servers between the root and the devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from undergrowth.core import InputError
+
+ROOT = "server"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Who is whose child. Nodes are listed parents first; what is not a node is a device."""
+
+    children: dict[str, tuple[str, ...]]
+    depth: dict[str, int]
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """The parent of every node but the root."""
+        return {child: node for node, children in self.children.items() for child in children if child in self.children}
+
+
+def tree(text: str, devices: Sequence[str]) -> Tree:
+    """`star`, or `tree:4x5`: four edge servers with five devices each; `tree:2x4x5` has two levels of servers."""
+    widths = _widths(text)
+    if widths and math.prod(widths) != len(devices):
+        raise InputError(
+            f"topology '{text}' has room for {math.prod(widths)} devices and there are {len(devices)}; "
+            f"the numbers must multiply to {len(devices)}"
+        )
+    children: dict[str, tuple[str, ...]] = {}
+    depth = {ROOT: 0}
+    level = [ROOT]
+    for number, width in enumerate(widths[:-1], 1):
+        below: list[str] = []
+        for node in level:
+            start = len(below)
+            prefix = "edge" if number == len(widths) - 1 else f"level{number}"
+            names = tuple(f"{prefix}-{start + i:02d}" for i in range(width))
+            children[node] = names
+            depth.update(dict.fromkeys(names, number))
+            below.extend(names)
+        level = below
+    share = len(devices) // len(level)
+    for position, node in enumerate(level):
+        children[node] = tuple(devices[position * share : (position + 1) * share])
+    return Tree(children, depth)
+
+
+def _widths(text: str) -> list[int]:
+    kind, _, sizes = text.partition(":")
+    if kind == "star" and not sizes:
+        return []
+    if kind == "tree":
+        parts = sizes.split("x")
+        if len(parts) > 1 and all(part.isdigit() and int(part) > 0 for part in parts):
+            return [int(part) for part in parts]
+    raise InputError(f"topology '{text}' is not known; write star, or tree:4x5 for 4 edge servers with 5 devices each")

@@ -1,0 +1,174 @@
+"""A server rule with every way of waiting, and a driver that checks a node after each thing that happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from undergrowth.core import (
+    Alarm,
+    Command,
+    Context,
+    Drop,
+    Node,
+    Packet,
+    Plan,
+    Progress,
+    Reducer,
+    RoundEnd,
+    Send,
+    Server,
+    State,
+    Task,
+    View,
+    WeightedMean,
+    not_finite,
+    pack,
+    sampled,
+    unpack,
+)
+
+
+@dataclass(frozen=True)
+class Rule(Server):
+    """Synchronous (with a deadline, or content with `goal` uploads), or a buffer of `goal` with so many at work."""
+
+    asynchronous: bool = False
+    deadline: float | None = None
+    quorum: bool = False
+    goal: int = 1
+    concurrency: int = 2
+    share: float = 1.0
+    reducer: Reducer = WeightedMean()
+
+    def init(self, task: Task, context: Context) -> State:
+        return {"model": {"w": torch.zeros(2)}, "steps": 0}
+
+    def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
+        down = Packet(state["model"])
+        if self.asynchronous:
+            free = max(0, self.concurrency - len(view.out))
+            return Plan(dict.fromkeys(view.idle[:free], down), self.deadline)
+        return Plan(dict.fromkeys(sampled(self.share, view, context), down), self.deadline)
+
+    def ready(self, progress: Progress) -> bool:
+        if self.asynchronous or self.quorum:
+            # Says nothing of the case that nobody is out: a node must not hang on that.
+            return progress.arrived >= self.goal or progress.expired
+        return super().ready(progress)
+
+    def check(self, task: Task, up: Packet) -> str | None:
+        return not_finite(up)
+
+    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+        return {**state, "model": dict(total.tensors), "steps": state["steps"] + 1}
+
+
+def upload(value: float = 1.0, samples: float = 1.0) -> Packet:
+    return Packet({"w": torch.full((2,), value)}, {"samples": samples})
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees are equal, tensors bit for bit."""
+    (first, text), (second, other) = pack(a), pack(b)
+    return text == other and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def plain(commands: list[Command]) -> list[Any]:
+    return [[type(command).__name__, *vars(command).values()] for command in commands]
+
+
+@dataclass
+class Drive:
+    """A node, the copies of it that were restored on the way, and what the driver believes about it."""
+
+    make: Callable[[], Node]
+    nodes: list[Node] = field(default_factory=list)
+    out: dict[str, int] = field(default_factory=dict)
+    asked: set[tuple[str, int]] = field(default_factory=set)
+    arrived: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    ends: list[RoundEnd] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)  # asked in the open round
+
+    def __post_init__(self) -> None:
+        self.nodes = [self.make()]
+
+    @property
+    def node(self) -> Node:
+        return self.nodes[0]
+
+    def tell(self, event: Callable[[Node], Any]) -> Any:
+        answers = [event(node) for node in self.nodes]
+        assert answers.count(answers[0]) == len(answers)
+        return answers[0]
+
+    def copy(self) -> None:
+        """From here on a copy that went through its form on disk is driven along."""
+        twin = self.make()
+        tensors, text = pack(self.node.snapshot())
+        twin.restore(unpack({name: value.clone() for name, value in tensors.items()}, text))
+        self.nodes.append(twin)
+
+    def receive(self, child: str, up: Packet, fits: bool = True) -> None:
+        expected = child in self.out
+        assert self.tell(lambda node: node.receive(child, up)) is expected
+        if expected:
+            del self.out[child]
+            self.arrived.append(child) if fits else self.refused.add(child)
+
+    def lose(self, child: str) -> None:
+        self.tell(lambda node: node.lose(child, "gone"))
+        if self.out.pop(child, None) is not None:
+            self.lost[child] = "gone"
+
+    def refuse(self, child: str) -> None:
+        self.tell(lambda node: node.refuse(child, "bad"))
+        if self.out.pop(child, None) is not None:
+            self.refused.add(child)
+
+    def advance(self) -> list[Command]:
+        before = self.node.state
+        commands = self.node.advance()
+        for twin in self.nodes[1:]:
+            assert same(plain(twin.advance()), plain(commands))
+            assert same(twin.snapshot(), self.node.snapshot())
+        for command in commands:
+            if isinstance(command, Send):
+                self._sent(command)
+            elif isinstance(command, Drop):
+                assert self.out.pop(command.child) is not None
+            elif isinstance(command, RoundEnd):
+                self._ended(command)
+            elif isinstance(command, Alarm):
+                assert command.seconds == self.node.server.deadline  # type: ignore[attr-defined]
+        ends = [command for command in commands if isinstance(command, RoundEnd)]
+        if all(end.abandoned for end in ends):
+            assert self.node.state is before, "nothing arrived and the state changed"
+        assert self.node.done or self.out, "the node waits for nobody"
+        return commands
+
+    def _sent(self, send: Send) -> None:
+        assert send.child not in self.out, "asked twice at once"
+        assert (send.child, send.turn) not in self.asked
+        assert send.round == len(self.ends)
+        self.asked.add((send.child, send.turn))
+        self.out[send.child] = send.round
+        self.fresh.append(send.child)
+
+    def _ended(self, end: RoundEnd) -> None:
+        assert end.round == len(self.ends)
+        assert list(end.arrived) == self.arrived
+        assert end.lost == self.lost
+        assert set(end.refused) == self.refused
+        assert all(end.refused.values()), "a refusal says why"
+        assert end.abandoned is (not self.arrived)
+        if not self.node.server.asynchronous:
+            accounted = [*end.arrived, *end.lost, *end.refused, *end.dropped]
+            assert sorted(accounted) == sorted(self.fresh), "everybody who was asked is accounted for once"
+        self.ends.append(end)
+        self.arrived, self.lost, self.refused, self.fresh = [], {}, set(), []

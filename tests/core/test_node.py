@@ -1,0 +1,231 @@
+"""A node under any order of packets, losses, deadlines and restarts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from undergrowth.core import Alarm, Drop, Node, Packet, RoundEnd, Send, Task, WeightedMean
+
+from .driving import Drive, Rule, same, upload
+
+BAD = {
+    "not a number": Packet({"w": torch.tensor([1.0, math.nan])}, {"samples": 1.0}),
+    "infinite": Packet({"w": torch.tensor([math.inf, -math.inf])}, {"samples": 1.0}),
+    "a bad number beside": Packet({"w": torch.ones(2)}, {"samples": 1.0, "loss": math.nan}),
+    "a weight below zero": Packet({"w": torch.ones(2)}, {"samples": -1.0}),
+    "no weight": Packet({"w": torch.ones(2)}),
+}
+MISFITS = {  # refused once there is something that they do not fit
+    "another shape": Packet({"w": torch.ones(3)}, {"samples": 1.0}),
+    "another name": Packet({"v": torch.ones(2)}, {"samples": 1.0}),
+    "another type": Packet({"w": torch.ones(2, dtype=torch.int64)}, {"samples": 1.0}),
+}
+
+RULES = st.one_of(
+    st.builds(Rule, share=st.sampled_from((0.4, 1.0))),
+    st.builds(Rule, deadline=st.just(5.0), share=st.sampled_from((0.6, 1.0))),
+    st.builds(Rule, quorum=st.just(True), goal=st.integers(1, 6), deadline=st.sampled_from((None, 5.0))),
+    st.builds(
+        Rule,
+        asynchronous=st.just(True),
+        goal=st.integers(1, 4),
+        concurrency=st.integers(1, 4),
+        deadline=st.sampled_from((None, 9.0)),
+    ),
+)
+EVENTS = ("receive",) * 4 + ("copy", "expire") * 2
+EVENTS += ("lose", "bad", "misfit", "late alarm", "refuse", "unexpected", "twice")
+
+
+def happen(drive: Drive, event: str, child: str, number: float) -> None:
+    if event in ("receive", "twice"):
+        drive.receive(child, upload(number, samples=abs(number)))
+    if event in ("unexpected", "twice"):
+        stranger = child if event == "twice" else "nobody"
+        drive.receive(stranger, upload())
+        drive.lose("nobody")
+        drive.refuse("nobody")
+    elif event == "lose":
+        drive.lose(child)
+    elif event == "refuse":
+        drive.refuse(child)
+    elif event == "bad":
+        drive.receive(child, list(BAD.values())[int(number) % len(BAD)], fits=False)
+    elif event == "misfit" and drive.arrived:
+        drive.receive(child, list(MISFITS.values())[int(number) % len(MISFITS)], fits=False)
+    elif event == "expire":
+        drive.tell(lambda node: node.expire(node.round))
+    elif event == "late alarm":
+        drive.tell(lambda node: node.expire(node.round - 1))
+    elif event == "copy" and len(drive.nodes) < 3:
+        drive.copy()
+
+
+@settings(max_examples=300)
+@given(RULES, st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
+def test_a_node_never_deadlocks_and_accounts_for_everybody(
+    linear_task: Task, rule: Rule, count: int, cycles: int, is_root: bool, data: st.DataObject
+) -> None:
+    children = tuple(f"c{i}" for i in range(count))
+    drive = Drive(lambda: Node("n", rule, linear_task, children, cycles, seed=7, is_root=is_root))
+    if data.draw(st.booleans()):
+        drive.copy()
+    drive.tell(lambda node: node.start(None if is_root else Packet({"w": torch.zeros(2)})))
+    drive.advance()
+    for event in data.draw(st.lists(st.sampled_from(EVENTS), max_size=25)):
+        if drive.node.done:
+            break
+        child = data.draw(st.sampled_from(sorted(drive.out))) if drive.out else "nobody"
+        happen(drive, event, child, data.draw(st.sampled_from((-2.0, 0.0, 1.0, 3.0))))
+        if data.draw(st.booleans()) or not drive.out:
+            drive.advance()
+    for _ in range(cycles * (count + rule.goal) + 1):  # from here on everybody answers
+        for child in sorted(drive.out):
+            drive.receive(child, upload())
+        drive.advance()
+        if drive.node.done:
+            break
+    assert drive.node.done and not drive.out
+    assert [end.round for end in drive.ends] == list(range(cycles))
+    assert drive.node.advance() == []
+    assert drive.node.receive(children[0], upload()) is False
+
+
+def node(task: Task, rule: Rule, count: int = 3, cycles: int = 2) -> Node:
+    made = Node("root", rule, task, tuple(f"c{i}" for i in range(count)), cycles)
+    made.start()
+    return made
+
+
+def ends(commands: list[object]) -> list[RoundEnd]:
+    return [command for command in commands if isinstance(command, RoundEnd)]
+
+
+def test_a_round_in_which_all_are_lost_is_abandoned(linear_task: Task) -> None:
+    one = node(linear_task, Rule())
+    one.advance()
+    before = one.state
+    for child in one.children:
+        one.lose(child, f"{child} went flat")
+    commands = one.advance()
+    (end,) = ends(commands)
+    assert end.abandoned and end.lost == {c: f"{c} went flat" for c in one.children} and end.scalars == {}
+    assert one.state is before
+    assert {c.child for c in commands if isinstance(c, Send)} == set(one.children), "the next round asks again"
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_upload_is_refused_and_named_and_the_round_goes_on(linear_task: Task, name: str) -> None:
+    one = node(linear_task, Rule())
+    one.advance()
+    one.receive("c1", BAD[name])
+    one.receive("c0", upload(2.0, 1.0))
+    assert one.advance() == [], "the third is still waited for"
+    one.receive("c2", upload(5.0, 2.0))
+    (end,) = ends(one.advance())
+    assert end.arrived == ("c0", "c2") and list(end.refused) == ["c1"] and len(end.refused["c1"].split()) >= 3
+    assert one.state["model"]["w"].tolist() == [4.0, 4.0]
+    assert end.scalars["samples"] == 3.0
+
+
+def test_a_deadline_gives_up_those_who_are_not_back(linear_task: Task) -> None:
+    one = node(linear_task, Rule(deadline=30.0), cycles=1)
+    assert Alarm(0, 30.0) in one.advance()
+    one.receive("c1", upload(3.0))
+    one.expire(1)
+    assert one.advance() == [], "the alarm of another round is not this one's"
+    one.expire(0)
+    commands = one.advance()
+    assert commands[:2] == [Drop("c0"), Drop("c2")]
+    (end,) = ends(commands)
+    assert end.arrived == ("c1",) and end.dropped == ("c0", "c2")
+    assert one.done and one.receive("c0", upload(9.0)) is False
+    assert one.state["model"]["w"].tolist() == [3.0, 3.0]
+
+
+def test_a_buffer_keeps_the_others_at_work_and_tells_how_old_an_upload_is(linear_task: Task) -> None:
+    ages: list[int] = []
+
+    def discount(age: int) -> float:
+        ages.append(age)
+        return 1.0
+
+    rule = Rule(asynchronous=True, goal=2, concurrency=3, reducer=WeightedMean(discount=discount))
+    one = node(linear_task, rule, count=4, cycles=2)
+    assert [c.child for c in one.advance() if isinstance(c, Send)] == ["c0", "c1", "c2"]
+    one.receive("c0", upload())
+    assert [c.child for c in one.advance() if isinstance(c, Send)] == ["c0"], "a free place is filled at once"
+    one.receive("c1", upload())
+    commands = one.advance()
+    assert ends(commands)[0].arrived == ("c0", "c1") and not any(isinstance(c, Drop) for c in commands)
+    one.receive("c2", upload())  # asked in round 0, back in round 1
+    one.advance()
+    one.receive("c0", upload())
+    final = one.advance()
+    assert ages == [0, 0, 1, 1]
+    assert one.done and set(ends(final)[0].dropped) == {c.child for c in final if isinstance(c, Drop)} != set()
+
+
+def test_what_an_engine_combined_counts_like_single_uploads(linear_task: Task) -> None:
+    one, other = node(linear_task, Rule(), cycles=1), node(linear_task, Rule(), cycles=1)
+    one.advance()
+    other.advance()
+    reducer = one.server.reducer
+    ups = {c: upload(float(i), i + 1.0) for i, c in enumerate(one.children)}
+    for child, up in ups.items():
+        one.receive(child, up)
+    total = reducer.merge(*(reducer.lift(c, ups[c], 0) for c in ("c0", "c1")))
+    other.receive_folded(("c0", "c1"), total)
+    other.receive("c2", ups["c2"])
+    assert ends(one.advance()) == ends(other.advance())
+    assert same(one.state, other.state)
+
+
+def test_nobody_to_ask_ends_the_rounds(linear_task: Task) -> None:
+    one = node(linear_task, Rule(), count=0, cycles=3)
+    assert [end.abandoned for end in ends(one.advance())] == [True] * 3
+    assert one.done
+
+
+def test_children_are_sampled_anew_each_round_and_alike_for_the_same_seed(linear_task: Task) -> None:
+    def cohorts(seed: int) -> list[tuple[str, ...]]:
+        one = Node("root", Rule(share=0.3), linear_task, tuple(f"c{i}" for i in range(10)), 6, seed=seed)
+        one.start()
+        found = []
+        while not one.done:
+            asked = tuple(c.child for c in one.advance() if isinstance(c, Send))
+            found.append(asked)
+            for child in asked:
+                one.receive(child, upload())
+        return [cohort for cohort in found if cohort]
+
+    assert cohorts(1) == cohorts(1) != cohorts(2)
+    assert {len(cohort) for cohort in cohorts(1)} == {3}
+    assert len(set(cohorts(1))) > 1
+
+
+def test_a_deadline_that_passed_before_a_restart_still_counts_after_it(linear_task: Task) -> None:
+    drive = Drive(lambda: Node("root", Rule(deadline=3.0), linear_task, ("c0", "c1"), 1))
+    drive.tell(lambda one: one.start())
+    drive.advance()
+    drive.receive("c1", upload(4.0))
+    drive.tell(lambda one: one.expire(0))
+    drive.copy()
+    drive.advance()
+    assert all(one.done and one.state["model"]["w"].tolist() == [4.0, 4.0] for one in drive.nodes)
+
+
+def test_a_quorum_that_cannot_be_reached_any_more_ends_the_round(linear_task: Task) -> None:
+    one = node(linear_task, Rule(quorum=True, goal=3), cycles=1)
+    one.advance()
+    one.receive("c0", upload(2.0))
+    one.lose("c1", "gone")
+    assert one.advance() == []
+    one.lose("c2", "gone")
+    (end,) = ends(one.advance())
+    assert end.arrived == ("c0",) and set(end.lost) == {"c1", "c2"} and one.done

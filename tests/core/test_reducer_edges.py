@@ -1,0 +1,136 @@
+"""Reducers at their edges: no weight at all, and uploads that do not fit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from undergrowth.core import (
+    Collect,
+    Grouped,
+    Named,
+    Packet,
+    PerCoordinateMean,
+    Reducer,
+    Sum,
+    TiltedMean,
+    WeightedMean,
+    fold,
+    folded,
+)
+
+
+def up(value: object, samples: float = 1.0, **scalars: float) -> Packet:
+    return Packet({"w": torch.as_tensor(value)}, {"samples": samples, "loss": 0.0, **scalars}, {"kind": "a"})
+
+
+@pytest.mark.parametrize("reducer", [WeightedMean(), TiltedMean(1.0)], ids=["weighted", "tilted"])
+def test_an_upload_of_no_weight_leaves_no_trace(reducer: Reducer) -> None:
+    nothing, other = (reducer.lift(n, up([v, v], 0.0, loss=v), 0) for n, v in (("a", 1e9), ("b", 3.0)))
+    one = reducer.lift("c", up([0.1, 0.2], 2.0, loss=0.3), 0)
+    for total in (reducer.merge(nothing, one), reducer.merge(one, nothing)):
+        assert torch.equal(total.tensors["w"], one.tensors["w"])
+        assert total.scalars["loss"] == 0.3
+    assert reducer.merge(nothing, other).scalars == reducer.merge(other, nothing).scalars
+    assert torch.equal(reducer.merge(nothing, other).tensors["w"], torch.zeros(2))
+
+
+def test_a_coordinate_that_nobody_trained_has_no_coverage() -> None:
+    first = Packet({"w": torch.ones(3), "mask/w": torch.tensor([True, False, False])}, {"samples": 2.0})
+    second = Packet({"w": torch.full((3,), 4.0), "mask/w": torch.tensor([True, True, False])}, {"samples": 1.0})
+    total = fold(PerCoordinateMean(), fold(PerCoordinateMean(), None, "a", first), "b", second)
+    assert total.tensors["coverage/w"].tolist() == [3.0, 1.0, 0.0]
+    assert total.tensors["value/w"].tolist() == [2.0, 4.0, 0.0]
+    assert total.scalars["samples"] == 3.0
+
+
+def test_a_slice_is_spread_to_its_place() -> None:
+    def spread(packet: Packet) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        width = packet.tensors["w"].shape[0]
+        full, mask = torch.zeros(4), torch.zeros(4, dtype=torch.bool)
+        full[:width], mask[:width] = packet.tensors["w"], True
+        return {"w": full}, {"w": mask}
+
+    reducer = PerCoordinateMean(weight=None, spread=spread)
+    total = fold(reducer, fold(reducer, None, "a", up([1.0, 2.0])), "b", up([3.0, 3.0, 3.0]))
+    assert total.tensors["value/w"].tolist() == [2.0, 2.5, 3.0, 0.0]
+    assert total.tensors["coverage/w"].tolist() == [2.0, 2.0, 1.0, 0.0]
+
+
+def test_the_order_of_names_does_not_hang_on_a_hash() -> None:
+    names = [f"layer{i}" for i in range(12)]
+    packet = Packet({name: torch.ones(1) for name in names}, {"samples": 1.0})
+    total = fold(PerCoordinateMean(), fold(PerCoordinateMean(), None, "a", packet), "b", packet)
+    assert [n.removeprefix("value/") for n in total.tensors if n.startswith("value/")] == names
+
+
+def test_a_sum_takes_what_was_left_out_as_zero() -> None:
+    a, b = Packet({"x": torch.ones(2)}, {"n": 1.0}), Packet({"y": torch.ones(1)}, {"m": 2.0})
+    total = fold(Sum(), fold(Sum(), None, "a", a), "b", b)
+    assert total.tensors["x"].tolist() == [1.0, 1.0] and total.tensors["y"].tolist() == [1.0]
+    assert total.scalars == {"n": 1.0, "m": 2.0}
+
+
+def test_a_thousand_half_precision_uploads_do_not_round_each_other_away() -> None:
+    total = None
+    for _ in range(1000):
+        total = fold(Sum(), total, "a", Packet({"w": torch.full((2,), 3.0, dtype=torch.float16)}))
+    assert total is not None and total.tensors["w"].tolist() == [3000.0, 3000.0]
+
+
+def test_the_mark_of_a_partial_result_is_taken_off_again() -> None:
+    marked = folded(Packet({"w": torch.ones(1)}, {"samples": 1.0}, {"kind": "a"}))
+    assert marked.tags == {"kind": "a", "folded": "1"}
+    assert fold(WeightedMean(), None, "edge", marked).tags == {"kind": "a"}
+
+
+MISFITS = {
+    "another shape": up(torch.ones(3)),
+    "another type": up(torch.ones(2, dtype=torch.float64)),
+    "whole numbers": up(torch.ones(2, dtype=torch.int64)),
+    "another name": Packet({"v": torch.ones(2)}, {"samples": 1.0, "loss": 0.0}, {"kind": "a"}),
+    "a weight below zero": up(torch.ones(2), -1.0),
+    "a weight without end": up(torch.ones(2), math.inf),
+    "a weight that is no number": up(torch.ones(2), math.nan),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+@pytest.mark.parametrize(
+    "reducer", [WeightedMean(), TiltedMean(1.0), Grouped("kind", WeightedMean())], ids=["weighted", "tilted", "grouped"]
+)
+def test_a_mean_refuses_what_does_not_fit_with_a_sentence(reducer: Reducer, misfit: str) -> None:
+    good = up(torch.ones(2))
+    total = fold(reducer, None, "good", good)
+    with pytest.raises(ValueError, match=r"\w+ \w+ \w+"):
+        fold(reducer, total, "bad", MISFITS[misfit])
+    assert torch.equal(next(iter(total.tensors.values())), torch.ones(2)), "the total so far is not touched"
+
+
+@pytest.mark.parametrize("misfit", [name for name in MISFITS if name != "another name"])
+def test_a_mean_per_coordinate_refuses_what_does_not_fit(misfit: str) -> None:
+    total = fold(PerCoordinateMean(), None, "good", up(torch.ones(2)))
+    with pytest.raises(ValueError, match=r"\w+ \w+ \w+"):
+        fold(PerCoordinateMean(), total, "bad", MISFITS[misfit])
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match="mask"):
+        PerCoordinateMean().lift("a", Packet({"w": torch.ones(2), "mask/w": torch.ones(3)}, {"samples": 1.0}), 0)
+
+
+def test_a_sum_refuses_another_shape() -> None:
+    with pytest.raises(ValueError, match=r"shape \(3,\) where others have \(2,\)"):
+        fold(Sum(), up(torch.ones(2)), "bad", up(torch.ones(3)))
+
+
+def test_a_part_that_nobody_reduces_is_refused() -> None:
+    with pytest.raises(ValueError, match="part 'extra'"):
+        Named({"model": Sum(), "maps": Collect()}).lift("a", Packet({"extra/w": torch.ones(1)}), 0)
+
+
+def test_a_group_cannot_be_a_path() -> None:
+    with pytest.raises(ValueError, match="'a/b'"):
+        Grouped("kind", Sum()).lift("a", Packet({"w": torch.ones(1)}, tags={"kind": "a/b"}), 0)

@@ -1,0 +1,68 @@
+"""The memory estimate against what torch's CPU allocator hands out during a real step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from undergrowth.core import Context, Model, Packet, Shard, Task, Train
+from undergrowth.devices import Tracer
+from undergrowth.learning import GradientClient
+from undergrowth.models.catalogue import builder
+
+BATCH = 16
+
+
+def measured(task: Task, client: GradientClient, down: Packet, shape: tuple[int, ...]) -> int:
+    """The peak of a later step: what is there before it, and the highest point the allocator reaches above."""
+    shard = Shard(torch.zeros(BATCH, *shape), torch.zeros(BATCH, dtype=torch.int64))
+    carry, _ = client.begin(task, down, shard, {}, Context(0, "device", 0))
+    batch = {"x": shard.x, "y": shard.y}
+    for _ in range(2):
+        carry = client.step(task, carry, batch)
+    there = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in leaves([carry, batch])}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        client.step(task, carry, batch)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    assert peak > 0
+    return sum(there.values()) + peak
+
+
+def leaves(tree):
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return [leaf for value in values for leaf in leaves(value)]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cnn", (1, 28, 28)), ("wrn-16-1", (3, 32, 32)), ("mlp", (64,)), ("resnet-8", (3, 32, 32))]
+)
+@pytest.mark.parametrize("split", [None, "head"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_memory_is_within_a_fifth_of_the_measured_peak(name, shape, split, optimiser):
+    task = Task(Model(builder(name, shape, 10)), 10, Train(batch=BATCH, momentum=0.9, optimiser=optimiser))
+    client, down = GradientClient(split=split), Packet(task.model.initial(0))
+    estimate = Tracer(task, client, shape).work(down, 10 * BATCH).memory
+    assert estimate == pytest.approx(measured(task, client, down, shape), rel=0.2)
+
+
+def test_larger_batches_and_stateful_optimisers_take_more():
+    sizes = []
+    for batch, optimiser in ((4, "sgd"), (32, "sgd"), (32, "adam")):
+        task = Task(Model(builder("cnn", (1, 28, 28), 10)), 10, Train(batch=batch, optimiser=optimiser))
+        sizes.append(Tracer(task, GradientClient(), (1, 28, 28)).work(Packet(task.model.initial(0)), 100).memory)
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == 3
+
+
+def test_the_shard_is_not_counted():
+    task = Task(Model(builder("mlp", (64,), 10)), 10, Train(batch=8))
+    tracer, down = Tracer(task, GradientClient(), (64,)), Packet(task.model.initial(0))
+    grown = tracer.work(down, 10_000).memory - tracer.work(down, 100).memory
+    assert grown <= 9900 * 3 * 8  # the order of the samples, and what it is made from

@@ -1,0 +1,261 @@
+"""Counted work against torch's own FLOP counter around real execution."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from undergrowth.core import Batch, Carry, Client, Context, LoopClient, Model, Packet, Shard, State, Steps, Task, Train
+from undergrowth.devices import Tracer
+from undergrowth.learning import CrossEntropy, Entropy, FewShot, GradientClient, HighestLoss, Proximal, Random
+from undergrowth.models.catalogue import builder
+
+CLASSES = 5
+TRAIN = Train(epochs=2, batch=8, momentum=0.9)
+IMAGES = (3, 8, 8)
+
+
+def task_of(name: str = "wrn-10-1", shape: tuple[int, ...] = IMAGES, train: Train = TRAIN, **options: Any) -> Task:
+    return Task(Model(builder(name, shape, CLASSES, **options)), CLASSES, train)
+
+
+def shard_of(size: int, shape: tuple[int, ...] = IMAGES, dtype: torch.dtype = torch.float32) -> Shard:
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(size, *shape, generator=generator)
+    if dtype is torch.int64:
+        x = torch.randint(CLASSES, (size, *shape), generator=generator)
+    return Shard(x, torch.randint(CLASSES, (size,), generator=generator))
+
+
+def packet_of(task: Task, **scalars: float) -> Packet:
+    return Packet(task.model.initial(0), scalars)
+
+
+def counted(task: Task, client: Client, down: Packet, shard: Shard, own: State | None = None) -> int:
+    with FlopCounterMode(display=False) as counter:
+        client.local(task, down, shard, own or {}, Context(0, "device", 0))
+    return counter.get_total_flops()
+
+
+@dataclass(frozen=True)
+class ForwardOnly(LoopClient):
+    """Evaluates and reports: work without a backward pass."""
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        order = torch.arange(len(shard))
+        return {"weights": down.tensors, "right": 0}, Steps({"x": shard.x, "y": shard.y}, (order,), task.train.batch)
+
+    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        with torch.no_grad():
+            logits = task.model(carry["weights"], batch["x"])
+        return {**carry, "right": carry["right"] + (logits.argmax(-1) == batch["y"]).sum()}
+
+    def finish(
+        self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
+    ) -> tuple[Packet, State]:
+        return Packet({}, {"right": float(carry["right"])}), own
+
+
+class Evaluated(GradientClient):
+    """Runs the model on the whole shard before and after training, and reads numbers out of the results."""
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        carry, steps = super().begin(task, down, shard, own, context)
+        return {**carry, "before": self._loss(task, down.tensors, shard)}, steps
+
+    def finish(
+        self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
+    ) -> tuple[Packet, State]:
+        up, own = super().finish(task, down, carry, shard, own, context)
+        after = self._loss(task, {**down.tensors, **up.tensors}, shard)
+        return Packet(up.tensors, {"gain": float(carry["before"] - after)}), own
+
+    def _loss(self, task: Task, weights: Any, shard: Shard) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.nn.functional.cross_entropy(task.model(weights, shard.x), shard.y)
+
+
+class StopsEarly(Evaluated):
+    """Decides by a value of the model's output how long to train: nothing but real tensors will do."""
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        carry, steps = super().begin(task, down, shard, own, context)
+        return carry, replace(steps, epochs=steps.epochs[:1]) if carry["before"].item() > 0 else steps
+
+
+class Ordered(GradientClient):
+    """Trains as many epochs as it is told to."""
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        carry, steps = super().begin(task, down, shard, own, context)
+        return carry, replace(steps, epochs=steps.epochs[:1] * int(down.scalars["epochs"]))
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A client that only has `local`."""
+
+    inner: GradientClient = GradientClient()
+
+    def local(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Packet, State]:
+        return self.inner.local(task, down, shard, own, context)
+
+
+CLIENTS = {
+    "fedavg": GradientClient(),
+    "fedprox": GradientClient(objective=CrossEntropy() + Proximal(0.1)),
+    "upper half": GradientClient(split="mid"),
+    "head only": GradientClient(split="head"),
+    "a random share": GradientClient(selector=Random(0.3)),
+    "by entropy": GradientClient(split="mid", selector=Entropy(0.5)),
+    "by loss": GradientClient(selector=HighestLoss(0.25)),
+    "few shots": GradientClient(selector=FewShot(2)),
+    "forward only": ForwardOnly(),
+    "before and after": Evaluated(),
+    "plain": Plain(),
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("model", ["wrn-10-1", "cnn"])
+def test_flops_are_those_of_real_execution(name, model):
+    task = task_of(model, **({"hidden": 16} if model == "cnn" else {}))
+    down = packet_of(task)
+    tracer = Tracer(task, CLIENTS[name], IMAGES)
+    for size in (2, 7, 8, 21, 40):  # less than a batch, one batch, a partial last one, whole ones
+        shard = shard_of(size)
+        real = counted(task, CLIENTS[name], down, shard)
+        assert tracer.work(down, size, labels=shard.y).flops == pytest.approx(real, rel=0.01), size
+
+
+def test_one_sample():
+    task = task_of("cnn", hidden=16)
+    down = packet_of(task)
+    work = Tracer(task, GradientClient(), IMAGES).work(down, 1)
+    assert work.flops == counted(task, GradientClient(), down, shard_of(1))
+    assert (work.steps, work.samples) == (2, 2)
+
+
+def test_batches_larger_than_the_data_and_of_one_sample():
+    for batch in (1, 2, 1000):
+        task = task_of("cnn", train=Train(batch=batch), hidden=16)
+        down = packet_of(task)
+        work = Tracer(task, GradientClient(), IMAGES).work(down, 11)
+        assert work.flops == counted(task, GradientClient(), down, shard_of(11))
+        assert work.steps == -(-11 // batch)
+
+
+def test_steps_and_samples():
+    task = task_of()
+    work = Tracer(task, GradientClient(), IMAGES).work(packet_of(task), 21)
+    assert (work.steps, work.samples) == (2 * 3, 2 * 21)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "options"),
+    [
+        ("mlp", (12,), torch.float32, {}),
+        ("resnet-8", IMAGES, torch.float32, {"norm": "group"}),
+        ("lstm", (6,), torch.int64, {"vocabulary": 10, "hidden": 8}),
+    ],
+)
+def test_other_models_and_inputs(name, shape, dtype, options):
+    task = task_of(name, shape, **options)
+    down, shard = packet_of(task), shard_of(13, shape, dtype)
+    # oneDNN computes an LSTM in one operation, which torch counts as nothing.
+    fused = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        real = counted(task, GradientClient(), down, shard)
+    finally:
+        torch._C._set_mkldnn_enabled(fused)
+    assert real > 0
+    assert Tracer(task, GradientClient(), shape, dtype).work(down, 13).flops == pytest.approx(real, rel=0.01)
+
+
+def test_backward_through_a_frozen_part_costs_nothing():
+    task = task_of(train=Train(batch=8))
+    down = packet_of(task)
+    forward = Tracer(task, ForwardOnly(), IMAGES).work(down, 8)
+    head = Tracer(task, GradientClient(split="head"), IMAGES).work(down, 8)
+    full = Tracer(task, GradientClient(), IMAGES).work(down, 8)
+    last_layer = 2 * 8 * 64 * CLASSES
+    assert head.flops == forward.flops + last_layer  # the gradient of the last layer's weights, nothing else
+    assert full.flops > 2.5 * forward.flops
+    assert head.memory < 0.6 * full.memory
+
+
+def test_a_pruned_model_costs_what_is_left_of_it():
+    """Half the hidden units: the same architecture with thinner layers, sent as a smaller model."""
+    full, thin = (task_of("cnn", hidden=hidden) for hidden in (512, 64))
+    work = {}
+    for task in (full, thin):
+        down = packet_of(task)
+        work[task] = Tracer(task, GradientClient(), IMAGES).work(down, 20)
+        assert work[task].flops == counted(task, GradientClient(), down, shard_of(20))
+    assert work[thin].flops < work[full].flops
+    assert work[thin].memory < work[full].memory
+
+
+def test_a_client_that_needs_values_gets_them():
+    task = task_of("cnn", hidden=16)
+    down, client = packet_of(task), StopsEarly()
+    for size in (5, 20):
+        real = counted(task, client, down, shard_of(size))
+        assert Tracer(task, client, IMAGES).work(down, size).flops == pytest.approx(real, rel=0.01)
+
+
+def test_labels_count_only_for_clients_that_look_at_them():
+    task = task_of("cnn", hidden=16)
+    down = packet_of(task)
+    one_class, all_classes = torch.zeros(20, dtype=torch.int64), torch.arange(20) % CLASSES
+    few = Tracer(task, GradientClient(selector=FewShot(2)), IMAGES)
+    assert few.work(down, 20, labels=one_class).samples == 2 * 2
+    assert few.work(down, 20, labels=all_classes).samples == 2 * 2 * CLASSES
+    assert few.work(down, 20).samples == 2 * 2 * CLASSES  # without labels all classes are as frequent
+    every = Tracer(task, GradientClient(), IMAGES)
+    assert every.work(down, 20, labels=one_class) == every.work(down, 20, labels=all_classes)
+
+
+def test_a_server_may_send_how_long_to_train():
+    task = task_of("mlp", (12,))
+    tracer = Tracer(task, Ordered(), (12,))
+    assert [tracer.work(packet_of(task, epochs=n), 8).steps for n in (1, 3)] == [1, 3]
+
+
+def test_own_state_counts_as_memory():
+    task = task_of("mlp", (12,))
+    tracer, down = Tracer(task, GradientClient(), (12,)), packet_of(task)
+    extra = tracer.work(down, 8, {"previous": task.model.initial(1)}).memory - tracer.work(down, 8).memory
+    assert extra == down.nbytes
+
+
+def test_tracing_leaves_the_model_usable():
+    task = task_of()
+    down, shard = packet_of(task), shard_of(9)
+    before = task.model(down.tensors, shard.x)
+    Tracer(task, GradientClient(), IMAGES).work(down, 9)
+    assert torch.equal(task.model(down.tensors, shard.x), before)
+
+
+def test_the_second_call_takes_no_time():
+    task = task_of("wrn-16-1", (3, 32, 32))
+    tracer, down = Tracer(task, GradientClient(), (3, 32, 32)), packet_of(task)
+    tracer.work(down, 50)
+
+    def best_of(*calls: tuple[Packet, int]) -> float:
+        times = []
+        for packet, size in calls:
+            start = time.perf_counter()
+            tracer.work(packet, size)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert best_of(*[(down, 50)] * 5) < 1e-4  # the same packet
+    assert best_of(*[(packet_of(task), 50) for _ in range(3)]) < 1e-3  # another of the same kind
+    assert best_of(*[(down, size) for size in range(60, 70)]) < 2e-3  # other sizes

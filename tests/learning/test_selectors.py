@@ -1,0 +1,118 @@
+"""On which samples a device trains, against direct computations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from undergrowth.core import InputError, Shard, Task
+from undergrowth.learning import All, Entropy, FewShot, HighestLoss, Random, Selector, ordered
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def many(count: int, seed: int = 1) -> Shard:
+    g = generator(seed)
+    return Shard(torch.randn(count, 4, generator=g) * 3, torch.randint(0, 3, (count,), generator=g))
+
+
+def test_all_is_all(task: Task, weights: dict[str, Tensor], shard: Shard) -> None:
+    assert All().pick(task, weights, shard, generator()).tolist() == list(range(23))
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.001, 1), (0.1, 2), (0.5, 12), (1.0, 23)])
+def test_a_share_is_so_many_different_samples(
+    task: Task, weights: dict[str, Tensor], shard: Shard, share: float, count: int
+) -> None:
+    for selector in (Random(share), Entropy(share), HighestLoss(share)):
+        picked = selector.pick(task, weights, shard, generator())
+        assert len(picked) == len(picked.unique()) == count
+        assert picked.tolist() == sorted(picked.tolist()) and picked.min() >= 0 and picked.max() < 23
+
+
+def test_a_random_share_hangs_on_the_generator(task: Task, weights: dict[str, Tensor], shard: Shard) -> None:
+    first, again, other = (Random(0.5).pick(task, weights, shard, generator(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_entropy_picks_what_a_direct_computation_picks(task: Task, weights: dict[str, Tensor]) -> None:
+    shard = many(700)  # more than one evaluation batch
+    net = task.model.build().eval()
+    net.load_state_dict(weights)
+    with torch.no_grad():
+        chances = (net(shard.x).double() / 0.1).softmax(1)
+    entropy = -(chances * chances.clamp_min(1e-300).log()).sum(1)
+    picked = Entropy(0.1).pick(task, weights, shard, generator())
+    assert len(picked) == 70
+    rest = torch.ones(700, dtype=torch.bool)
+    rest[picked] = False
+    assert entropy[picked].min() >= entropy[rest].max() - 1e-6
+
+
+def test_highest_loss_picks_what_a_direct_computation_picks(task: Task, weights: dict[str, Tensor]) -> None:
+    shard = many(40)
+    net = task.model.build().eval()
+    net.load_state_dict(weights)
+    with torch.no_grad():
+        losses = functional.cross_entropy(net(shard.x), shard.y, reduction="none")
+    assert HighestLoss(0.25).pick(task, weights, shard, generator()).tolist() == sorted(
+        losses.topk(10).indices.tolist()
+    )
+
+
+def test_among_equals_the_earlier_sample_wins(task: Task, weights: dict[str, Tensor]) -> None:
+    shard = Shard(torch.ones(8, 4), torch.zeros(8, dtype=torch.int64))
+    assert Entropy(0.5).pick(task, weights, shard, generator()).tolist() == [0, 1, 2, 3]
+
+
+def test_few_shots_are_the_same_number_of_every_class(task: Task, weights: dict[str, Tensor]) -> None:
+    shard = Shard(torch.randn(30, 4, generator=generator()), torch.tensor([0] * 20 + [2] * 8 + [1] * 2))
+    picked = FewShot(4).pick(task, weights, shard, generator())
+    assert len(picked.unique()) == len(picked)
+    assert shard.y[picked].bincount().tolist() == [4, 2, 4], "a class with fewer gives what it has"
+
+
+def test_few_shots_are_drawn_anew_each_epoch_and_a_share_is_not(task: Task, weights: dict[str, Tensor]) -> None:
+    shard = many(60)
+
+    def epochs(selector: Selector) -> list[tuple[int, ...]]:
+        steps = ordered(task, weights, shard, selector, 5, 4, generator())
+        return [tuple(order.tolist()) for order in steps.epochs]
+
+    few, half = epochs(FewShot(3)), epochs(Random(0.5))
+    assert len({frozenset(order) for order in few}) > 1 and all(len(order) == 9 for order in few)
+    assert len({frozenset(order) for order in half}) == 1, "picked once"
+    assert len(set(half)) == 5, "but in a fresh order each epoch"
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
+def test_a_share_out_of_range_is_refused(task: Task, weights: dict[str, Tensor], shard: Shard, share: float) -> None:
+    for selector in (Random(share), Entropy(share), HighestLoss(share)):
+        with pytest.raises(InputError, match=f"share {share} must lie above 0"):
+            selector.pick(task, weights, shard, generator())
+
+
+@pytest.mark.parametrize("selector", [All(), Random(0.1), Entropy(0.1), HighestLoss(0.1), FewShot(2)], ids=repr)
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_tiny_shard_gives_what_it_has(task: Task, weights: dict[str, Tensor], selector: Selector, count: int) -> None:
+    assert selector.pick(task, weights, many(count), generator()).tolist() == list(range(count))
+
+
+def test_picking_leaves_the_weights_and_the_global_generator_alone(
+    task: Task, weights: dict[str, Tensor], shard: Shard
+) -> None:
+    before = {name: value.clone() for name, value in weights.items()}
+    state = torch.random.get_rng_state()
+    for selector in (Random(0.3), Entropy(0.3), HighestLoss(0.3), FewShot()):
+        selector.pick(task, weights, shard, generator())
+    assert all(torch.equal(weights[name], before[name]) for name in before)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_selector_that_picks_nothing_says_so(task: Task, weights: dict[str, Tensor], shard: Shard) -> None:
+    with pytest.raises(NotImplementedError, match="pick"):
+        Selector().pick(task, weights, shard, generator())
