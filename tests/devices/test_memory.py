@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from undergrowth.core import Context, Model, Packet, Shard, Task, Train
-from undergrowth.devices import Tracer
+from undergrowth.devices import Tracer, meter
 from undergrowth.learning import GradientClient
 from undergrowth.models.catalogue import builder
 
@@ -66,3 +66,13 @@ def test_the_shard_is_not_counted():
     tracer, down = Tracer(task, GradientClient(), (64,)), Packet(task.model.initial(0))
     grown = tracer.work(down, 10_000).memory - tracer.work(down, 100).memory
     assert grown <= 9900 * 3 * 8  # the order of the samples, and what it is made from
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype"), [("lstm", (6,), torch.int64), ("cnn", (3, 8, 8), torch.float32)])
+def test_operations_that_the_meter_remembers_count_as_at_first(name, shape, dtype, monkeypatch):
+    """An operation that gives a view without saying so must not count as new memory when it comes again."""
+    monkeypatch.setattr(meter, "_KNOWN", {})
+    task = Task(Model(builder(name, shape, 10)), 10, Train(batch=8))
+    first, second = (Tracer(task, GradientClient(), shape, dtype).work(Packet(task.model.initial(0)), 20) for _ in "ab")
+    monkeypatch.setattr(meter, "_pure", lambda _: False)
+    assert first == second == Tracer(task, GradientClient(), shape, dtype).work(Packet(task.model.initial(0)), 20)

@@ -175,6 +175,8 @@ class Node:
         return commands
 
     def _ready(self) -> bool:
+        if not self._arrived and len(self._lost.keys() | self._refused.keys()) == len(self.children):
+            return True  # everybody was tried and failed: an asynchronous server would ask them again for ever
         return self.server.ready(Progress(len(self._arrived), len(self._lost), len(self._out), self._expired))
 
     def _ask(self, commands: list[Command]) -> None:

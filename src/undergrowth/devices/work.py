@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Client, Context, LoopClient, Packet, Shard, State, Task, moved
-from undergrowth.devices.meter import Meter, tensors_in
-
-# Of these things only the shapes count, or also the labels' values, or all values: what a client looks at when it
-# decides which samples to train on. The first that works is taken; each is slower than the one before.
-SHAPES, LABELS, VALUES = "shapes", "labels", "values"
+from undergrowth.core import Client, LoopClient, Packet, State, Task
+from undergrowth.devices.traced_job import Inputs, TracedJob
+from undergrowth.learning.selectors import EVALUATION_BATCH
 
 # Two shard sizes and the smaller batch size at which to count. Round numbers, so that a share of the samples is
 # the same share of both; never one sample, which batch normalisation refuses.
 SMALL, LARGE, SMALL_BATCH = 100, 200, 2
 
 KNOWN_LIMIT = 100_000  # prices kept; more only come up where a server sends another number in every round
-
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -35,12 +28,18 @@ class Work:
     memory: bytes at the peak: weights, gradients, optimiser state, what the backward pass needs, one batch. The
     shard is not in it: a device may stream its data from its disk.
     samples: those that the steps go through, once an epoch.
+    bytes_up: what the upload weighs.
     """
 
     flops: float
     memory: int
     steps: int
     samples: int
+    bytes_up: int = 0
+
+
+def _plain_bytes(packet: Packet) -> int:
+    return packet.nbytes
 
 
 class Tracer:
@@ -52,8 +51,16 @@ class Tracer:
     the two points is a little overestimated. How many steps there are is asked of `begin` for every size.
     """
 
-    def __init__(self, task: Task, client: Client, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        task: Task,
+        client: Client,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        weigh: Callable[[Packet], int] = _plain_bytes,
+    ) -> None:
         self.task = task
+        self.weigh = weigh  # the bytes of an upload on its link
         self.client = client
         self.shape = tuple(shape)
         self.dtype = dtype
@@ -94,20 +101,21 @@ class _Begun:
 
 @dataclass(frozen=True)
 class _Chain:
-    """One job with two steps: FLOPs of a step and of `finish`, and peaks above what `begin` left behind."""
+    """One job with two steps: FLOPs of a step and of `finish`, peaks above what `begin` left behind, bytes sent."""
 
     step: int
     first: int
     later: int
     finish: int
     end: int
+    sent: int
 
 
 class _Loop:
     """The trace of a client that has begin, step and finish."""
 
     def __init__(self, tracer: Tracer, down: Packet, own: State) -> None:
-        self.inputs = _Inputs(tracer, down, own)
+        self.inputs = Inputs(tracer, down, own)
         self.batch = 0
         self.large = self.inputs.first_that_works(lambda: self._chain(LARGE, None))
         self.small = self._chain(SMALL, SMALL_BATCH)
@@ -130,18 +138,20 @@ class _Loop:
         for batch, count in begun.batches.items():
             flops += count * self._between("step", batch, SMALL_BATCH, self.batch)
         steps = sum(begun.batches.values())
-        extra = self._between("end", size, SMALL, LARGE) if size < LARGE else self.large.end
+        # What runs on the whole shard after the steps does so in pieces of this size.
+        extra = self._between("end", min(size, EVALUATION_BATCH), SMALL, LARGE)
         if steps:
             peak = "first" if steps == 1 else "later"  # after the first step, old and new weights lie side by side
             extra = max(extra, self._between(peak, max(begun.batches), SMALL_BATCH, self.batch))
         samples = sum(batch * count for batch, count in begun.batches.items())
-        return Work(float(flops), int(max(begun.peak, begun.resident + extra)), steps, samples)
+        sent = round(self._between("sent", size, SMALL, LARGE))
+        return Work(float(flops), int(max(begun.peak, begun.resident + extra)), steps, samples, sent)
 
     def _between(self, name: str, at: int, low: int, high: int) -> float:
         start, end = getattr(self.small, name), getattr(self.large, name)
         return float(start + (at - low) * (end - start) / (high - low))
 
-    def _begin(self, job: _Job) -> tuple[_Begun, Any, Mapping[str, Tensor], int]:
+    def _begin(self, job: TracedJob) -> tuple[_Begun, Any, Mapping[str, Tensor], int]:
         client, meter = job.client, job.meter
         with meter:
             carry, steps = client.begin(job.task, job.down, job.shard, job.own, job.context)
@@ -172,26 +182,29 @@ class _Loop:
                 later, step = meter.peak, meter.flops - before
                 del some
                 meter.peak, before = meter.live, meter.flops
-                job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
+                up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
+                finish, end = meter.flops - before, meter.peak
         left = begun.resident
-        return _Chain(step, first - left, later - left, meter.flops - before, meter.peak - left)
+        return _Chain(step, first - left, later - left, finish, end - left, self.inputs.tracer.weigh(up))
 
 
 class _Whole:
-    """The trace of a client that only has `local`: FLOPs on a line through two sizes, classes as frequent as each other.
+    """The trace of a client that only has `local`: FLOPs on a line through two sizes, all classes equally frequent.
 
-    Memory stops growing at the larger size: beyond a whole batch it is only copies of the shard that grow.
+    Memory stops growing at the larger size: beyond a whole batch it is only copies of the shard that grow. Numbers
+    that are read out of tensors are taken to be reports, so work that depends on them is not seen: a client that
+    decides how long to train by a loss should be a LoopClient.
     """
 
     def __init__(self, tracer: Tracer, down: Packet, own: State) -> None:
-        self.inputs = _Inputs(tracer, down, own)
+        self.inputs = Inputs(tracer, down, own)
         # At least a whole batch, so that the peak is that of a whole batch.
         self.low = max(SMALL, tracer.task.train.batch)
         self.large = self.inputs.first_that_works(lambda: self._local(2 * self.low))
         self.small = self._local(self.low)
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Tensor | None) -> Work:
-        (flops, memory), (more_flops, more_memory) = self.small, self.large
+        (flops, memory, sent), (more_flops, more_memory, more_sent) = self.small, self.large
         slope = (more_flops - flops) / self.low
         grown = min(size, 2 * self.low) - self.low
         return Work(
@@ -199,82 +212,13 @@ class _Whole:
             int(memory + grown * (more_memory - memory) / self.low),
             1,
             size,
+            max(0, round(sent + (size - self.low) * (more_sent - sent) / self.low)),
         )
 
-    def _local(self, size: int) -> tuple[int, int]:
+    def _local(self, size: int) -> tuple[int, int, int]:
         with self.inputs.job(size, guess=True) as job, job.meter:
-            job.client.local(job.task, job.down, job.shard, job.own, job.context)
-        return job.meter.flops, job.meter.peak
-
-
-@dataclass
-class _Job:
-    client: Any
-    task: Task
-    down: Packet
-    shard: Shard
-    own: State
-    context: Context
-    meter: Meter
-
-
-class _Inputs:
-    """Makes the arguments of a job of one kind, for any number of samples."""
-
-    def __init__(self, tracer: Tracer, down: Packet, own: State) -> None:
-        self.tracer = tracer
-        self.real = (down, own)
-        self.shapes = (moved(down, "meta"), moved(own, "meta"))
-        self.device = next((tensor.device for tensor in tensors_in(self.real)), torch.device("cpu"))
-        self.looks_at = SHAPES
-
-    def first_that_works(self, attempt: Callable[[], Result]) -> Result:
-        for looks_at in (SHAPES, LABELS):
-            self.looks_at = looks_at
-            # Whatever needs a value that is not there raises some RuntimeError.
-            with contextlib.suppress(RuntimeError):
-                result = attempt()
-                self.real = self.shapes  # lets go of the weights
-                return result
-        self.looks_at = VALUES
-        return attempt()
-
-    def counts(self, labels: Tensor | None) -> Hashable:
-        """What of the labels may change the price: how often each occurs, if the client looks at them at all."""
-        if labels is None or self.looks_at == SHAPES:
-            return None
-        return tuple(torch.bincount(labels.cpu().flatten()).tolist())
-
-    @contextlib.contextmanager
-    def job(
-        self,
-        size: int,
-        labels: Tensor | None = None,
-        scalars: Mapping[str, float] | None = None,
-        guess: bool = False,
-    ) -> Iterator[_Job]:
-        tracer, task = self.tracer, self.tracer.task
-        down, own = self.real if self.looks_at == VALUES else self.shapes
-        if scalars is not None:
-            down = Packet(down.tensors, scalars, down.tags)
-        x = torch.zeros((size, *tracer.shape), dtype=tracer.dtype, device="cpu" if self.looks_at == VALUES else "meta")
-        if self.looks_at == SHAPES:
-            y = torch.zeros(size, dtype=torch.int64, device="meta")
-        else:
-            y = torch.arange(size) % task.classes if labels is None else labels
-            y = y.to(self.device)
-        meter = Meter(guess)
-        meter.ignore(x, y)
-        meter.hold((down, own))
-        fused = torch._C._get_mkldnn_enabled()
-        if self.looks_at == VALUES:
-            # oneDNN computes an LSTM in one operation that torch has no FLOP formula for; without it, the same
-            # layer is a row of matrix products, as it is on tensors without values.
-            torch._C._set_mkldnn_enabled(False)
-        try:
-            yield _Job(tracer.client, task, down, Shard(x, y), own, Context(0, "device", 0), meter)
-        finally:
-            torch._C._set_mkldnn_enabled(fused)
+            up, _ = job.client.local(job.task, job.down, job.shard, job.own, job.context)
+        return job.meter.flops, job.meter.peak, self.inputs.tracer.weigh(up)
 
 
 def signature(tree: Any) -> Hashable:

@@ -18,7 +18,8 @@ from undergrowth.learning.selectors import All, Selector
 class GradientClient(LoopClient):
     """Trains the received model, or the part above `split`, for some epochs and sends back what it trained.
 
-    Settings that are None are the run's.
+    Settings that are None are the run's. A method that starts from something else than what came down, or sends
+    or keeps something else than what was trained, overrides `start` or `send`.
     """
 
     objective: Objective = CrossEntropy()
@@ -29,22 +30,31 @@ class GradientClient(LoopClient):
     epochs: int | None = None
     batch: int | None = None
 
+    def start(self, task: Task, down: Packet, own: State) -> Weights:
+        """The weights that training starts from."""
+        return down.tensors
+
+    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
+        """The upload and the device's own state, from what was trained and the number of samples."""
+        return trained, own
+
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        weights = self.start(task, down, own)
         steps = ordered(
             task,
-            down.tensors,
+            weights,
             shard,
             self.selector,
             task.train.epochs if self.epochs is None else self.epochs,
             self.batch or task.train.batch,
             context.generator("order"),
         )
-        parameters = {name: down.tensors[name] for name in task.model.trainable(self.split)}
+        parameters = {name: weights[name] for name in task.model.trainable(self.split)}
         carry = {
             "parameters": parameters,
-            "buffers": {name: down.tensors[name] for name in task.model.buffers},
+            "buffers": {name: weights[name] for name in task.model.buffers},
             "optimiser": self._optimiser(task).init(list(parameters.values())),
-            "received": down.tensors,
+            "received": weights,
             "lr": learning_rate(task.train, context.round) if self.lr is None else self.lr,
             "samples": float(len(steps.epochs[0]) if steps.epochs else len(shard)),
         }
@@ -64,7 +74,8 @@ class GradientClient(LoopClient):
         self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
     ) -> tuple[Packet, State]:
         buffers = {name: carry["buffers"][name] for name in task.model.upper_buffers(self.split)}
-        return Packet({**carry["parameters"], **buffers}, {"samples": carry["samples"]}), own
+        trained = Packet({**carry["parameters"], **buffers}, {"samples": carry["samples"]})
+        return self.send(task, down, trained, own)
 
     def _optimiser(self, task: Task) -> Optimiser:
         return optimiser_of(task.train) if self.optimiser is None else self.optimiser

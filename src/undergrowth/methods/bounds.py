@@ -14,45 +14,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import (
-    Batch,
-    Carry,
-    Context,
-    LoopClient,
-    Method,
-    Packet,
-    Plan,
-    Server,
-    Shard,
-    State,
-    Steps,
-    Sum,
-    Task,
-    View,
-    Weights,
-    sampled,
-)  # fmt: skip
+from undergrowth.core import Context, Method, Packet, Plan, Server, State, Sum, Task, View, Weights, sampled
 from undergrowth.learning import GradientClient
 
 
 @dataclass(frozen=True)
-class Alone(LoopClient):
+class Alone(GradientClient):
     """Goes on training its own model, which the seed in the first packet starts."""
 
-    training: GradientClient = GradientClient()
+    def start(self, task: Task, down: Packet, own: State) -> Weights:
+        return own.get("model") or common_start(task, down.scalars["seed"])
 
-    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        model = own.get("model") or start(task, down.scalars["seed"])
-        return self.training.begin(task, Packet(model), shard, own, context)
-
-    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
-        return self.training.step(task, carry, batch)
-
-    def finish(
-        self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
-    ) -> tuple[Packet, State]:
-        trained, _ = self.training.finish(task, down, carry, shard, own, context)
-        return Packet(scalars=trained.scalars), {"model": dict(trained.tensors), "samples": len(shard)}
+    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
+        return Packet(scalars=trained.scalars), {"model": dict(trained.tensors)}
 
 
 @dataclass(frozen=True)
@@ -83,10 +57,10 @@ class Bound(Method):
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         trained = {device: kept["model"] for device, kept in own.items() if kept}
-        return trained or {"start": start(task, state["seed"])}
+        return trained or {"start": common_start(task, state["seed"])}
 
     def personal(self, task: Task, state: State, own: State) -> Weights:
-        return own["model"] if own else start(task, state["seed"])
+        return own["model"] if own else common_start(task, state["seed"])
 
 
 @dataclass(frozen=True)
@@ -99,5 +73,5 @@ class Central(Bound):
     pooled: ClassVar[bool] = True
 
 
-def start(task: Task, seed: float) -> Weights:
+def common_start(task: Task, seed: float) -> Weights:
     return task.model.initial(int(seed))

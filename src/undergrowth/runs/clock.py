@@ -21,6 +21,5 @@ class FleetClock:
 
     def timing(self, device: str, down: Packet) -> Timing:
         work = self.tracer.work(down, self.population.size(device), self.states.get(device))
-        # The upload is taken to be as large as the download where it is not known before it is made.
-        cost = price(self.fleet.profile(device), work, down.nbytes, down.nbytes)
+        cost = price(self.fleet.profile(device), work, down.nbytes, work.bytes_up)
         return Timing(cost.seconds_down, cost.seconds_compute, cost.seconds_up, work.flops, work.memory, cost.joules)

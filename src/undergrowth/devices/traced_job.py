@@ -1,0 +1,94 @@
+"""The arguments of a job, for tracing it: tensors without values, with as many samples as one likes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from undergrowth.core import Context, Packet, Shard, State, Task, moved
+from undergrowth.devices.meter import Meter, tensors_in
+
+if TYPE_CHECKING:
+    from undergrowth.devices.work import Tracer
+
+Result = TypeVar("Result")
+
+# Of these things only the shapes count, or also the labels' values, or all values: what a client looks at when it
+# decides which samples to train on. The first that works is taken; each is slower than the one before.
+SHAPES, LABELS, VALUES = "shapes", "labels", "values"
+
+
+@dataclass
+class TracedJob:
+    client: Any
+    task: Task
+    down: Packet
+    shard: Shard
+    own: State
+    context: Context
+    meter: Meter
+
+
+class Inputs:
+    """Makes the arguments of a job of one kind, for any number of samples."""
+
+    def __init__(self, tracer: Tracer, down: Packet, own: State) -> None:
+        self.tracer = tracer
+        self.real = (down, own)
+        self.shapes = (moved(down, "meta"), moved(own, "meta"))
+        self.device = next((tensor.device for tensor in tensors_in(self.real)), torch.device("cpu"))
+        self.looks_at = SHAPES
+
+    def first_that_works(self, attempt: Callable[[], Result]) -> Result:
+        for looks_at in (SHAPES, LABELS):
+            self.looks_at = looks_at
+            # Whatever needs a value that is not there raises some RuntimeError.
+            with contextlib.suppress(RuntimeError):
+                result = attempt()
+                self.real = self.shapes  # lets go of the weights
+                return result
+        self.looks_at = VALUES
+        return attempt()
+
+    def counts(self, labels: Tensor | None) -> Hashable:
+        """What of the labels may change the price: how often each occurs, if the client looks at them at all."""
+        if labels is None or self.looks_at == SHAPES:
+            return None
+        return tuple(torch.bincount(labels.cpu().flatten()).tolist())
+
+    @contextlib.contextmanager
+    def job(
+        self,
+        size: int,
+        labels: Tensor | None = None,
+        scalars: Mapping[str, float] | None = None,
+        guess: bool = False,
+    ) -> Iterator[TracedJob]:
+        tracer, task = self.tracer, self.tracer.task
+        down, own = self.real if self.looks_at == VALUES else self.shapes
+        if scalars is not None:
+            down = Packet(down.tensors, scalars, down.tags)
+        device = self.device if self.looks_at == VALUES else torch.device("meta")
+        x = torch.zeros((size, *tracer.shape), dtype=tracer.dtype, device=device)
+        if self.looks_at == SHAPES:
+            y = torch.zeros(size, dtype=torch.int64, device="meta")
+        else:
+            y = torch.arange(size) % task.classes if labels is None else labels
+            y = y.to(self.device)
+        meter = Meter(guess)
+        meter.ignore(x, y)
+        meter.hold((down, own))
+        fused = torch._C._get_mkldnn_enabled()
+        if self.looks_at == VALUES:
+            # oneDNN computes an LSTM in one operation that torch has no FLOP formula for; without it, the same
+            # layer is a row of matrix products, as it is on tensors without values.
+            torch._C._set_mkldnn_enabled(False)
+        try:
+            yield TracedJob(tracer.client, task, down, Shard(x, y), own, Context(0, "device", 0), meter)
+        finally:
+            torch._C._set_mkldnn_enabled(fused)

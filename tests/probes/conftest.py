@@ -1,0 +1,88 @@
+"""What the probes share: a small real federation, driven to its end with and without a restart after every round."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from undergrowth.core import Method, Model, Node, Packet, Shard, Task, Train, pack, unpack
+from undergrowth.data import load, partition
+from undergrowth.engines import Serial, World
+from undergrowth.models import builder
+from undergrowth.simulation import Simulation, Timing
+from undergrowth.topology import tree
+
+DATA = load("digits")
+POPULATION = partition(DATA, "dirichlet:0.5", 8, 0, holdout=0)
+Run = Callable[..., tuple[Simulation, World]]
+
+
+class UnequalDevices:
+    """Every device has its own pace, so that an asynchronous server sees them in a mixed order."""
+
+    def timing(self, device: str, down: Packet) -> Timing:
+        return Timing(seconds_compute=1.0 + 0.37 * int(device[-1]))
+
+
+def federation(method: Method, rounds: int, model: str, topology: str, cycles: int) -> tuple[Simulation, World]:
+    public = Shard(POPULATION.central_test().x[:100], POPULATION.central_test().y[:100])
+    functional = Model(builder(model, DATA.shape, DATA.classes))
+    task = Task(functional, 10, Train(rounds=rounds, batch=16), public)
+    shape = tree(topology, POPULATION.devices)
+    nodes = {
+        name: Node(
+            name, method.server_at(shape.depth[name]), task, children, rounds if shape.depth[name] == 0 else cycles,
+            seed=7, is_root=shape.depth[name] == 0, nodes=frozenset(c for c in children if c in shape.children),
+        )
+        for name, children in shape.children.items()
+    }  # fmt: skip
+    world = World(task, method.client, {name: node.server for name, node in nodes.items()}, POPULATION)
+    engine = Serial()
+    engine.open(world)
+    return Simulation(nodes, shape.parents, engine, UnequalDevices()), world
+
+
+@pytest.fixture
+def run() -> Run:
+    """Runs a method to its end; then again with a restart from disk format after every round, and compares."""
+
+    def go(method: Method, rounds: int, model: str = "logistic", topology: str = "star", cycles: int = 1) -> Any:
+        simulation, world = federation(method, rounds, model, topology, cycles)
+        for _ in simulation.run():
+            simulation.ledger.take()
+        again, other = federation(method, rounds, model, topology, cycles)
+        while not again.root.done:
+            next(again.run())
+            text_and_tensors = pack([again.snapshot(), dict(other.states.all())])
+            again, other = federation(method, rounds, model, topology, cycles)
+            state, states = unpack(*text_and_tensors)
+            again.restore(state)
+            other.states.restore(states)
+        assert fingerprint(again.root.state) == fingerprint(simulation.root.state)
+        assert fingerprint(dict(other.states.all())) == fingerprint(dict(world.states.all()))
+        assert again.ledger.totals == simulation.ledger.totals
+        return simulation, world
+
+    return go
+
+
+def fingerprint(state: Any) -> str:
+    tensors, text = pack(state)
+    return hashlib.sha256(text.encode() + b"".join(t.numpy().tobytes() for t in tensors.values())).hexdigest()
+
+
+def accuracy(logits: Tensor) -> float:
+    return float((logits.argmax(1) == POPULATION.central_test().y).float().mean())
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
