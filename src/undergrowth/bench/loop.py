@@ -1,0 +1,94 @@
+"""`undergrowth bench loop`: what the abstraction costs on one core.
+
+The reference is the loop that a researcher writes by hand: for every device load the model, make an optimiser, go
+through the batches, add up the result. Both sides train the same model on the same batches and end with the same
+average; rounds alternate, so that a busy machine slows both.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from time import process_time
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from undergrowth.bench import Measurement
+from undergrowth.bench.workload import InMemory, Writers
+from undergrowth.core import Context, Model, Node, Task, Train
+from undergrowth.devices import fleet
+from undergrowth.engines import Serial, World
+from undergrowth.methods import FedAvg
+from undergrowth.models import builder
+from undergrowth.runs.clock import FleetClock
+from undergrowth.simulation import Simulation
+
+DEVICES = 100
+BATCH = 20
+BARS = {"cnn": 0.95, "logistic": 0.7}
+REPEATS = {"cnn": 3, "logistic": 15}
+
+
+def measure() -> Iterator[Measurement]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name, bar in BARS.items():
+            ours, reference = compare(name, REPEATS[name])
+            yield Measurement(f"{name}, {DEVICES} devices a round", "clients per CPU second", ours, reference, bar)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def compare(name: str, repeats: int) -> tuple[float, float]:
+    """Clients per CPU second of the engine and of the loop: medians over rounds that alternate."""
+    writers = Writers(DEVICES)
+    population = InMemory({device: writers.train(device) for device in writers.devices}, writers)
+    task = Task(Model(builder(name, writers.shape, writers.classes)), 62, Train(rounds=repeats + 1, batch=BATCH))
+    method = FedAvg()
+    node = Node("server", method.server, task, writers.devices, repeats + 1)
+    world = World(task, method.client, {"server": method.server}, population)
+    engine = Serial()
+    engine.open(world)
+    devices = fleet("uniform", writers.devices, 0)
+    clock = FleetClock(devices, task, method.client, population, world.states)  # type: ignore[arg-type]
+    rounds = Simulation({"server": node}, {}, engine, clock).run()
+
+    weights = task.model.initial(Context(0, "server", 0).key("model"))
+    ours, reference = [], []
+    for number in range(repeats + 1):
+        began = process_time()
+        next(rounds)
+        middle = process_time()
+        weights = by_hand(task, weights, population, number)
+        ended = process_time()
+        for key, value in node.state["model"].items():
+            torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-4)
+        if number:  # the first round traces and warms up
+            ours.append(DEVICES / (middle - began))
+            reference.append(DEVICES / (ended - middle))
+    return statistics.median(ours), statistics.median(reference)
+
+
+def by_hand(task: Task, weights: dict[str, Tensor], population: InMemory, number: int) -> dict[str, Tensor]:
+    """One round of FedAvg as one would write it without a framework."""
+    module = task.model.build().train()
+    total: dict[str, Tensor] = {}
+    samples = 0
+    for device in population.shards:
+        shard = population.train(device)
+        module.load_state_dict(weights)
+        optimiser = torch.optim.SGD(module.parameters(), lr=task.train.lr)
+        # The same order as the engine's, so that both sides do the same work.
+        generator = Context(0, device, number, number).generator("order")
+        order = torch.randperm(len(shard), generator=generator)
+        for index in order.split(BATCH):
+            optimiser.zero_grad()
+            F.cross_entropy(module(shard.x[index]), shard.y[index]).backward()
+            optimiser.step()
+        for key, value in module.state_dict().items():
+            total[key] = total[key] + len(shard) * value if key in total else len(shard) * value
+        samples += len(shard)
+    return {key: value / samples for key, value in total.items()}
