@@ -180,7 +180,7 @@ def test_what_an_engine_combined_counts_like_single_uploads(linear_task: Task) -
     for child, up in ups.items():
         one.receive(child, up)
     total = reducer.merge(*(reducer.lift(c, ups[c], 0) for c in ("c0", "c1")))
-    other.receive_folded(("c0", "c1"), total)
+    other.receive_folded({"c0": {}, "c1": {}}, total)
     other.receive("c2", ups["c2"])
     assert ends(one.advance()) == ends(other.advance())
     assert same(one.state, other.state)

@@ -46,7 +46,7 @@ def test_gradients_are_those_of_the_formula(
     batch = {"x": shard.x, "y": shard.y}
     buffers = {name: weights[name] for name in task.model.buffers}
     objective = CrossEntropy() + 0.5 * Proximal(MU)
-    gradients, after = gradients_of(task, objective, moved, buffers, weights, batch)
+    gradients, after, _ = gradients_of(task, objective, moved, buffers, weights, batch)
     net = task.model.build()
     net.load_state_dict({**weights, **moved})
     functional.cross_entropy(net(shard.x), shard.y).backward()
@@ -78,8 +78,8 @@ def test_a_sum_asks_for_the_maps_of_all_its_terms_once(task: Task, weights: dict
     trained = {name: weights[name] for name in task.model.parameters}
     buffers = {name: weights[name] for name in task.model.buffers}
     batch = {"x": shard.x, "y": shard.y}
-    gradients, _ = gradients_of(task, objective, trained, buffers, weights, batch)
-    plain, _ = gradients_of(task, CrossEntropy(), trained, buffers, weights, batch)
+    gradients, _, _ = gradients_of(task, objective, trained, buffers, weights, batch)
+    plain, _, _ = gradients_of(task, CrossEntropy(), trained, buffers, weights, batch)
     assert not torch.allclose(gradients[0], plain[0])
 
 

@@ -97,7 +97,7 @@ def test_adaptive_rules_are_their_formulas(task: Task, rule: str) -> None:
         torch.testing.assert_close(state["model"][name].double(), w, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("server", [Averaging(0.0), Momentum(0.0), *(Adaptive(rule, 0.0) for rule in RULES)], ids=repr)
+@pytest.mark.parametrize("server", [Averaging(0.0), Momentum(0.0), *(Adaptive(rule, 0.0) for rule in RULES)], ids=lambda server: getattr(server, "rule", type(server).__name__))
 def test_a_rate_of_zero_leaves_the_parameters_and_averages_the_buffers(task: Task, server: Server) -> None:
     state, states, totals = after(task, server, 3)
     assert all(torch.equal(state["model"][n], states[0]["model"][n]) for n in task.model.parameters)

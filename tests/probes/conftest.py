@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from undergrowth.core import Method, Model, Node, Packet, Shard, Task, Train, pack, unpack
+from undergrowth.core import Method, Model, Node, Shard, Task, Train, pack, unpack
 from undergrowth.data import load, partition
 from undergrowth.engines import Serial, World
 from undergrowth.models import builder
-from undergrowth.simulation import Simulation, Timing
+from undergrowth.simulation import Clock, Simulation, Timing
 from undergrowth.topology import tree
 
 DATA = load("digits")
@@ -22,17 +22,17 @@ POPULATION = partition(DATA, "dirichlet:0.5", 8, 0, holdout=0)
 Run = Callable[..., tuple[Simulation, World]]
 
 
-class UnequalDevices:
+class UnequalDevices(Clock):
     """Every device has its own pace, so that an asynchronous server sees them in a mixed order."""
 
-    def timing(self, device: str, down: Packet) -> Timing:
+    def timing(self, device: str, *_: object) -> Timing:
         return Timing(seconds_compute=1.0 + 0.37 * int(device[-1]))
 
 
 def federation(method: Method, rounds: int, model: str, topology: str, cycles: int) -> tuple[Simulation, World]:
     public = Shard(POPULATION.central_test().x[:100], POPULATION.central_test().y[:100])
     functional = Model(builder(model, DATA.shape, DATA.classes))
-    task = Task(functional, 10, Train(rounds=rounds, batch=16), public)
+    task = Task(functional, 10, Train(rounds=rounds, batch=16), public=public)
     shape = tree(topology, POPULATION.devices)
     nodes = {
         name: Node(
@@ -58,7 +58,7 @@ def run() -> Run:
         again, other = federation(method, rounds, model, topology, cycles)
         while not again.root.done:
             next(again.run())
-            text_and_tensors = pack([again.snapshot(), dict(other.states.all())])
+            text_and_tensors = pack([again.snapshot(), other.states.snapshot()])
             again, other = federation(method, rounds, model, topology, cycles)
             state, states = unpack(*text_and_tensors)
             again.restore(state)

@@ -22,8 +22,7 @@ from undergrowth.devices import fleet
 from undergrowth.engines import Serial, World
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
-from undergrowth.runs.clock import FleetClock
-from undergrowth.simulation import Simulation
+from undergrowth.simulation import FleetClock, Simulation
 
 DEVICES = 100
 BATCH = 20

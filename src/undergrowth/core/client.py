@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -62,8 +63,11 @@ class LoopClient:
     ) -> tuple[Packet, State]:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
 
-    def local(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Packet, State]:
+    def local(
+        self, task: Task, down: Packet, shard: Shard, own: State, context: Context, limit: int | None = None
+    ) -> tuple[Packet, State]:
+        """`limit`: steps after which it stops, to send what it has by then."""
         carry, steps = self.begin(task, down, shard, own, context)
-        for batch in steps:
+        for batch in islice(steps, limit):
             carry = self.step(task, carry, batch)
         return self.finish(task, down, carry, shard, own, context)

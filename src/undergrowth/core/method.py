@@ -24,6 +24,9 @@ class Method:
     server: Server
     pooled: ClassVar[bool] = False  # True: all samples lie in one place (the centralised bound)
 
+    def check(self) -> None:
+        """Refuses options that do not go together, with an InputError; single limits are checked before."""
+
     def server_at(self, depth: int) -> Server:
         """The server of the nodes `depth` links below the root."""
         return self.server if depth == 0 else Inner(self.server)

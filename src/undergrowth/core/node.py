@@ -6,13 +6,14 @@ and the live runtime drive this very object, so what is simulated is what is dep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
-from undergrowth.core.reducers import fold
-from undergrowth.core.server import Progress, Server, View
+from undergrowth.core.reducers import fold, unusable
+from undergrowth.core.selection import Knowledge, Nothing, View
+from undergrowth.core.server import Progress, Server
 from undergrowth.core.task import Task
 from undergrowth.core.tree import State
 
@@ -83,19 +84,22 @@ class Node:
     seed: int = 0
     is_root: bool = True
     nodes: frozenset[str] = frozenset()  # children that are nodes
-    profiles: Mapping[str, object] = field(default_factory=dict)
+    knows: Knowledge = Nothing()  # what it was told of its devices
+    away: Container[str] = frozenset()  # children that cannot be reached at the moment; kept by the driver
 
     state: State = field(default_factory=dict)
     round: int = 0
     left: int = 0  # rounds still to do for the current packet; 0: nothing to do
     _open: bool = False
     _expired: bool = False
+    _enough: int | None = None
     _total: Packet | None = None
     _arrived: list[str] = field(default_factory=list)
     _lost: dict[str, str] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
     _out: dict[str, int] = field(default_factory=dict)  # child → round in which it was asked
     _turns: dict[str, int] = field(default_factory=dict)  # child → how often it was asked
+    _heard: dict[str, dict[str, float]] = field(default_factory=dict)  # child → scalars of its last upload
     _initialised: bool = False
 
     @property
@@ -126,19 +130,29 @@ class Node:
             try:
                 self._total = fold(self.server.reducer, self._total, child, up, self.round - asked)
             except (ValueError, KeyError) as error:
-                problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+                problem = unusable(error)
         if problem is None:
             self._arrived.append(child)
+            self._heard[child] = dict(up.scalars)
         else:
             self._refused[child] = problem
         return True
 
-    def receive_folded(self, children: Sequence[str], total: Packet) -> None:
-        """Uploads of several children have come, checked and combined by the engine that ran them."""
+    def receive_folded(self, scalars: Mapping[str, Mapping[str, float]], total: Packet) -> None:
+        """Uploads of several children have come, checked and combined by the engine that ran them.
+
+        `scalars`: those of each single upload.
+        """
+        children = tuple(scalars)
+        self._heard.update((child, dict(values)) for child, values in scalars.items())
         for child in children:
             self._out.pop(child)
         self._total = total if self._total is None else self.server.reducer.merge(self._total, total)
         self._arrived.extend(children)
+
+    def problem(self, child: str) -> str | None:
+        """What was wrong with this child's upload in the open round, if it was refused."""
+        return self._refused.get(child)
 
     def refuse(self, child: str, problem: str) -> None:
         """An engine found that this child's upload cannot be used."""
@@ -160,10 +174,13 @@ class Node:
     def advance(self) -> list[Command]:
         """Everything that follows from what happened since the last call.
 
-        Ends every round that can end, so it never leaves a node waiting for nobody.
+        Ends every round that can end, so it never leaves a node waiting for nobody; except that it asks nobody
+        while all children are `away`: a driver that says so calls again when that has changed.
         """
         commands: list[Command] = []
         while self.left:
+            if self.asleep:
+                break
             if not self._open:
                 self._open = True
                 self._ask(commands)
@@ -174,20 +191,37 @@ class Node:
             self._end(commands)
         return commands
 
+    @property
+    def asleep(self) -> bool:
+        """Whether it would ask somebody now, and all are away."""
+        if not self.away or self._out or not self.left:
+            return False
+        asks = not self._open or (self.server.asynchronous and not self._ready())
+        return asks and all(child in self.away for child in self.children)
+
+    @property
+    def enough(self) -> int | None:
+        """How many arrivals end the open round; None: all."""
+        return self._enough
+
     def _ready(self) -> bool:
         if not self._arrived and len(self._lost.keys() | self._refused.keys()) == len(self.children):
             return True  # everybody was tried and failed: an asynchronous server would ask them again for ever
-        return self.server.ready(Progress(len(self._arrived), len(self._lost), len(self._out), self._expired))
+        lost = len(self._lost)
+        return self.server.ready(Progress(len(self._arrived), lost, len(self._out), self._expired, self._enough))
 
     def _ask(self, commands: list[Command]) -> None:
-        idle = tuple(child for child in self.children if child not in self._out) if self._out else self.children
-        view = View(idle, tuple(self._out), self.nodes, self.profiles)
+        idle = self.children
+        if self._out or self.away:
+            idle = tuple(child for child in idle if child not in self._out and child not in self.away)
+        view = View(idle, tuple(self._out), self.nodes, self.knows, self._heard)
         plan = self.server.plan(self.task, self.state, view, self.context())
         for child, packet in plan.sends.items():
             turn = self._turns.get(child, 0)
             self._turns[child] = turn + 1
             self._out[child] = self.round
             commands.append(Send(child, packet, self.round, turn))
+        self._enough = plan.enough
         if plan.deadline is not None:
             commands.append(Alarm(self.round, plan.deadline))
 
@@ -231,5 +265,5 @@ class Node:
 
 _CHANGING = (
     "state", "round", "left", "_open", "_expired", "_total",
-    "_arrived", "_lost", "_refused", "_out", "_turns", "_initialised",
+    "_arrived", "_lost", "_refused", "_out", "_turns", "_heard", "_enough", "_initialised",
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field, fields
+from dataclasses import field, fields, is_dataclass
 from typing import Any
 
 from undergrowth.core.errors import InputError, nearest
@@ -28,7 +28,7 @@ def option(
 
 def check_options(owner: Any, prefix: str) -> None:
     """Refuses the first option that lies outside its limits, naming it as `prefix.option`."""
-    for described in fields(owner):
+    for described in fields(owner) if is_dataclass(owner) else ():
         value = getattr(owner, described.name)
         path = f"{prefix}.{described.name}"
         choices = described.metadata.get("choices", ())
@@ -38,14 +38,18 @@ def check_options(owner: Any, prefix: str) -> None:
         numbers = value if isinstance(value, tuple | list) else (value,)
         if limits and not all(_within(number, limits) for number in numbers if number is not None):
             wanted = " and ".join(f"{words} {limit:g}" for words, limit in limits.items())
-            raise InputError(f"{path} {value} must be {wanted}")
+            raise InputError(f"{path} {value!r} must be a finite number {wanted}")
 
 
-def _within(number: float, limits: dict[str, float]) -> bool:
-    return not math.isnan(number) and all(
-        (words == "at least" and number >= limit)
-        or (words == "above" and number > limit)
-        or (words == "at most" and number <= limit)
-        or (words == "below" and number < limit)
-        for words, limit in limits.items()
+def _within(number: Any, limits: dict[str, float]) -> bool:
+    return (
+        isinstance(number, int | float)
+        and math.isfinite(number)
+        and all(
+            (words == "at least" and number >= limit)
+            or (words == "above" and number > limit)
+            or (words == "at most" and number <= limit)
+            or (words == "below" and number < limit)
+            for words, limit in limits.items()
+        )
     )

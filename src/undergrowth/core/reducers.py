@@ -39,6 +39,11 @@ def fold(reducer: Reducer, total: Packet | None, sender: str, up: Packet, age: i
     return lifted if total is None else reducer.merge(total, lifted)
 
 
+def unusable(error: ValueError | KeyError) -> str:
+    """What `fold` found wrong with an upload, in words."""
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
 def folded(total: Packet) -> Packet:
     """A partial result, marked as such for the node that it is sent to."""
     return replace(total, tags={**total.tags, FOLDED: "1"})

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
 from undergrowth.core.reducers import Reducer, folded
+from undergrowth.core.selection import View, share_of
 from undergrowth.core.task import Task
 from undergrowth.core.tree import State
-
-
-@dataclass(frozen=True)
-class View:
-    """What a node knows of its children when it plans."""
-
-    idle: tuple[str, ...]  # may be asked now
-    out: tuple[str, ...] = ()  # asked, and not back yet
-    nodes: frozenset[str] = frozenset()  # those children that are nodes themselves, not devices
-    profiles: Mapping[str, object] = field(default_factory=dict)  # of devices, where the fleet gives one
 
 
 @dataclass(frozen=True)
 class Plan:
     sends: Mapping[str, Packet]
     deadline: float | None = None  # seconds after which those who are not back are given up
+    enough: int | None = None  # so many arrivals end the round; None: all
 
 
 @dataclass(frozen=True)
@@ -38,6 +31,7 @@ class Progress:
     lost: int
     out: int
     expired: bool  # the deadline has passed
+    enough: int | None = None  # what the plan said
 
 
 class Server:
@@ -48,6 +42,7 @@ class Server:
     """
 
     reducer: Reducer
+    accepts_partial: bool = False  # True: who cannot finish by the deadline sends what it has by then
     asynchronous: bool = False  # True: asks again as soon as somebody is idle, keeps waiting for the others
     waits_for_all: bool = True  # True: nothing depends on single arrivals, so engines may combine uploads
 
@@ -61,8 +56,20 @@ class Server:
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         """Who is asked, and what each is sent."""
-        down = Packet(state["model"])
-        return Plan(dict.fromkeys(sampled(task.train.sample, view, context), down), task.train.deadline)
+        return self.ask(task, view, context, Packet(state["model"]))
+
+    def ask(self, task: Task, view: View, context: Context, down: Packet, count: int | None = None) -> Plan:
+        """The plan that sends `down` to all nodes and to the devices that the run's selection picks.
+
+        Those are so many, or else the run's share of them, and as many more as the run over-selects.
+        """
+        train, devices = task.train, len(view.devices)
+        needed = share_of(train.sample, devices) if count is None else max(0, min(count, devices))
+        asked = min(devices, math.ceil(needed * train.over_select)) if count is None else needed
+        chosen = task.selection.choose(asked, view, down, context) if asked else ()
+        children = [*(child for child in view.idle if child in view.nodes), *chosen]
+        enough = math.ceil(train.quorum * needed) + len(children) - len(chosen)
+        return Plan(dict.fromkeys(children, down), train.deadline, enough if enough < len(children) else None)
 
     def check(self, task: Task, up: Packet) -> str | None:
         """Why an upload cannot be used, or None. Engines call it before they combine anything."""
@@ -70,7 +77,8 @@ class Server:
 
     def ready(self, progress: Progress) -> bool:
         """Whether the round ends. A node ends it in any case when nobody is out any more."""
-        return progress.out == 0 or progress.expired
+        enough = progress.enough is not None and progress.arrived >= progress.enough
+        return enough or progress.out == 0 or progress.expired
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
         """The state after a round, from all uploads combined."""
@@ -106,21 +114,12 @@ class Inner(Server):
     def check(self, task: Task, up: Packet) -> str | None:
         return self.root.check(task, up)
 
+    @property
+    def accepts_partial(self) -> bool:  # type: ignore[override]
+        return self.root.accepts_partial
+
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
         return state
-
-
-def sampled(share: float, view: View, context: Context) -> list[str]:
-    """A random share of the idle devices, at least one, and all idle nodes, in the order of `view.idle`.
-
-    Nodes are not sampled: each samples its own devices.
-    """
-    devices = [child for child in view.idle if child not in view.nodes] if view.nodes else view.idle
-    count = min(len(devices), max(1, round(share * len(devices))))
-    if count == len(devices):
-        return list(view.idle)
-    picked = torch.randperm(len(devices), generator=context.generator("sample"))[:count].sort().values
-    return [child for child in view.idle if child in view.nodes] + [devices[i] for i in picked.tolist()]
 
 
 def not_finite(up: Packet) -> str | None:

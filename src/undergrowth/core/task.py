@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core.model import Model
+from undergrowth.core.selection import Selection, Uniform
 from undergrowth.core.shard import Shard
 
 
@@ -22,6 +23,8 @@ class Train:
     optimiser: str = "sgd"  # sgd | adam | adamw
     schedule: str = "constant"  # constant | cosine | step:EVERY:FACTOR | linear, over rounds
     deadline: float | None = None  # simulated seconds that a round may last
+    over_select: float = 1.0  # asks so many times the devices it needs, and takes the first that are back
+    quorum: float = 1.0  # share of the devices it needs after which a round ends
 
 
 @dataclass(frozen=True)
@@ -29,4 +32,5 @@ class Task:
     model: Model
     classes: int
     train: Train = Train()
+    selection: Selection = Uniform()
     public: Shard | None = None  # data that the server itself holds, for methods that use some

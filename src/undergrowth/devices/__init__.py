@@ -1,5 +1,6 @@
 """What devices can do, and what a piece of work costs them in seconds, joules and bytes of memory."""
 
+from undergrowth.devices.availability import Availability, Failures, availability
 from undergrowth.devices.fleet import Fleet, describe, fleet, names
 from undergrowth.devices.price import Price, price
 from undergrowth.devices.profile import Profile, read_profile
@@ -8,11 +9,14 @@ from undergrowth.devices.work import Tracer, Work
 
 __all__ = [
     "PROFILES",
+    "Availability",
+    "Failures",
     "Fleet",
     "Price",
     "Profile",
     "Tracer",
     "Work",
+    "availability",
     "describe",
     "fleet",
     "names",

@@ -14,15 +14,18 @@ class Serial:
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         sums: dict[str, Folding] = {}
         for job in jobs:
-            up, problem = do(self.world, job)
+            done = do(self.world, job)
+            used = done.problem is None
             if job.fold:
                 if job.node not in sums:
                     sums[job.node] = Folding(job.node, self.world.servers[job.node])
-                sums[job.node].add(job.device, up, problem)
-            elif problem is None:
-                yield Outcome(job.node, up, {job.device: up.nbytes})
+                used = sums[job.node].add(job.device, done)
+            elif done.problem is None:
+                yield Outcome(job.node, done.up, {job.device: done.size})
             else:
-                yield Outcome(job.node, None, refused={job.device: problem})
+                yield Outcome(job.node, None, refused={job.device: done.problem})
+            if used:
+                self.world.states.put(job.device, done.own, done.residual)
         for total in sums.values():
             yield total.outcome()
 

@@ -6,7 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from undergrowth.core import Client, Context, Packet, RunError, Server, Shard, State, Task, fold
+from undergrowth.core import (
+    Client,
+    Context,
+    InputError,
+    Packet,
+    RunError,
+    Server,
+    Shard,
+    State,
+    Task,
+    fold,
+    unusable,
+)  # fmt: skip
+from undergrowth.links import Links
 
 
 class Shards(Protocol):
@@ -24,6 +37,7 @@ class Job:
     down: Packet
     context: Context
     fold: bool = False
+    limit: int | None = None  # steps after which it stops and sends what it has
 
 
 @dataclass(frozen=True)
@@ -34,33 +48,56 @@ class Outcome:
     up: Packet | None
     sent: Mapping[str, int] = field(default_factory=dict)  # device → bytes of its upload, for all in `up`
     refused: Mapping[str, str] = field(default_factory=dict)  # device → what is wrong with its upload
+    scalars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # device → those of its upload
     folded: bool = False
 
 
 class States:
-    """The own state of every device that has one, and which of them changed since last asked."""
+    """What every device keeps: its own state, and what its link lost. And which changed since last asked.
+
+    Both keep the order in which devices came first, also across a restart: sums over devices depend on it.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, State] = {}
-        self._changed: set[str] = set()
+        self._residuals: dict[str, State] = {}
+        self._changed: dict[str, None] = {}
 
     def get(self, device: str) -> State:
+        """The device's own state."""
         return self._kept.get(device, {})
 
-    def put(self, device: str, state: State) -> None:
-        if state is not self._kept.get(device) and (state or device in self._kept):
-            self._kept[device] = state
-            self._changed.add(device)
+    def residual(self, device: str) -> State:
+        """What the codec of its uplink has lost so far."""
+        return self._residuals.get(device, {})
+
+    def put(self, device: str, state: State, residual: State | None = None) -> None:
+        for kept, new in ((self._kept, state), (self._residuals, residual or {})):
+            if new is not kept.get(device) and (new or device in kept):
+                kept[device] = new
+                self._changed[device] = None
 
     def all(self) -> Mapping[str, State]:
+        """The own states of all devices that have one."""
         return self._kept
 
-    def take_changed(self) -> set[str]:
-        changed, self._changed = self._changed, set()
-        return changed
+    def snapshot(self) -> dict[str, State]:
+        """What has to be written down of all devices."""
+        return {device: self._written(device) for device in {**self._kept, **self._residuals}}
 
-    def restore(self, states: Mapping[str, State]) -> None:
-        self._kept, self._changed = dict(states), set()
+    def take_changed(self) -> dict[str, State]:
+        """The same of the devices that changed since the last call."""
+        changed, self._changed = self._changed, {}
+        return {device: self._written(device) for device in changed}
+
+    def _written(self, device: str) -> State:
+        return {"own": self.get(device), "residual": self.residual(device)}
+
+    def restore(self, written: Mapping[str, State]) -> None:
+        """Takes up what was written down."""
+        self._kept = {device: parts["own"] for device, parts in written.items() if parts["own"]}
+        self._residuals = {device: parts["residual"] for device, parts in written.items() if parts["residual"]}
+        self._changed = {}
 
 
 @dataclass
@@ -72,6 +109,7 @@ class World:
     servers: Mapping[str, Server]  # by node: how uploads are checked and combined
     shards: Shards
     states: States = field(default_factory=States)
+    links: Links = field(default_factory=Links)
     device: str = "cpu"  # the torch device that jobs run on
 
 
@@ -87,20 +125,32 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def do(world: World, job: Job) -> tuple[Packet, str | None]:
-    """One job, here and now: the upload, and what is wrong with it if anything is."""
+@dataclass(frozen=True)
+class Done:
+    """A job that was done: the upload as the server gets it, its bytes on the link, and what the device keeps."""
+
+    up: Packet
+    size: int
+    own: State
+    residual: State
+    problem: str | None  # why the upload cannot be used
+
+
+def do(world: World, job: Job) -> Done:
+    """One job, here and now."""
     shard = world.shards.train(job.device).to(world.device)
     own = world.states.get(job.device)
+    limited = {} if job.limit is None else {"limit": job.limit}
     try:
-        up, kept = world.client.local(world.task, job.down, shard, own, job.context)
-    except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+        up, kept = world.client.local(world.task, job.down, shard, own, job.context, **limited)
+    except InputError:
+        raise
+    except Exception as error:
         raise RunError(
             f"{job.device} failed in round {job.context.round + 1} with {len(shard)} samples: {error}"
         ) from error
-    problem = world.servers[job.node].check(world.task, up)
-    if problem is None:
-        world.states.put(job.device, kept)
-    return up, problem
+    up, size, residual = world.links.up(up, job.down.tensors, world.states.residual(job.device))
+    return Done(up, size, kept, residual, world.servers[job.node].check(world.task, up))
 
 
 @dataclass
@@ -112,17 +162,22 @@ class Folding:
     total: Packet | None = None
     sent: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    scalars: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def add(self, device: str, up: Packet, problem: str | None) -> None:
+    def add(self, device: str, done: Done) -> bool:
+        """False: the upload is refused."""
+        problem = done.problem
         if problem is None:
             try:
-                self.total = fold(self.server.reducer, self.total, device, up)
+                self.total = fold(self.server.reducer, self.total, device, done.up)
             except (ValueError, KeyError) as error:
-                problem = str(error)
-        if problem is None:
-            self.sent[device] = up.nbytes
-        else:
+                problem = unusable(error)
+        if problem is not None:
             self.refused[device] = problem
+            return False
+        self.sent[device] = done.size
+        self.scalars[device] = done.up.scalars
+        return True
 
     def outcome(self) -> Outcome:
-        return Outcome(self.node, self.total, self.sent, self.refused, folded=True)
+        return Outcome(self.node, self.total, self.sent, self.refused, self.scalars, folded=True)

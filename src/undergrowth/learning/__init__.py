@@ -3,11 +3,38 @@
 from undergrowth.learning.gradient_client import GradientClient, gradients_of, ordered
 from undergrowth.learning.objectives import CrossEntropy, Look, Objective, Proximal
 from undergrowth.learning.optimisers import Adam, Optimiser, Sgd, learning_rate, optimiser_of
+from undergrowth.learning.selection import ByData, FedCS, Oort, PowerOfChoice, selection
 from undergrowth.learning.selectors import All, Entropy, FewShot, HighestLoss, Random, Selector
-from undergrowth.learning.servers import Adaptive, Averaging, Momentum
+from undergrowth.learning.servers import Adaptive, Averaging, Momentum, unlike_model
+from undergrowth.learning.staleness import Staleness
 
 __all__ = [
-    "Adam", "Adaptive", "All", "Averaging", "CrossEntropy", "Entropy", "FewShot", "GradientClient", "HighestLoss",
-    "Look", "Momentum", "Objective", "Optimiser", "Proximal", "Random", "Selector", "Sgd", "gradients_of",
-    "learning_rate", "optimiser_of", "ordered",
+    "Adam",
+    "Adaptive",
+    "All",
+    "Averaging",
+    "ByData",
+    "CrossEntropy",
+    "Entropy",
+    "FedCS",
+    "FewShot",
+    "GradientClient",
+    "HighestLoss",
+    "Look",
+    "Momentum",
+    "Objective",
+    "Oort",
+    "Optimiser",
+    "PowerOfChoice",
+    "Proximal",
+    "Random",
+    "Selector",
+    "Sgd",
+    "Staleness",
+    "gradients_of",
+    "learning_rate",
+    "optimiser_of",
+    "ordered",
+    "selection",
+    "unlike_model",
 ]  # fmt: skip

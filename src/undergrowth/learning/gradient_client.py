@@ -58,23 +58,31 @@ class GradientClient(LoopClient):
             "lr": learning_rate(task.train, context.round) if self.lr is None else self.lr,
             "samples": float(len(steps.epochs[0]) if steps.epochs else len(shard)),
         }
+        if task.selection.needs_loss:
+            carry["loss"], carry["steps"] = torch.zeros((), device=shard.x.device), len(steps)
         return carry, steps
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         names = carry["parameters"].keys()
-        gradients, buffers = gradients_of(
+        gradients, buffers, loss = gradients_of(
             task, self.objective, carry["parameters"], carry["buffers"], carry["received"], batch, self.split
         )
         parameters, optimiser = self._optimiser(task).update(
             list(carry["parameters"].values()), gradients, carry["optimiser"], carry["lr"]
         )
-        return {**carry, "parameters": dict(zip(names, parameters)), "buffers": buffers, "optimiser": optimiser}
+        carry = {**carry, "parameters": dict(zip(names, parameters)), "buffers": buffers, "optimiser": optimiser}
+        if "loss" in carry:
+            carry["loss"] = carry["loss"] + loss.detach()
+        return carry
 
     def finish(
         self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
     ) -> tuple[Packet, State]:
         buffers = {name: carry["buffers"][name] for name in task.model.upper_buffers(self.split)}
-        trained = Packet({**carry["parameters"], **buffers}, {"samples": carry["samples"]})
+        scalars = {"samples": carry["samples"]}
+        if "loss" in carry:
+            scalars["loss"] = float(carry["loss"]) / max(1, carry["steps"])
+        trained = Packet({**carry["parameters"], **buffers}, scalars)
         return self.send(task, down, trained, own)
 
     def _optimiser(self, task: Task) -> Optimiser:
@@ -108,8 +116,8 @@ def gradients_of(
     received: Weights,
     batch: Batch,
     split: str | None = None,
-) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Gradients of the objective with respect to `parameters`, and the buffers after the forward pass.
+) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
+    """Gradients of the objective with respect to `parameters`, the buffers after the forward pass, and the loss.
 
     With `split`, the part below it is frozen: it runs in evaluation mode and no gradient is computed through it.
     """
@@ -118,4 +126,4 @@ def gradients_of(
     output = task.model.run(weights, batch["x"], training=split or True, maps=objective.maps)
     loss = objective(Look(task, batch, output, trained, received))
     gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
-    return list(gradients), dict(output.buffers)
+    return list(gradients), dict(output.buffers), loss

@@ -16,6 +16,7 @@ class Averaging(Server):
 
     lr: float = 1.0
     reducer: Reducer = WeightedMean()
+    accepts_partial: bool = False
 
     def check(self, task: Task, up: Packet) -> str | None:
         return unlike_model(task, up) or not_finite(up)

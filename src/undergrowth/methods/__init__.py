@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from undergrowth.core import Method
 from undergrowth.methods.bounds import Central, Local
+from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedavg import FedAvg
 from undergrowth.methods.fedavgm import FedAvgM
+from undergrowth.methods.fedbuff import FedBuff
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from undergrowth.methods.fedprox import FedProx
 
@@ -18,6 +20,11 @@ METHODS: dict[str, type[Method]] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
+    "fedasync": FedAsync,
+    "fedbuff": FedBuff,
 }
 
-__all__ = ["METHODS", "Central", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedYogi", "Local"]
+__all__ = [
+    "METHODS", "Central", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedProx", "FedYogi",
+    "Local",
+]  # fmt: skip

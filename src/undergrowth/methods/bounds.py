@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import Context, Method, Packet, Plan, Server, State, Sum, Task, View, Weights, sampled
+from undergrowth.core import Context, Method, Packet, Plan, Server, State, Sum, Task, View, Weights, not_finite
 from undergrowth.learning import GradientClient
 
 
@@ -26,7 +26,9 @@ class Alone(GradientClient):
         return own.get("model") or common_start(task, down.scalars["seed"])
 
     def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
-        return Packet(scalars=trained.scalars), {"model": dict(trained.tensors)}
+        problem = not_finite(trained)
+        tags = {"problem": problem} if problem else {}  # no tensor goes up, so the device has to say it itself
+        return Packet(scalars=trained.scalars, tags=tags), {"model": dict(trained.tensors)}
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class Seeding(Server):
         return {"seed": down.scalars["seed"]}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        return Plan(dict.fromkeys(sampled(task.train.sample, view, context), Packet(scalars={"seed": state["seed"]})))
+        return self.ask(task, view, context, Packet(scalars={"seed": state["seed"]}))
+
+    def check(self, task: Task, up: Packet) -> str | None:
+        return up.tags.get("problem") or not_finite(up)
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
         return state

@@ -1,6 +1,7 @@
 """FedProx (Li et al. 2020): FedAvg with a pull back to the model that was received.
 
 A device minimises its loss + (mu/2)·‖w_k − w‖². With mu = 0 it is FedAvg, bit for bit.
+With a deadline, a device that cannot finish in time sends what it has by then.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedprox", options={"mu": 0.1}, rounds=2)
@@ -18,7 +19,7 @@ from undergrowth.learning import Averaging, CrossEntropy, GradientClient, Proxim
 class FedProx(Method):
     mu: float = option(0.01, "strength of the pull towards the received model", at_least=0)
 
-    server = Averaging()
+    server = Averaging(accepts_partial=True)
 
     @property
     def client(self) -> GradientClient:  # type: ignore[override]

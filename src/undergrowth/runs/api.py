@@ -35,6 +35,13 @@ def run(
     optimiser: str | None = None,
     schedule: str | None = None,
     deadline: float | None = None,
+    availability: str | None = None,
+    dropout: float | None = None,
+    failure: float | None = None,
+    selection: str | None = None,
+    over_select: float | None = None,
+    quorum: float | None = None,
+    links: Mapping[str, Any] | None = None,
     seed: int | None = None,
     engine: str | None = None,
     device: str | None = None,
@@ -51,11 +58,21 @@ def run(
     method, data and model are names (see `undergrowth methods`, `datasets`, `models`) or objects: a Method, a Dataset
     or Population, a callable that returns an nn.Module. Settings left out have the defaults of an experiment
     file: 10 rounds of one local epoch, batches of 32, SGD at 0.1, 20 devices, Dirichlet 0.1.
+    deadline, availability, dropout, failure: what the fleet's devices are up against. selection, over_select, quorum:
+    whom a server asks and waits for. links: codecs, such as {"up": "int8", "down": "fp16"}.
     `options`, `data_options` and `model_options` go to what is named. `progress`: a live display on standard
     error; by default when that is a terminal.
     """
-    if options and not isinstance(method, str):
-        raise InputError("options go with a method given by name; this method is an object and has its own")
+    for name, thing, settings in (
+        ("method", method, options),
+        ("data", data, data_options),
+        ("model", model, model_options),
+    ):
+        if settings and not isinstance(thing, str):
+            prefix = "" if name == "method" else f"{name}_"
+            raise InputError(
+                f"{prefix}options go with a {name} given by name; this {name} is an object and has its own"
+            )
     objects = {
         "method": None if isinstance(method, str) else method,
         "data": None if isinstance(data, str) else data,
@@ -74,11 +91,15 @@ def run(
             "name": _name(data), "path": path, "partition": partition, "clients": clients,
         },
         "model": {**(model_options or {}), "name": _name(model)},
-        "fleet": {"name": fleet, "deadline": deadline},
+        "fleet": {
+            "name": fleet, "deadline": deadline, "availability": availability, "dropout": dropout,
+            "failure": failure,
+        },
+        "links": dict(links or {}),
         "topology": topology,
         "train": {
             "rounds": rounds, "sample": sample, "epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum,
-            "weight_decay": weight_decay, "optimiser": optimiser, "schedule": schedule,
+            "weight_decay": weight_decay, "optimiser": optimiser, "schedule": schedule, "selection": selection, "over_select": over_select, "quorum": quorum,
         },
         "run": {
             "seed": seed, "engine": engine, "device": device, "out": out, "evaluate_every": evaluate_every,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +30,32 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._places: dict[str, int] = {}  # device → round of the file with its newest own state
+        self._checksums: dict[int, int] = {}  # of these files, by round
         self._kept: dict[int, set[int]] = {}  # round of a checkpoint → rounds of the device files it needs
 
     def save(self, round: int, simulation: State, states: States) -> tuple[int, str, int]:
         """Writes the state after `round` rounds; returns what the store must know to find it again."""
         changed = states.take_changed()
         if changed:
-            newest = {name: states.get(name) for name in sorted(changed)}
-            write(self.folder / f"devices-{round:05d}.safetensors", newest)
+            self._checksums[round] = write(self.folder / f"devices-{round:05d}.safetensors", changed)
             self._places.update(dict.fromkeys(changed, round))
+        needed = set(self._places.values())
+        self._checksums = {number: value for number, value in self._checksums.items() if number in needed}
         name = f"round-{round:05d}.safetensors"
-        checksum = write(self.folder / name, {"simulation": simulation, "places": self._places})
-        self._kept[round] = set(self._places.values())
+        tree = {"simulation": simulation, "places": self._places, "checksums": self._checksums}
+        checksum = write(self.folder / name, tree)
+        self._kept[round] = needed
         return round, name, checksum
 
     def load(self, name: str, checksum: int) -> tuple[State, dict[str, State]]:
         """The simulation's state and the devices' own states at a checkpoint."""
         tree = read(self.folder / name, checksum)
-        self._places = tree["places"]
-        files = {round: read(self.folder / f"devices-{round:05d}.safetensors") for round in set(self._places.values())}
+        files = {
+            round: read(self.folder / f"devices-{round:05d}.safetensors", checksum)
+            for round, checksum in tree["checksums"].items()
+        }
+        # Only now, when everything could be read: the next checkpoint builds on what stands here.
+        self._places, self._checksums = tree["places"], tree["checksums"]
         self._kept = {int(name.split("-")[1].split(".")[0]): set(files)}
         return tree["simulation"], {device: files[round][device] for device, round in self._places.items()}
 
@@ -92,7 +100,8 @@ def replace_file(path: Path, content: bytes) -> int:
             os.fsync(file.fileno())
         os.replace(draft, path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # the draft is not there where not even its folder could be made
+            draft.unlink()
         raise RunError(f"'{path}' could not be written: {error.strerror or error}") from error
     return zlib.crc32(content)
 

@@ -1,6 +1,6 @@
 """Configuration: what a user wrote, checked before anything starts.
 
-An experiment has seven sections. Every wrong key, type or value is refused with one sentence that names it.
+An experiment has eight sections. Every wrong key, type or value is refused with one sentence that names it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from undergrowth.learning import learning_rate
 
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AtLeast0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -60,6 +61,9 @@ class ModelSection(Named):
 class FleetSection(Section):
     name: str = "uniform"
     deadline: Above0 | None = None
+    availability: str = "always"
+    dropout: Share = 0.0
+    failure: Share = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -77,6 +81,15 @@ class TrainSection(Section):
     weight_decay: AtLeast0 = 0.0
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     schedule: str = "constant"
+    selection: str = "uniform"
+    over_select: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class LinksSection(Section):
+    up: str = "none"
+    down: str = "none"
+    feedback: bool = True
 
 
 class RunSection(Section):
@@ -94,13 +107,14 @@ class Experiment(Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     fleet: FleetSection = FleetSection()
+    links: LinksSection = LinksSection()
     topology: str = "star"
     train: TrainSection = TrainSection()
     run: RunSection = RunSection()
 
     def settings(self) -> Train:
         """The part that methods see."""
-        settings = Train(**self.train.model_dump(), deadline=self.fleet.deadline)
+        settings = Train(**self.train.model_dump(exclude={"selection"}), deadline=self.fleet.deadline)
         learning_rate(settings, 0)  # refuses a schedule that it cannot read
         return settings
 
@@ -137,6 +151,8 @@ def assign(tree: dict[str, Any], path: str, value: Any) -> None:
     *sections, last = path.split(".")
     for section in sections:
         inner = tree.get(section)
+        if not isinstance(inner, dict | str | None):
+            raise InputError(f"{path}: '{section}' is {inner!r}, which has no keys to set")
         tree[section] = {"name": inner} if isinstance(inner, str) else dict(inner or {})
         tree = tree[section]
     tree[last] = value

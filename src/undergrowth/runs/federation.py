@@ -13,13 +13,14 @@ from torch import nn
 
 from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
 from undergrowth.data import Dataset, Population, load, partition
-from undergrowth.devices import Fleet, fleet
+from undergrowth.devices import Failures, Fleet, availability, fleet
 from undergrowth.engines import ENGINES, World
+from undergrowth.learning import selection
+from undergrowth.links import Links
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
-from undergrowth.runs.clock import FleetClock
 from undergrowth.runs.config import Experiment, sentence
-from undergrowth.simulation import Simulation
+from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import tree
 
 CLIENTS = 20  # devices, where neither the user nor the data says how many
@@ -52,6 +53,7 @@ def federate(
     settings = experiment.settings()
     method = method or method_of(experiment.method.name, experiment.method.options)
     check_options(method, "method")
+    method.check()
     if experiment.run.engine not in ENGINES:
         hint = nearest(experiment.run.engine, ENGINES)
         raise InputError(f"run.engine '{experiment.run.engine}' is not known; {hint}")
@@ -63,11 +65,13 @@ def federate(
     asked = [name for name in population.devices if population.size(name) > 0]
     if not asked:
         raise InputError(f"data '{population.name}': no device has a sample to train on")
+    if not len(population.central_test()):
+        raise InputError(f"data '{population.name}': the central test set is empty; it needs at least one sample")
     if len(asked) < len(population.devices):
         notes.append(f"{len(population.devices) - len(asked)} of {len(population.devices)} devices have no sample")
 
     functional = model_of(experiment, population, model).to(device)
-    task = Task(functional, population.classes, settings)
+    task = Task(functional, population.classes, settings, selection(experiment.train.selection, settings))
     check_model(task, population, asked[0], device)
 
     shape = tree("star" if method.pooled else experiment.topology, population.devices)
@@ -85,12 +89,28 @@ def federate(
             is_root=shape.depth[name] == 0,
             nodes=frozenset(child for child in children if child in shape.children),
         )
-    world = World(task, method.client, {name: node.server for name, node in nodes.items()}, population, device=device)
+    links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
+    servers = {name: node.server for name, node in nodes.items()}
+    world = World(task, method.client, servers, population, links=links, device=device)
     engine = ENGINES[experiment.run.engine]()
     engine.open(world)
-    clock = FleetClock(devices, task, method.client, population, world.states)
-    simulation = Simulation(nodes, shape.parents, engine, clock)
+    clock = clock_of(experiment, devices, population, world, population.train(asked[0]).x.dtype)
+    for node in nodes.values():
+        node.knows = clock
+    simulation = Simulation(nodes, shape.parents, engine, clock, links)
     return Federation(method, population, task, devices, world, simulation, notes)
+
+
+def clock_of(
+    experiment: Experiment, devices: Fleet, population: Population, world: World, dtype: torch.dtype
+) -> FleetClock:
+    """The clock of the experiment's fleet: how fast its devices are, when they are there, what goes wrong."""
+    section = experiment.fleet
+    there = None
+    if section.availability != "always":
+        there = availability(section.availability, population.devices, experiment.run.seed)
+    failures = Failures(section.dropout, section.failure) if section.dropout or section.failure else None
+    return FleetClock(devices, world.task, world.client, population, world.states, dtype, there, failures, world.links)
 
 
 def method_of(name: str, options: dict[str, Any]) -> Method:
@@ -126,7 +146,13 @@ def population_of(experiment: Experiment, data: Dataset | Population | None) -> 
 def model_of(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | None) -> Model:
     if model is None:
         return Model(builder(experiment.model.name, population.shape, population.classes, **experiment.model.options))
-    built = model()
+    if isinstance(model, nn.Module):
+        raise InputError("model: this is an nn.Module; give a callable that returns a fresh one, such as its class")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            built = model()
+    except Exception as error:
+        raise InputError(f"model: the callable failed ({error}); it is called without arguments") from error
     if not isinstance(built, nn.Module):
         raise InputError(f"model: the callable returned a {type(built).__name__}; it must return an nn.Module")
     return Model(model)
@@ -142,6 +168,8 @@ def check_model(task: Task, population: Population, device_name: str, device: st
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
+    if not isinstance(output, torch.Tensor):
+        raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
     if output.dim() != 2 or output.shape[1] < task.classes:
         raise InputError(
             f"model: its output for one sample has shape {tuple(output.shape[1:])}; "

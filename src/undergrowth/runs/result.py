@@ -76,7 +76,7 @@ def load(run: str = "last", out: str = "runs", model: Any = None) -> Result:
         name = store.find(run)
         row = store.run(name)
         if row["status"] != "done":
-            raise InputError(f"run '{name}' is {row['status']}; `undergrowth resume {name}` finishes it")
+            raise InputError(f"run '{name}' is {row['status']}; `{store.resume_command(name)}` finishes it")
         return result_of(store, name, model)
     finally:
         store.close()

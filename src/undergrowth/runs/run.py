@@ -251,7 +251,11 @@ def _carry_out(
     except RunError as error:
         with suppress(RunError):  # a full disk refuses this too; resume works all the same
             store.set_status(run, "failed", execution.federation.notes)
-        raise RunError(f"{error}; `undergrowth resume {run}` goes on after the last finished round") from error
+        raise RunError(f"{error}; `{store.resume_command(run)}` goes on after the last finished round") from error
+    except Exception:
+        with suppress(RunError):  # or it would be taken for a run that is still going on
+            store.set_status(run, "failed", execution.federation.notes)
+        raise
     finally:
         execution.federation.simulation.engine.close()
         torch.set_num_threads(threads)

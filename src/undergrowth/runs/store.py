@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,6 +64,11 @@ class Store:
     def close(self) -> None:
         self._connection.close()
 
+    def resume_command(self, run: str) -> str:
+        """What a user types to go on with a run."""
+        place = "" if self.folder == Path("runs") else f" --out {shlex.quote(str(self.folder))}"
+        return f"undergrowth resume {run}{place}"
+
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing."""
@@ -105,7 +111,7 @@ class Store:
                 _insert(connection, "rounds", {"run": run, **known, "more": json.dumps(more)})
             connection.executemany(
                 f"INSERT INTO links VALUES ({', '.join('?' * (1 + len(COLUMNS)))})",
-                ((run, *(getattr(entry, name) for name in COLUMNS)) for entry in entries),
+                ((run, *entry) for entry in entries),
             )
             if checkpoint:
                 _insert(connection, "checkpoints", dict(zip(("run", "round", "file", "checksum"), (run, *checkpoint))))
@@ -169,7 +175,7 @@ class Store:
     def links(self, run: str) -> Iterator[Entry]:
         names = ", ".join(COLUMNS)
         for row in self._connection.execute(f"SELECT {names} FROM links WHERE run=? ORDER BY rowid", (run,)):
-            yield Entry(**dict(row))
+            yield Entry(*row)
 
     def costs_by_device(self, run: str) -> dict[str, dict[str, Any]]:
         """Totals of every child that was ever asked."""

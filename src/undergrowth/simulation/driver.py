@@ -1,63 +1,47 @@
 """The simulation: moves packets between nodes and devices in virtual time.
 
 One queue holds everything that will happen. All events of one instant are told to the nodes before any node is
-asked what to do next, so equal devices are equal however they are ordered. Device work is done when its result is
-first needed, together with all other work that waits then: an engine gets as much at once as there is.
+asked what to do next, so equal devices are equal however they are ordered; and the nodes are asked from the bottom
+up, so that what the edge servers report in an instant counts before their parent ends its round in it. Device work
+is done when its result is first needed, together with all other work that waits then: an engine gets as much at once
+as there is.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from undergrowth.core import Alarm, Command, Context, Drop, Node, Packet, Report, RoundEnd, Send, State
 from undergrowth.engines import Engine, Job, Outcome
+from undergrowth.links import Links
+from undergrowth.simulation.clock import Clock, Timing
+from undergrowth.simulation.exchange import Exchange, flat, unflat
 from undergrowth.simulation.ledger import Entry, Ledger, Totals
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How long a job takes on a device, and what it costs there."""
-
-    seconds_down: float = 0.0
-    seconds_compute: float = 0.0
-    seconds_up: float = 0.0
-    flops: float = 0.0
-    memory: int = 0
-    joules: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.seconds_down + self.seconds_compute + self.seconds_up
-
-
-class Clock(Protocol):
-    def timing(self, device: str, down: Packet) -> Timing:
-        """What it takes `device` to do what `down` asks for."""
-        ...
-
-
-@dataclass
-class Exchange:
-    """A child has been sent something and has not answered yet."""
-
-    ticket: int  # tells an event of this exchange from one of an exchange that was given up
-    entry: Entry
-    outcome: Outcome | None = None  # an upload that is done and on its way
 
 
 class Simulation:
     """Drives a tree of nodes. `run` yields the rounds of the root as they end."""
 
-    def __init__(self, nodes: Mapping[str, Node], parents: Mapping[str, str], engine: Engine, clock: Clock) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[str, Node],
+        parents: Mapping[str, str],
+        engine: Engine,
+        clock: Clock,
+        links: Links | None = None,
+    ) -> None:
         self.nodes = nodes
         self.parents = parents  # node → its parent, for all but the root
         self.root = next(node for node in nodes.values() if node.is_root)
+        self._depths = {name: self._depth(name) for name in nodes}
         self.engine = engine
         self.clock = clock
+        self.links = links or Links()
         self.ledger = Ledger()
         self.now = 0.0
         self.jobs_done = 0
@@ -65,22 +49,29 @@ class Simulation:
         self._events: list[tuple[float, int, str, str, Any]] = []  # time, ticket, kind, node, what
         self._tickets = 0
         self._exchanges: dict[str, Exchange] = {}  # by child
-        self._waiting: dict[str, Job] = {}  # device → job that nobody has done yet
+        self._waiting: dict[str, float] = {}  # device whose job nobody has done yet → when it is surely needed
         self._folded: dict[str, list[Outcome]] = {}  # node → combined uploads on their way
 
     def run(self) -> Iterator[list[RoundEnd]]:
         """Yields each round of the root when it has ended (several at once if they end in the same instant)."""
         if not self._tickets:
             self.root.start()
-            yield from self._advance([self.root.name])
-        while self._events and not self.root.done:
-            self.now = self._events[0][0]
-            touched: dict[str, None] = {}
+            yield from self._advance(self.root)
+        touched: dict[str, None] = {}  # nodes that were told something and not asked yet; none when a round is yielded
+        while (self._events or touched) and not self.root.done:
+            if not touched:
+                self.now = self._events[0][0]
             while self._events and self._events[0][0] == self.now:
                 _, ticket, kind, name, what = heapq.heappop(self._events)
                 if self._happen(kind, self.nodes[name], ticket, what):
                     touched[name] = None
-            yield from self._advance(touched)
+            if touched:
+                deepest = max(touched, key=self._depths.__getitem__)
+                del touched[deepest]
+                yield from self._advance(self.nodes[deepest])
+
+    def _depth(self, name: str) -> int:
+        return 1 + self._depth(self.parents[name]) if name in self.parents else 0
 
     # What happens -------------------------------------------------------------------------------------------
 
@@ -98,18 +89,29 @@ class Simulation:
             self._work()
             for outcome in self._folded.pop(node.name, ()):
                 if outcome.up is not None:
-                    node.receive_folded(tuple(outcome.sent), outcome.up)
+                    node.receive_folded(outcome.scalars, outcome.up)
                 self._settle(node, outcome)
-        elif kind == "upload":
+        elif kind in ("upload", "lost"):
             exchange = self._exchanges.get(what)
             if exchange is None or exchange.ticket != ticket:
                 return False
-            self._work()
-            assert exchange.outcome is not None
-            if exchange.outcome.up is not None:
-                node.receive(what, exchange.outcome.up)
-            self._settle(node, exchange.outcome)
+            if kind == "lost":
+                node.lose(what, exchange.timing.lost)
+                self._close(what, "lost", exchange.timing.lost)
+            else:
+                self._upload(node, what, exchange)
         return True
+
+    def _upload(self, node: Node, device: str, exchange: Exchange) -> None:
+        self._work()
+        outcome = exchange.outcome
+        assert outcome is not None
+        if outcome.up is not None:
+            node.receive(device, outcome.up)
+            problem = node.problem(device)
+            if problem is not None:
+                outcome = Outcome(outcome.node, None, refused={device: problem})
+        self._settle(node, outcome)
 
     def _report(self, node: Node, child: str, up: Packet | None) -> bool:
         if child not in self._exchanges:
@@ -117,27 +119,50 @@ class Simulation:
         if up is None:
             reason = "none of its children came back"
             node.lose(child, reason)
-            self._close(child, outcome="lost", reason=reason)
+            self._close(child, "lost", reason)
+            return True
+        node.receive(child, up)
+        problem = node.problem(child)
+        if problem is None:
+            self._close(child, "arrived", bytes_up=up.nbytes)
         else:
-            node.receive(child, up)
-            self._close(child, bytes_up=up.nbytes)
+            self._close(child, "refused", problem)
         return True
 
     def _settle(self, node: Node, outcome: Outcome) -> None:
         for device, size in outcome.sent.items():
-            self._close(device, bytes_up=size)
+            self._close(device, "arrived", bytes_up=size)
         for device, problem in outcome.refused.items():
             node.refuse(device, problem)
-            self._close(device, outcome="refused", reason=problem)
+            self._close(device, "refused", problem)
 
-    def _close(self, child: str, **what: Any) -> None:
-        self.ledger.book(replace(self._exchanges.pop(child).entry, **{"round": self.root.round + 1, **what}))
+    def _close(self, child: str, outcome: str, reason: str = "", bytes_up: int = 0, round: int | None = None) -> None:
+        exchange = self._exchanges.pop(child)
+        timing = exchange.timing
+        if outcome == "late":
+            timing = timing.cut(self.now - exchange.start)
+        self.ledger.book(
+            Entry(
+                self.root.round + 1 if round is None else round,
+                exchange.parent, child, outcome, reason, exchange.bytes_down, bytes_up,
+                timing.flops, timing.memory, exchange.start,
+                timing.seconds_down, timing.seconds_compute, timing.seconds_up, timing.joules,
+            )
+        )  # fmt: skip
 
     def _work(self) -> None:
-        """Has the engine do everything that waits."""
+        """Has the engine do everything that waits and will be needed, as far as can be told now."""
         if not self._waiting:
             return
-        jobs, self._waiting = list(self._waiting.values()), {}
+        devices = [device for device, needed in self._waiting.items() if needed <= self.now]
+        for device in devices:
+            del self._waiting[device]
+        jobs = []
+        for device in devices:
+            exchange = self._exchanges[device]
+            assert exchange.job is not None
+            jobs.append(exchange.job)
+            exchange.job = None
         began = perf_counter()
         for outcome in self.engine.run(jobs):
             if outcome.folded:
@@ -150,11 +175,16 @@ class Simulation:
 
     # What follows -------------------------------------------------------------------------------------------
 
-    def _advance(self, names: Iterable[str]) -> Iterator[list[RoundEnd]]:
-        ended: list[RoundEnd] = []
-        for name in names:
-            node = self.nodes[name]
-            ended.extend(self._carry_out(node, node.advance()))
+    def _advance(self, node: Node) -> Iterator[list[RoundEnd]]:
+        node.away = self.clock.away(self.now)
+        ended = self._carry_out(node, node.advance())
+        if node.asleep:
+            wake = self.clock.next_on(self.now)
+            if wake == math.inf:  # nobody will ever come back: let the rounds that are left fail
+                node.away = frozenset()
+                ended += self._carry_out(node, node.advance())
+            else:
+                self._push(wake, "wake", node.name, None)
         self.ledger.totals.simulated_seconds = self.now
         if ended:
             yield ended
@@ -162,56 +192,63 @@ class Simulation:
     def _carry_out(self, node: Node, commands: list[Command]) -> list[RoundEnd]:
         ended: list[RoundEnd] = []
         sends: list[Send] = []
-        seconds: float | None = None
+        deadline: float | None = None
         for command in commands:
             if isinstance(command, Send) and command.child in self.nodes:
-                self._open(node, command, Timing())
+                self._open(node, command.child, command.packet.nbytes, Timing())
                 self._push(self.now, "packet", command.child, command.packet)
             elif isinstance(command, Send):
                 sends.append(command)
             elif isinstance(command, Drop):
                 self._waiting.pop(command.child, None)
                 # The root has already turned to its next round when it drops somebody.
-                self._close(command.child, outcome="late", round=self.root.round + (node is not self.root))
+                self._close(command.child, "late", round=self.root.round + (node is not self.root))
             elif isinstance(command, Alarm):
-                seconds = command.seconds
-                self._push(self.now + seconds, "alarm", node.name, command.round)
+                deadline = command.seconds
+                self._push(self.now + deadline, "alarm", node.name, command.round)
             elif isinstance(command, Report):
                 self._push(self.now, "report", self.parents[node.name], (node.name, command.packet))
             elif isinstance(command, RoundEnd) and node is self.root:
                 ended.append(command)
         if sends:
-            self._start_devices(node, sends, seconds)
+            self._start_devices(node, sends, deadline)
         return ended
 
     def _start_devices(self, node: Node, sends: list[Send], deadline: float | None) -> None:
         """Schedules the uploads. Those that nothing can depend on before the last one come as one event."""
-        together = node.server.waits_for_all and not node.server.asynchronous
-        last = self.now
+        patient = not node.server.asynchronous
+        together = node.server.waits_for_all and patient and node.enough is None
+        partial = deadline if node.server.accepts_partial and patient else None
+        due: list[tuple[float, str]] = []
         for send in sends:
-            timing = self.clock.timing(send.child, send.packet)
-            self._open(node, send, timing)
-            if deadline is not None and timing.seconds > deadline and not node.server.asynchronous:
-                continue  # it will be dropped: nobody needs its result
+            down, size = self.links.down(send.packet)
             context = Context(node.seed, send.child, send.round, send.turn)
-            self._waiting[send.child] = Job(node.name, send.child, send.packet, context, fold=together)
-            if together:
-                last = max(last, self.now + timing.seconds)
-            else:
-                self._push(self.now + timing.seconds, "upload", node.name, send.child)
-        if together:
-            self._push(last, "group", node.name, sends[0].round)
+            timing = self.clock.timing(send.child, down, size, context, self.now, partial)
+            exchange = self._open(node, send.child, size, timing)
+            if timing.lost:
+                self._push(self.now + timing.seconds, "lost", node.name, send.child)
+            elif deadline is None or timing.seconds <= deadline or not patient:
+                exchange.job = Job(node.name, send.child, down, context, together, timing.limit)
+                due.append((self.now + timing.seconds, send.child))
+            # Who is later than the deadline will be dropped: nobody needs its result.
+        needed = math.inf
+        if patient and node.enough is not None and len(due) > node.enough:
+            needed = sorted(due)[node.enough - 1][0]  # later ones count only if somebody before them is refused
+        for time, device in due:
+            self._waiting[device] = time if time > needed else self.now
+            if not together:
+                self._push(time, "upload", node.name, device)
+        if together and due:
+            self._push(max(due)[0], "group", node.name, sends[0].round)
 
-    def _open(self, node: Node, send: Send, timing: Timing) -> None:
+    def _open(self, node: Node, child: str, bytes_down: int, timing: Timing) -> Exchange:
         self._tickets += 1
-        entry = Entry(
-            round=self.root.round, parent=node.name, child=send.child, outcome="arrived",
-            bytes_down=send.packet.nbytes, start=self.now, **asdict(timing),
-        )  # fmt: skip
-        self._exchanges[send.child] = Exchange(self._tickets, entry)
+        exchange = Exchange(self._tickets, node.name, bytes_down, self.now, timing)
+        self._exchanges[child] = exchange
+        return exchange
 
     def _push(self, time: float, kind: str, node: str, what: Any) -> None:
-        if kind == "upload":
+        if kind in ("upload", "lost"):
             ticket = self._exchanges[what].ticket
         else:
             self._tickets += 1
@@ -224,32 +261,26 @@ class Simulation:
         """Everything that changes, as a tree that can be written to disk. Taken between two rounds."""
         return {
             "nodes": {name: node.snapshot() for name, node in self.nodes.items()},
+            "clock": self.clock.snapshot(),
             "now": self.now,
             "tickets": self._tickets,
             "jobs_done": self.jobs_done,
             "work_seconds": self.work_seconds,
             "totals": asdict(self.ledger.totals),
             "events": [list(event) for event in self._events],
-            "exchanges": {
-                child: [e.ticket, asdict(e.entry), e.outcome and vars(e.outcome)]
-                for child, e in self._exchanges.items()
-            },
-            "waiting": {device: {**vars(job), "context": asdict(job.context)} for device, job in self._waiting.items()},
+            "waiting": dict(self._waiting),
+            "exchanges": {child: flat(exchange) for child, exchange in self._exchanges.items()},
             "folded": {node: [vars(outcome) for outcome in outcomes] for node, outcomes in self._folded.items()},
         }
 
     def restore(self, kept: State) -> None:
         for name, node in self.nodes.items():
             node.restore(kept["nodes"][name])
+        self.clock.restore(kept["clock"])
         self.now, self._tickets = kept["now"], kept["tickets"]
         self.jobs_done, self.work_seconds = kept["jobs_done"], kept["work_seconds"]
         self.ledger = Ledger(Totals(**kept["totals"]))
         self._events = [(time, ticket, kind, node, what) for time, ticket, kind, node, what in kept["events"]]
-        self._exchanges = {
-            child: Exchange(ticket, Entry(**entry), outcome and Outcome(**outcome))
-            for child, (ticket, entry, outcome) in kept["exchanges"].items()
-        }
-        self._waiting = {
-            device: Job(**{**job, "context": Context(**job["context"])}) for device, job in kept["waiting"].items()
-        }
+        self._waiting = dict(kept["waiting"])
+        self._exchanges = {child: unflat(one) for child, one in kept["exchanges"].items()}
         self._folded = {node: [Outcome(**outcome) for outcome in outcomes] for node, outcomes in kept["folded"].items()}

@@ -27,6 +27,8 @@ class Tree:
 def tree(text: str, devices: Sequence[str]) -> Tree:
     """`star`, or `tree:4x5`: four edge servers with five devices each; `tree:2x4x5` has two levels of servers."""
     widths = _widths(text)
+    if len(set(devices)) < len(devices):
+        raise InputError("devices: two have the same name; every device needs one of its own")
     if widths and math.prod(widths) != len(devices):
         raise InputError(
             f"topology '{text}' has room for {math.prod(widths)} devices and there are {len(devices)}; "
@@ -48,6 +50,9 @@ def tree(text: str, devices: Sequence[str]) -> Tree:
     share = len(devices) // len(level)
     for position, node in enumerate(level):
         children[node] = tuple(devices[position * share : (position + 1) * share])
+    clash = sorted(depth.keys() & set(devices))
+    if clash:
+        raise InputError(f"devices: '{clash[0]}' is the name of a server in topology '{text}'; rename the device")
     return Tree(children, depth)
 
 

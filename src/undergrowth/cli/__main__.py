@@ -1,0 +1,6 @@
+"""`python -m undergrowth.cli`: the same as `undergrowth`."""
+
+from undergrowth.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""`undergrowth datasets`: what can be learnt from, and how to get it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from undergrowth.cli.output import AsJson, console, print_json
+
+_KEPT = (
+    "name", "title", "shape", "classes", "train", "test", "megabytes", "licence", "how_to_get", "layout", "fields",
+    "embedded", "options",
+)  # fmt: skip
+
+
+def datasets(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, to see all about it.")] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE.html", help="Draw who would hold what, and write it there.")
+    ] = None,
+    partition: Annotated[str, typer.Option(metavar="RULE", help="The partition to draw.")] = "dirichlet:0.1",
+    clients: Annotated[int | None, typer.Option(metavar="N", help="Devices to draw. (Default: 20.)")] = None,
+    path: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data set is.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the partition.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """List the data sets; with a NAME: shape, classes, size, licence, how to get it, and an example.
+
+    Examples:
+
+      undergrowth datasets cifar10
+
+      undergrowth datasets digits --plot who.html --partition classes:2 --clients 30
+    """
+    from undergrowth.core import InputError
+    from undergrowth.data import describe, names
+    from undergrowth.report.tables import count, table
+
+    if name is None and plot is not None:
+        raise InputError("--plot needs the name of a data set, such as digits")
+    if name is not None:
+        entry = describe(name)
+        if plot is not None:
+            _draw(name, plot, {"partition": partition, "clients": clients, "path": path}, seed)
+        _tell(entry, json)
+        return
+    entries = [describe(each) for each in names()]
+    if json:
+        print_json([_facts(entry) for entry in entries])
+        return
+    rows = [
+        (each.name, each.title, _shape(each.shape), count(each.classes), count(each.train), count(each.test))
+        for each in entries
+    ]
+    console().print(table(("data set", "what it is", "input", "classes", "train", "test"), rows, right=(3, 4, 5)))
+
+
+def _tell(entry: Any, json: bool) -> None:
+    from undergrowth.report.tables import count, facts
+
+    example = f"undergrowth run --data {entry.name}"
+    if not entry.embedded:
+        example += f" -s data.path=~/data/{entry.name}"
+    if json:
+        print_json({**_facts(entry), "example": example})
+        return
+    size = "depends on your files" if entry.megabytes is None else f"{entry.megabytes:g} MB in memory"
+    options = ", ".join(f"{key} ({default!r})" for key, default in entry.options.items())
+    rows = [
+        ("input", _shape(entry.shape)), ("classes", count(entry.classes)), ("train", count(entry.train)),
+        ("test", count(entry.test)), ("size", size), ("licence", entry.licence), ("how to get it", entry.how_to_get),
+        ("layout", entry.layout), ("natural groups", ", ".join(entry.fields) or "none"), ("options", options or "none"),
+        ("example", example), ("in Python", f"undergrowth.data.{entry.example}"),
+    ]  # fmt: skip
+    screen = console()
+    screen.print(f"{entry.name}: {entry.title}\n")
+    screen.print(facts(rows))
+
+
+def _draw(name: str, target: str, section: dict[str, Any], seed: int) -> None:
+    from undergrowth.report.partition import draw
+
+    given = {key: value for key, value in section.items() if value is not None}
+    typer.echo(f"the plot is in '{draw({'name': name, **given}, seed, target)}'", err=True)
+
+
+def _facts(entry: Any) -> dict[str, Any]:
+    return {key: getattr(entry, key) for key in _KEPT}
+
+
+def _shape(shape: tuple[int, ...] | None) -> str | None:
+    return None if shape is None else "×".join(map(str, shape))

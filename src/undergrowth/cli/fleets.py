@@ -1,0 +1,66 @@
+"""`undergrowth fleets`: which devices take part."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from undergrowth.cli.output import AsJson, console, print_json
+
+
+def fleets(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, or a fleet file.")] = None,
+    json: AsJson = False,
+) -> None:
+    """List the fleets; with a NAME or a file: its classes of devices and what each can do.
+
+    Examples:
+
+      undergrowth fleets mixed-edge
+
+      undergrowth run -s fleet.name=mixed-edge -s fleet.deadline=60
+    """
+    from undergrowth.devices import describe, names
+    from undergrowth.report.tables import table
+
+    if name is None:
+        found = {each: describe(each) for each in names()}
+        if json:
+            print_json([{"fleet": each, "devices": rows} for each, rows in found.items()])
+            return
+        shown = [(each, ", ".join(f"{_number(row)} {row['device']}" for row in rows)) for each, rows in found.items()]
+        console().print(table(("fleet", "devices"), shown))
+        return
+    rows: list[dict[str, Any]] = describe(name)
+    if json:
+        print_json({"fleet": name, "devices": rows})
+        return
+    _tell(name, rows)
+
+
+def _tell(name: str, rows: list[dict[str, Any]]) -> None:
+    from undergrowth.report.tables import duration, energy, facts, size, table
+
+    columns = (
+        "device", "number", "spread", "GFLOP/s", "in training", "memory", "MB/s down", "up", "latency", "watts",
+        "radio", "battery",
+    )  # fmt: skip
+    shown = [
+        (
+            row["device"], _number(row), f"{row['spread']:g}", f"{row['flops'] / 1e9:.4g}",
+            f"{row['achieved_flops'] / 1e9:.3g}", size(row["memory_bytes"]), f"{row['down'] / 1e6:.3g}",
+            f"{row['up'] / 1e6:.3g}", duration(row["latency"]), f"{row['compute_watts']:g}", f"{row['radio_watts']:g}",
+            "mains" if row["battery"] is None else energy(row["battery"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+    screen = console()
+    screen.print(f"fleet {name}")
+    screen.print(table(columns, shown, right=range(1, len(columns))))
+    screen.print(facts([(row["device"], row["source"]) for row in rows]))
+    screen.print(f"\nexample: undergrowth run -s fleet.name={name} -s fleet.deadline=60")
+
+
+def _number(row: dict[str, Any]) -> str:
+    return f"{row['share']:.0%}" if row["share"] is not None else f"{row['count']} ×"

@@ -1,0 +1,61 @@
+"""`undergrowth models`: the zoo."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from undergrowth.cli.output import AsJson, console, print_json
+
+
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, such as wrn-16-1.")] = None,
+    json: AsJson = False,
+) -> None:
+    """List the models; with a NAME: split levels, options, number of parameters, an example.
+
+    Capital letters in a name stand for numbers: wrn-D-K is written wrn-16-1.
+
+    Example: undergrowth models wrn-40-1
+    """
+    from undergrowth.models import describe, names
+    from undergrowth.report.tables import count, facts, table
+
+    if name is None:
+        entries = [describe(each) for each in names()]
+        if json:
+            print_json([asdict(entry) for entry in entries])
+            return
+        rows = [
+            (each.name, each.title, count(each.parameters), _input(each), ", ".join(each.levels)) for each in entries
+        ]
+        console().print(table(("model", "what it is", "parameters", "for", "split levels"), rows, right=(2,)))
+        return
+    entry = describe(name)
+    if json:
+        print_json(asdict(entry))
+        return
+    about = [
+        ("parameters", f"{count(entry.parameters)} for {_input(entry)}"),
+        ("split levels", ", ".join(f"{level} (before {stage})" for level, stage in entry.levels.items())),
+        ("normalisation", ", ".join(entry.norms)),
+        ("options", ", ".join(f"{key}={value}" for key, value in entry.options.items()) or "none"),
+        ("weights", "weights: FILE (.safetensors or .pt) starts from a file, skip_head: true leaves its last layer"),
+        ("source", entry.source),
+        ("example", f"undergrowth run --model {_example_name(entry)}"),
+        ("in a file", entry.example),
+    ]  # fmt: skip
+    screen = console()
+    screen.print(f"{entry.name}: {entry.title}\n")
+    screen.print(facts(about))
+
+
+def _input(entry: Any) -> str:
+    return f"{'×'.join(map(str, entry.shape))}, {entry.classes} classes"
+
+
+def _example_name(entry: Any) -> str:
+    """The name with numbers in the place of letters, as the example for a file has it."""
+    return str(entry.example).split("name: ", 1)[1].split(",")[0].rstrip("}")

@@ -1,0 +1,100 @@
+"""`undergrowth run`: one experiment, from a file, from flags, or the embedded default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from undergrowth.cli.output import AsJson
+
+# Where each flag lies in an experiment.
+PLACES = {
+    "method": "method.name", "data": "data.name", "model": "model.name", "clients": "data.clients",
+    "rounds": "train.rounds", "engine": "run.engine", "seed": "run.seed", "device": "run.device", "out": "run.out",
+}  # fmt: skip
+_OF_ANY_DATA = ("partition", "clients", "holdout")  # keys that mean the same for every data set
+
+WriteReport = Annotated[
+    bool | None,
+    typer.Option("--report/--no-report", help="Write a page about the run beside it. (Default: unless --json.)"),
+]
+
+
+def run(
+    file: Annotated[str | None, typer.Argument(metavar="FILE.yaml", help="An experiment file.")] = None,
+    method: Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth methods`.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth datasets`.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth models`.")] = None,
+    clients: Annotated[int | None, typer.Option(metavar="N", help="How many devices.")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="How many rounds.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth engines`.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same run.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda or cuda:0.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Where runs are kept. (Default: runs.)")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("-s", "--set", metavar="PATH=VALUE", help="Any setting, as often as you like."),
+    ] = None,
+    json: AsJson = False,
+    report: WriteReport = None,
+) -> None:
+    """Run one experiment: the one in FILE.yaml, changed by flags, or the embedded default (FedAvg on digits).
+
+    Flags win over -s, and -s wins over the file.
+
+    With another --method, --data or --model than the file's, the options that the file gives to its own are left out.
+
+    Examples:
+
+      undergrowth run --method fedprox -s method.mu=0.1 --rounds 20
+
+      undergrowth run my.yaml --seed 1 -s train.lr=0.05 -s fleet.name=mixed-edge
+
+      undergrowth run --json | tail -n 1
+    """
+    from undergrowth.cli.outcome import tell
+    from undergrowth.cli.watch import watched
+    from undergrowth.runs.run import start
+
+    given = {
+        "method": method, "data": data, "model": model, "clients": clients, "rounds": rounds, "engine": engine,
+        "seed": seed, "device": device, "out": out,
+    }  # fmt: skip
+    tree, left_out = experiment_tree(file, settings or [], given)
+    if left_out:
+        typer.echo(f"note: left out {', '.join(left_out)}, which '{file}' gives to something else", err=True)
+    with watched() as hooks:
+        result = start(tree, **hooks)
+    tell(result, json=json, report=not json if report is None else report)
+
+
+def experiment_tree(file: str | None, settings: list[str], flags: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The experiment that the words of a command describe, and the keys of the file that do not go with them."""
+    from undergrowth.runs import config
+
+    tree = config.read(file) if file else {}
+    left_out: list[str] = []
+    for section in ("method", "data", "model"):
+        if flags.get(section) is not None:
+            left_out += _rename(tree, section, flags[section])
+    for text in settings:
+        config.assign_text(tree, text)
+    for flag, value in flags.items():
+        if value is not None:
+            config.assign(tree, PLACES[flag], value)
+    return tree, left_out
+
+
+def _rename(tree: dict[str, Any], section: str, name: str) -> list[str]:
+    """Takes the options of another method, data set or model out of a file's section; says which."""
+    from undergrowth.runs.config import Experiment
+
+    written = tree.get(section)
+    usual = getattr(Experiment(), section).name
+    if not isinstance(written, dict) or written.get("name", usual) == name:
+        return []
+    stay = ("name", *_OF_ANY_DATA) if section == "data" else ("name",)
+    gone = [key for key in written if key not in stay]
+    tree[section] = {key: value for key, value in written.items() if key in stay}
+    return [f"{section}.{key}" for key in gone]

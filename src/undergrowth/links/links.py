@@ -1,0 +1,38 @@
+"""Links: the codecs of a run, one for each direction between a server and its devices."""
+
+from __future__ import annotations
+
+from undergrowth.core import InputError, Packet, State, Weights
+from undergrowth.links.codec import Chain, Codec, Plain
+from undergrowth.links.link import Link
+from undergrowth.links.parse import codec
+from undergrowth.links.topk import TopK
+
+
+class Links:
+    """What devices and servers send each other, as it arrives. Between servers everything crosses as it is."""
+
+    def __init__(self, up: str = "none", down: str = "none", feedback: bool = True) -> None:
+        self._up = Link(codec(up), feedback)
+        self._down: Codec = codec(down)
+        if isinstance(self._down, TopK | Chain):
+            raise InputError(f"links.down '{down}': no model survives it; write none, fp16, bf16, int8 or int4")
+        self._latest: tuple[Packet, Packet, int] | None = None
+
+    def down(self, packet: Packet) -> tuple[Packet, int]:
+        """What a device gets, and how many bytes that took."""
+        # A server sends one packet to many devices: it is encoded once.
+        if self._latest is None or self._latest[0] is not packet:
+            encoded = self._down.encode(packet)
+            arrived = packet if isinstance(self._down, Plain) else self._down.decode(encoded)
+            self._latest = (packet, arrived, encoded.nbytes)
+        return self._latest[1:]
+
+    def up(self, packet: Packet, reference: Weights, residual: State) -> tuple[Packet, int, State]:
+        """What the server gets, how many bytes that took, and what the device remembers of what was lost."""
+        encoded, residual = self._up.send(packet, reference, residual)
+        return self._up.receive(encoded, reference), encoded.nbytes, residual
+
+    def weigh(self, packet: Packet) -> int:
+        """The bytes of an upload."""
+        return self._up.codec.encode(packet).nbytes

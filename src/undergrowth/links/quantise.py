@@ -1,0 +1,75 @@
+"""Quantise: float tensors cross as small whole numbers and one scale for every block of values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from undergrowth.core import Packet
+from undergrowth.links.pieces import Pieces, put_together, take_apart
+
+
+@dataclass(frozen=True)
+class Quantise:
+    """Each value as the nearest of 2^bits − 1 evenly spaced ones between ± the largest magnitude in its block.
+
+    bits: 8 (one byte a value, error at most largest / 254) or 4 (two values a byte, error at most largest / 14).
+    block: consecutive values that share a scale. One scale for a whole tensor lets one outlier blur all of it; one
+    for each output channel is dear where channels are small and coarse where they are large. Blocks of 256 cost 4
+    bytes in 256 values (1.6 % of int8, 3.1 % of int4) whatever the shape. Measured on the change of a small CNN, int8:
+    relative error 1.9 % by tensor, 1.0 % by channel, 0.9 % by 256, 0.7 % by 64 for 5 % more bytes.
+
+    What is not finite makes its whole block not finite, so it is seen at the other end.
+    """
+
+    bits: Literal[8, 4]
+    block: int = 256
+
+    def encode(self, packet: Packet) -> Packet:
+        return take_apart(packet, self._mark, self._split)
+
+    def decode(self, packet: Packet) -> Packet:
+        return put_together(packet, self._mark, self._join)
+
+    @property
+    def _mark(self) -> str:
+        return f"int{self.bits}"
+
+    @property
+    def _top(self) -> int:
+        return 2 ** (self.bits - 1) - 1  # 127 or 7
+
+    def _split(self, tensor: Tensor) -> Pieces:
+        # float64 keeps scales of its own type: its largest values are beyond float32.
+        wide = tensor.dtype if tensor.dtype is torch.float64 else torch.float32
+        blocks = self._in_blocks(tensor.to(wide).flatten())
+        # The scale that travels is the largest magnitude itself, not that over 127: it cannot underflow to zero, and
+        # the largest value and constant tensors arrive exactly.
+        scales = blocks.abs().amax(dim=1)
+        relative = blocks / torch.where(scales == 0, 1, scales)[:, None]
+        # A block that is not finite is told by its scale; its codes only have to be valid.
+        codes = (relative * self._top).round().nan_to_num(0, 0, 0).to(torch.int8).flatten()[: tensor.numel()]
+        return {"codes": codes if self.bits == 8 else _pairs(codes), "scales": scales}
+
+    def _join(self, pieces: Pieces, count: int) -> Tensor:
+        codes = pieces["codes"] if self.bits == 8 else _singles(pieces["codes"], count)
+        scales = pieces["scales"]
+        relative = self._in_blocks(codes).to(scales.dtype) / self._top
+        return (relative * scales[:, None]).flatten()[:count]
+
+    def _in_blocks(self, row: Tensor) -> Tensor:
+        return functional.pad(row, (0, -row.numel() % self.block)).reshape(-1, self.block)
+
+
+def _pairs(codes: Tensor) -> Tensor:
+    """Two codes of −7 … 7 in each byte, as 1 … 15."""
+    even = (functional.pad(codes, (0, codes.numel() % 2)) + 8).to(torch.uint8).reshape(-1, 2)
+    return even[:, 0] | (even[:, 1] << 4)
+
+
+def _singles(pairs: Tensor, count: int) -> Tensor:
+    return torch.stack((pairs & 15, pairs >> 4), dim=1).flatten()[:count].to(torch.int8) - 8

@@ -1,0 +1,5 @@
+"""Tables, plots and pages of runs."""
+
+from undergrowth.report.page import report
+
+__all__ = ["report"]

@@ -1,0 +1,186 @@
+"""The clock: how long each device of the fleet takes for what it is asked, and what may happen to it meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from undergrowth.core import Client, Context, Packet, State, Task
+from undergrowth.devices import Availability, Failures, Fleet, Tracer, price
+from undergrowth.engines import States
+from undergrowth.links import Links
+
+
+class Timing(NamedTuple):  # a tuple, because a simulation makes millions of them
+    """The course of one job: seconds, what it costs the device, and how it ends."""
+
+    seconds_down: float = 0.0
+    seconds_compute: float = 0.0
+    seconds_up: float = 0.0
+    flops: float = 0.0
+    memory: int = 0
+    joules: float = 0.0
+    lost: str = ""  # why the device never answers; the seconds are then those until it is gone
+    limit: int | None = None  # steps after which it stops, to be back by the deadline
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_down + self.seconds_compute + self.seconds_up
+
+    def cut(self, seconds: float) -> Timing:
+        """What of it was done in the first so many seconds."""
+        down = min(self.seconds_down, seconds)
+        compute = min(self.seconds_compute, seconds - down)
+        up = min(self.seconds_up, seconds - down - compute)
+        done = compute / self.seconds_compute if self.seconds_compute else 1.0
+        share = seconds / self.seconds if self.seconds else 1.0
+        return self._replace(
+            seconds_down=down, seconds_compute=compute, seconds_up=up, flops=self.flops * done,
+            joules=self.joules * share,
+        )  # fmt: skip
+
+
+class Clock:
+    """Says how jobs go. By default all devices are always there."""
+
+    def timing(self, device: str, down: Packet, size: int, context: Context, now: float, by: float | None) -> Timing:
+        """The course of a job that starts now.
+
+        size: the bytes that go down. by: the seconds after which partial work is due, where it is accepted.
+        """
+        raise NotImplementedError("a clock defines timing")
+
+    def away(self, now: float) -> Container[str]:
+        """The devices that cannot be reached."""
+        return frozenset()
+
+    def next_on(self, now: float) -> float:
+        """When the next of them can be reached again; infinity: never."""
+        return math.inf
+
+    def snapshot(self) -> State:
+        """What changes, for a checkpoint."""
+        return {}
+
+    def restore(self, kept: State) -> None:
+        """Takes up a snapshot."""
+
+
+class Sizes(Protocol):
+    """What the clock asks of a population."""
+
+    @property
+    def devices(self) -> Sequence[str]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def size(self, device: str) -> int: ...
+
+
+class FleetClock(Clock):
+    """Traces what a device is asked for and prices it on the device's profile; also what servers know of devices."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        task: Task,
+        client: Client,
+        population: Sizes,
+        states: States,
+        dtype: torch.dtype = torch.float32,
+        availability: Availability | None = None,
+        failures: Failures | None = None,
+        links: Links | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.population = population
+        self.states = states
+        self.availability = availability
+        self.failures = failures
+        self.links = links or Links()
+        self.tracer = Tracer(task, client, population.shape, dtype, self.links.weigh)
+        self.now = 0.0
+        self._drawn: dict[str, float] = {}  # joules that a device with a battery has used
+        self._empty: set[str] = set()  # devices whose battery ran out
+
+    def timing(self, device: str, down: Packet, size: int, context: Context, now: float, by: float | None) -> Timing:
+        self.now = now
+        profile = self.fleet.profile(device)
+        work = self.tracer.work(down, self.population.size(device), self.states.get(device))
+        cost = price(profile, work, size, work.bytes_up)
+        timing = Timing(*cost[:3], work.flops, work.memory, cost.joules)
+        if not cost.fits:
+            needs = f"the work needs {work.memory / 1e6:.0f} MB and it has {profile.memory / 1e6:.0f} MB"
+            return timing.cut(0.0)._replace(lost=needs)
+        if by is not None and timing.seconds > by and work.steps:
+            room = by - timing.seconds_down - timing.seconds_up
+            limit = int(room / timing.seconds_compute * work.steps) if timing.seconds_compute else work.steps
+            if limit >= 1:
+                share = limit / work.steps
+                timing = timing._replace(
+                    seconds_compute=timing.seconds_compute * share,
+                    flops=timing.flops * share,
+                    joules=profile.compute_watts * timing.seconds_compute * share
+                    + timing.joules
+                    - profile.compute_watts * timing.seconds_compute,
+                    limit=limit,
+                )
+        return self._interrupted(device, timing, context, now, profile.battery)
+
+    def _interrupted(self, device: str, timing: Timing, context: Context, now: float, battery: float | None) -> Timing:
+        """The timing as it really goes: the first thing that goes wrong ends it."""
+        end, reason = timing.seconds, ""
+        if self.failures is not None:
+            drawn = self.failures.draw(context)
+            if drawn is not None:
+                reason, end = drawn[0], drawn[1] * timing.seconds
+        if self.availability is not None:
+            left = self.availability.until(device, now) - now
+            if left < end or (not reason and left < timing.seconds):
+                reason, end = "it went offline", max(0.0, left)
+        if battery is not None:
+            used = self._drawn.get(device, 0.0)
+            if used + timing.joules > battery:
+                alive = timing.seconds * (battery - used) / timing.joules
+                if alive < end or not reason:
+                    reason, end = "its battery ran out", alive
+                    self._empty.add(device)
+            self._drawn[device] = min(battery, used + timing.joules)
+        return timing.cut(end)._replace(lost=reason) if reason else timing
+
+    def away(self, now: float) -> Container[str]:
+        self.now = now
+        if self.availability is None and not self._empty:
+            return frozenset()
+        gone = set(self._empty)
+        if self.availability is not None:
+            on = self.availability.on(now)
+            gone.update(device for device, there in zip(self.population.devices, on.tolist()) if not there)
+        return gone
+
+    def next_on(self, now: float) -> float:
+        return math.inf if self.availability is None else self.availability.next_on(math.nextafter(now, math.inf))
+
+    # What servers know of devices ---------------------------------------------------------------------------
+
+    def samples(self, device: str) -> int:
+        return self.population.size(device)
+
+    def seconds(self, device: str, down: Packet) -> float:
+        work = self.tracer.work(down, self.population.size(device), self.states.get(device))
+        cost = price(self.fleet.profile(device), work, self.links.down(down)[1], work.bytes_up)
+        return cost.seconds if cost.fits else math.inf
+
+    def window(self, device: str) -> float:
+        return math.inf if self.availability is None else self.availability.until(device, self.now) - self.now
+
+    def profile(self, device: str) -> object:
+        return self.fleet.profile(device)
+
+    def snapshot(self) -> State:
+        return {"drawn": dict(self._drawn), "empty": sorted(self._empty)}
+
+    def restore(self, kept: State) -> None:
+        self._drawn, self._empty = dict(kept["drawn"]), set(kept["empty"])
