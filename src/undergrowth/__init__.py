@@ -16,13 +16,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from undergrowth import core, data, devices, engines, learning, methods, models, report, simulation, topology
     from undergrowth.core import InputError, RunError
-    from undergrowth.runs import Result, load, resume, run
+    from undergrowth.runs import Result, load, plan, resume, run
 
 # Loaded when first used: a user who only wants to see `--help` should not wait for torch.
 _HOMES = {
     "run": "undergrowth.runs",
     "resume": "undergrowth.runs",
     "load": "undergrowth.runs",
+    "plan": "undergrowth.runs",
     "Result": "undergrowth.runs",
     "InputError": "undergrowth.core",
     "RunError": "undergrowth.core",
@@ -33,7 +34,7 @@ _PACKAGES = (
 
 __all__ = [
     "InputError", "Result", "RunError", "core", "data", "devices", "engines", "learning", "load", "methods", "models",
-    "report", "resume", "run", "simulation", "topology",
+    "plan", "report", "resume", "run", "simulation", "topology",
 ]  # fmt: skip
 
 

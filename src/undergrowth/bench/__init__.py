@@ -32,9 +32,16 @@ def _loop() -> Iterator[Measurement]:
     return measure()
 
 
+def _clock() -> Iterator[Measurement]:
+    from undergrowth.bench.clock import measure
+
+    return measure()
+
+
 # name → what it shows, and the function that measures it line by line
 BENCHMARKS: dict[str, tuple[str, Callable[[], Iterator[Measurement]]]] = {
     "loop": ("the serial engine against a hand-written PyTorch loop, one thread", _loop),
+    "clock": ("a million device-rounds of bookkeeping, and what the clock and ledger add to training", _clock),
 }
 
 __all__ = ["BENCHMARKS", "Measurement"]

@@ -43,7 +43,7 @@ def _tell(name: str, rows: list[dict[str, Any]]) -> None:
     from undergrowth.report.tables import duration, energy, facts, size, table
 
     columns = (
-        "device", "number", "spread", "GFLOP/s", "in training", "memory", "MB/s down", "up", "latency", "watts",
+        "device", "number", "spread", "GFLOP/s", "usable", "memory", "MB/s down", "up", "latency", "watts",
         "radio", "battery",
     )  # fmt: skip
     shown = [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):  # a tuple, because a simulation makes millions of them
     """Who is at work, when. The same context gives the same random numbers on every engine.
 
     ``round`` is the version of the server that asked; ``turn`` counts how often this node was asked before,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
@@ -18,8 +19,7 @@ from undergrowth.core.task import Task
 from undergrowth.core.tree import State
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(NamedTuple):  # a tuple, because a simulation makes millions of them
     """Hand this packet to a child."""
 
     child: str
@@ -28,8 +28,7 @@ class Send:
     turn: int
 
 
-@dataclass(frozen=True)
-class Drop:
+class Drop(NamedTuple):
     """This child is not waited for any more."""
 
     child: str

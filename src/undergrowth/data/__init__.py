@@ -5,6 +5,7 @@ from undergrowth.data.catalogue import describe, load, names
 from undergrowth.data.dataset import Array, Dataset
 from undergrowth.data.entry import Entry
 from undergrowth.data.partition import Rule, parse_rule, partition
+from undergrowth.data.pooled import Pooled
 from undergrowth.data.population import Partitioned, Population
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Dataset",
     "Entry",
     "Partitioned",
+    "Pooled",
     "Population",
     "Rule",
     "bubbles",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from undergrowth.core import (
     Client,
@@ -28,8 +28,7 @@ class Shards(Protocol):
     def train(self, device: str) -> Shard: ...
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):  # a tuple, because a simulation makes millions of them
     """One device's work. With `fold`, its upload may be combined with those of other jobs of the same node."""
 
     node: str

@@ -14,7 +14,7 @@ from undergrowth.report.html import Page, escape
 from undergrowth.report.record import Record
 from undergrowth.runs.checkpoint import replace_file
 from undergrowth.runs.config import experiment
-from undergrowth.runs.federation import population_of
+from undergrowth.runs.parts import population_of
 
 _MOST_MEGABYTES = 200  # a page should not take longer than a run
 _MOST_DEVICES = 20_000

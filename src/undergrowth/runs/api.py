@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from undergrowth.core import InputError, Method
+from undergrowth.core import InputError, Method, nearest
 from undergrowth.data import Dataset, Population
 from undergrowth.runs import run as execution
+from undergrowth.runs.config import experiment
+from undergrowth.runs.plan import plan_rows
 from undergrowth.runs.progress import Progress
 from undergrowth.runs.result import Result
 
@@ -49,6 +51,7 @@ def run(
     options: Mapping[str, Any] | None = None,
     data_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
+    threads: int | None = None,
     evaluate_every: int | None = None,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
@@ -63,55 +66,20 @@ def run(
     `options`, `data_options` and `model_options` go to what is named. `progress`: a live display on standard
     error; by default when that is a terminal.
     """
-    for name, thing, settings in (
-        ("method", method, options),
-        ("data", data, data_options),
-        ("model", model, model_options),
-    ):
-        if settings and not isinstance(thing, str):
-            prefix = "" if name == "method" else f"{name}_"
-            raise InputError(
-                f"{prefix}options go with a {name} given by name; this {name} is an object and has its own"
-            )
-    objects = {
-        "method": None if isinstance(method, str) else method,
-        "data": None if isinstance(data, str) else data,
-        "model": None if isinstance(model, str) else model,
-    }
-    if objects["method"] is not None and not isinstance(method, Method):
-        raise InputError(f"method: a {type(method).__name__} is neither a name nor a Method")
-    if objects["data"] is not None and not isinstance(data, Dataset | Population):
-        raise InputError(f"data: a {type(data).__name__} is neither a name nor a Dataset nor a Population")
-    if objects["model"] is not None and not callable(model):
-        raise InputError(f"model: a {type(model).__name__} is neither a name nor callable")
-    tree: dict[str, Any] = {
-        "method": {**(options or {}), "name": _name(method)},
-        "data": {
-            **(data_options or {}),
-            "name": _name(data), "path": path, "partition": partition, "clients": clients,
-        },
-        "model": {**(model_options or {}), "name": _name(model)},
-        "fleet": {
-            "name": fleet, "deadline": deadline, "availability": availability, "dropout": dropout,
-            "failure": failure,
-        },
-        "links": dict(links or {}),
-        "topology": topology,
-        "train": {
-            "rounds": rounds, "sample": sample, "epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum,
-            "weight_decay": weight_decay, "optimiser": optimiser, "schedule": schedule, "selection": selection, "over_select": over_select, "quorum": quorum,
-        },
-        "run": {
-            "seed": seed, "engine": engine, "device": device, "out": out, "evaluate_every": evaluate_every,
-            "checkpoint_every": checkpoint_every,
-        },
-    }  # fmt: skip
-    given = {
-        name: {key: value for key, value in part.items() if value is not None} if isinstance(part, dict) else part
-        for name, part in tree.items()
-    }
+    tree, objects = describe(locals())
     with _display(progress) as display:
-        return execution.start(given, **objects, **display.hooks())  # type: ignore[arg-type]
+        return execution.start(tree, **objects, **display.hooks())
+
+
+def plan(method: str | Method | Sequence[str | Method] | None = None, **arguments: Any) -> list[dict[str, Any]]:
+    """What taking part would cost, without training: a row for every method and class of devices.
+
+    Takes the arguments of `run`; `method` may also be a list, or be left out for all methods.
+    """
+    methods = [method] if isinstance(method, str | Method) else list(method or ())
+    named = next((name for name in methods if isinstance(name, str)), "fedavg")
+    tree, objects = describe({"data": "digits", "model": "cnn", **arguments, "method": named})
+    return list(plan_rows(experiment(tree), methods, objects["data"], objects["model"]))
 
 
 def resume(
@@ -126,6 +94,46 @@ def resume(
     """Goes on with a run after its last finished round, bit for bit as if it had never stopped."""
     with _display(progress) as display:
         return execution.resume(run, out, method=method, data=data, model=model, **display.hooks())
+
+
+# Where each argument of `run` stands in an experiment.
+_PLACES = {
+    "data": ("path", "partition", "clients"),
+    "fleet": ("deadline", "availability", "dropout", "failure"),
+    "train": (
+        "rounds", "sample", "epochs", "batch", "lr", "momentum", "weight_decay", "optimiser", "schedule", "selection",
+        "over_select", "quorum",
+    ),
+    "run": ("seed", "engine", "device", "out", "threads", "evaluate_every", "checkpoint_every"),
+}  # fmt: skip
+
+
+def describe(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The experiment that the arguments of `run` describe, and the objects among them."""
+    kinds: dict[str, Any] = {"method": (Method,), "data": (Dataset, Population), "model": (Callable,)}
+    words = {"method": "a Method", "data": "a Dataset nor a Population", "model": "callable"}
+    known = {*_PLACES, *(name for names in _PLACES.values() for name in names), *kinds, "links", "topology"}
+    tree: dict[str, Any] = {section: {} for section in _PLACES}
+    objects: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        thing = arguments[name]
+        options = arguments.get("options" if name == "method" else f"{name}_options")
+        objects[name] = None if isinstance(thing, str) else thing
+        if objects[name] is not None and not isinstance(thing, kind):
+            raise InputError(f"{name}: a {type(thing).__name__} is neither a name nor {words[name]}")
+        if objects[name] is not None and options:
+            raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
+        tree.setdefault(name, {}).update({**(options or {}), "name": _name(thing)})
+    for section, names in _PLACES.items():
+        tree[section].update({name: arguments[name] for name in names if arguments.get(name) is not None})
+    if arguments.get("fleet"):
+        tree["fleet"]["name"] = arguments["fleet"]
+    tree["links"] = dict(arguments.get("links") or {})
+    tree["topology"] = arguments.get("topology") or "star"
+    extra = set(arguments) - known - {"options", "data_options", "model_options", "progress"}
+    if extra:
+        raise InputError(f"{min(extra)} is not an argument; {nearest(min(extra), known)}")
+    return tree, objects
 
 
 def _display(progress: bool | None) -> Progress:

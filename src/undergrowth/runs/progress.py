@@ -26,13 +26,15 @@ class Progress:
         self._task = self._bar.add_task("starting", total=None, status="")
 
     def __enter__(self) -> Progress:
-        self._bar.start()
+        if self.shown:  # some versions of rich print an empty line for a bar that is not
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self.shown:
+            self._bar.stop()
 
     def hooks(self) -> dict[str, Any]:
         return {"on_start": self._on_start, "on_round": self._on_round} if self.shown else {}

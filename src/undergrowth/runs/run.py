@@ -19,6 +19,7 @@ from undergrowth.runs.checkpoint import Checkpoints, replace_file
 from undergrowth.runs.config import Experiment, experiment
 from undergrowth.runs.evaluation import digest, score_all, score_devices
 from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.outlook import check_deadline
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
 from undergrowth.runs.store import Store
 
@@ -151,6 +152,7 @@ def start(
     """A new run of the experiment that `tree` describes, with objects of the user's in place of names."""
     settings = experiment(tree)
     federation = federate(settings, method, data, model)
+    check_deadline(federation)
     store = Store(settings.run.out, create=True)
     try:
         given = {"method": method, "data": data, "model": model}

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from undergrowth.core import Client, Context, Packet, State, Task
-from undergrowth.devices import Availability, Failures, Fleet, Tracer, price
+from undergrowth.devices import Availability, Failures, Fleet, Tracer, Work, price
 from undergrowth.engines import States
 from undergrowth.links import Links
 
@@ -103,31 +103,48 @@ class FleetClock(Clock):
         self.tracer = Tracer(task, client, population.shape, dtype, self.links.weigh)
         self.now = 0.0
         self._drawn: dict[str, float] = {}  # joules that a device with a battery has used
+        self._priced: dict[str, tuple[tuple[Work, int, float | None], Timing]] = {}  # device → its last price
         self._empty: set[str] = set()  # devices whose battery ran out
 
     def timing(self, device: str, down: Packet, size: int, context: Context, now: float, by: float | None) -> Timing:
         self.now = now
-        profile = self.fleet.profile(device)
+        _, timing = self.plain_timing(device, down, size, by)
+        if timing.lost:
+            return timing.cut(0.0)
+        battery = self.fleet.profile(device).battery
+        if self.failures is None and self.availability is None and battery is None:
+            return timing
+        return self._interrupted(device, timing, context, now, battery)
+
+    def plain_timing(self, device: str, down: Packet, size: int, by: float | None) -> tuple[Work, Timing]:
+        """The course of a job if nothing goes wrong. Lost is only who cannot hold the work."""
         work = self.tracer.work(down, self.population.size(device), self.states.get(device))
+        key = (work, size, by)
+        known = self._priced.get(device)
+        if known is None or known[0] != key:  # most devices do the same in every round
+            known = self._priced[device] = (key, self._price(device, work, size, by))
+        return work, known[1]
+
+    def _price(self, device: str, work: Work, size: int, by: float | None) -> Timing:
+        profile = self.fleet.profile(device)
         cost = price(profile, work, size, work.bytes_up)
         timing = Timing(*cost[:3], work.flops, work.memory, cost.joules)
         if not cost.fits:
             needs = f"the work needs {work.memory / 1e6:.0f} MB and it has {profile.memory / 1e6:.0f} MB"
-            return timing.cut(0.0)._replace(lost=needs)
+            return timing._replace(lost=needs)
         if by is not None and timing.seconds > by and work.steps:
             room = by - timing.seconds_down - timing.seconds_up
             limit = int(room / timing.seconds_compute * work.steps) if timing.seconds_compute else work.steps
             if limit >= 1:
                 share = limit / work.steps
+                saved = (1 - share) * timing.seconds_compute
                 timing = timing._replace(
-                    seconds_compute=timing.seconds_compute * share,
+                    seconds_compute=timing.seconds_compute - saved,
                     flops=timing.flops * share,
-                    joules=profile.compute_watts * timing.seconds_compute * share
-                    + timing.joules
-                    - profile.compute_watts * timing.seconds_compute,
+                    joules=timing.joules - profile.compute_watts * saved,
                     limit=limit,
                 )
-        return self._interrupted(device, timing, context, now, profile.battery)
+        return timing
 
     def _interrupted(self, device: str, timing: Timing, context: Context, now: float, battery: float | None) -> Timing:
         """The timing as it really goes: the first thing that goes wrong ends it."""

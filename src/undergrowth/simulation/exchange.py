@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from undergrowth.core import Context, State
 from undergrowth.engines import Job, Outcome
@@ -30,7 +30,7 @@ def flat(exchange: Exchange) -> State:
         "bytes_down": exchange.bytes_down,
         "start": exchange.start,
         "timing": tuple(exchange.timing),
-        "job": job and {**vars(job), "context": asdict(job.context)},
+        "job": job and {**job._asdict(), "context": tuple(job.context)},
         "outcome": outcome and dict(vars(outcome)),
     }
 
@@ -41,7 +41,7 @@ def unflat(kept: State) -> Exchange:
         **{
             **kept,
             "timing": Timing(*kept["timing"]),
-            "job": job and Job(**{**job, "context": Context(**job["context"])}),
+            "job": job and Job(**{**job, "context": Context(*job["context"])}),
             "outcome": outcome and Outcome(**outcome),
         }
     )

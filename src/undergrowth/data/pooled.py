@@ -1,0 +1,51 @@
+"""Pooled: a population in one place, for the bound that a federation is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from undergrowth.core.shard import Shard
+from undergrowth.data.population import Population
+
+POOL = "pool"
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """All samples of a population in one place, as one device."""
+
+    population: Population
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (POOL,)
+
+    @property
+    def classes(self) -> int:
+        return self.population.classes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.population.shape
+
+    @property
+    def name(self) -> str:
+        return self.population.name
+
+    def train(self, device: str) -> Shard:
+        return _joined([self.population.train(name) for name in self.population.devices])
+
+    def test(self, device: str) -> Shard:
+        return _joined([self.population.test(name) for name in self.population.devices])
+
+    def central_test(self) -> Shard:
+        return self.population.central_test()
+
+    def size(self, device: str) -> int:
+        return sum(self.population.size(name) for name in self.population.devices)
+
+
+def _joined(shards: list[Shard]) -> Shard:
+    return Shard(torch.cat([shard.x for shard in shards]), torch.cat([shard.y for shard in shards]))

@@ -1,0 +1,93 @@
+"""From the names in an experiment to the things they stand for: method, population, model, torch device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import torch
+from pydantic import ConfigDict, ValidationError, create_model
+from torch import nn
+
+from undergrowth.core import InputError, Method, Model, Task, nearest
+from undergrowth.data import Dataset, Population, load, partition
+from undergrowth.methods import METHODS
+from undergrowth.models import builder
+from undergrowth.runs.config import Experiment, sentence
+
+CLIENTS = 20  # devices, where neither the user nor the data says how many
+
+
+def method_of(name: str, options: dict[str, Any]) -> Method:
+    """The method of that name with those options, each of the right type."""
+    if name not in METHODS:
+        raise InputError(f"method '{name}' is not known; {nearest(name, METHODS)}")
+    chosen = METHODS[name]
+    hints = get_type_hints(chosen)
+    known: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields(chosen)}  # type: ignore[arg-type]
+    checked = create_model(f"{name} options", __config__=ConfigDict(extra="forbid"), **known)
+    try:
+        values = checked.model_validate(options)
+    except ValidationError as error:
+        if not known:
+            raise InputError(f"method.{next(iter(options))} is not a known key; {name} has no options") from None
+        raise InputError(sentence(error, checked, "method")) from None
+    return chosen(**{field: getattr(values, field) for field in known})
+
+
+def population_of(experiment: Experiment, data: Dataset | Population | None) -> Population:
+    section = experiment.data
+    if isinstance(data, Population):
+        if section.clients is not None and section.clients != len(data.devices):
+            raise InputError(f"clients {section.clients}: the data object has {len(data.devices)} devices")
+        return data
+    if data is None:
+        data = load(section.name, section.path, **section.options)
+    natural = section.partition.partition(":")[0] == "natural"
+    clients = section.clients or (None if natural else CLIENTS)
+    return partition(data, section.partition, clients, experiment.run.seed, section.holdout)
+
+
+def model_of(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | None) -> Model:
+    if model is None:
+        return Model(builder(experiment.model.name, population.shape, population.classes, **experiment.model.options))
+    if isinstance(model, nn.Module):
+        raise InputError("model: this is an nn.Module; give a callable that returns a fresh one, such as its class")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            built = model()
+    except Exception as error:
+        raise InputError(f"model: the callable failed ({error}); it is called without arguments") from error
+    if not isinstance(built, nn.Module):
+        raise InputError(f"model: the callable returned a {type(built).__name__}; it must return an nn.Module")
+    return Model(model)
+
+
+def check_model(task: Task, population: Population, device_name: str, device: str) -> None:
+    """Refuses a model whose output does not fit the labels, before any round starts."""
+    x = population.train(device_name).x[:1].to(device)
+    weights = task.model.initial(0)
+    try:
+        with torch.no_grad():
+            output = task.model(weights, x)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
+    if not isinstance(output, torch.Tensor):
+        raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
+    if output.dim() != 2 or output.shape[1] < task.classes:
+        raise InputError(
+            f"model: its output for one sample has shape {tuple(output.shape[1:])}; "
+            f"the data needs ({task.classes},), one value for each class"
+        )
+
+
+def torch_device(name: str) -> str:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise InputError(f"run.device '{name}' is not a torch device; write cpu, cuda or cuda:0") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"run.device '{name}': torch finds no GPU on this machine; write cpu")
+    return name

@@ -1,0 +1,123 @@
+"""Plan: who could take part, how, and at what price, for every method and class of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from undergrowth.core import InputError, Method, Shard
+from undergrowth.data import Dataset, Population, describe
+from undergrowth.methods import METHODS
+from undergrowth.models import builder
+from undergrowth.runs.config import Experiment
+from undergrowth.runs.federation import federate
+from undergrowth.runs.outlook import Prospect, outlook
+from undergrowth.runs.parts import CLIENTS, method_of, population_of
+
+Row = dict[str, Any]
+
+
+def plan_rows(
+    experiment: Experiment,
+    methods: Sequence[str | Method] = (),
+    data: Dataset | Population | None = None,
+    model: Callable[[], nn.Module] | None = None,
+) -> Iterator[Row]:
+    """A row for every method and class of devices, all for one round of one device.
+
+    The device is the one with the median number of samples in its class; `fitting` counts those in the class that
+    could take part. Without methods, all that run on devices are priced.
+    """
+    population = population_of(experiment, data) if data is not None else population_or_outline(experiment)
+    section = experiment.model
+    recipe = model or builder(section.name, population.shape, population.classes, **section.options)
+    # The population is there already, with as many devices as it has.
+    experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"clients": None})})
+    for method in methods or [name for name, kind in METHODS.items() if not kind.pooled]:
+        options = experiment.method.options if method == experiment.method.name else {}
+        chosen = method_of(method, options) if isinstance(method, str) else method
+        federation = federate(experiment, chosen, population, recipe)
+        prospects = {prospect.device: prospect for prospect in outlook(federation)}
+        name = method if isinstance(method, str) else type(method).__name__.lower()
+        deadline = None if chosen.server.asynchronous else experiment.fleet.deadline
+        for tier, devices in federation.fleet.classes.items():
+            looked_at = [prospects[device] for device in devices if device in prospects]
+            if looked_at:
+                yield _row(name, tier, len(devices), looked_at, population, deadline)
+
+
+def _row(
+    method: str, tier: str, devices: int, looked_at: list[Prospect], population: Population, deadline: float | None
+) -> Row:
+    by_size = sorted(looked_at, key=lambda prospect: population.size(prospect.device))
+    typical = by_size[len(by_size) // 2]
+    fitting = sum(prospect.verdict(deadline) == "fits" for prospect in looked_at)
+    return {
+        "method": method,
+        "device": tier,
+        "devices": devices,
+        "flops": typical.timing.flops,
+        "memory_bytes": typical.timing.memory,
+        "bytes_down": typical.bytes_down,
+        "bytes_up": typical.bytes_up,
+        "seconds": typical.timing.seconds,
+        "joules": typical.timing.joules,
+        "verdict": typical.verdict(deadline),
+        "fitting": round(fitting * devices / len(looked_at)),
+        "example": typical.device,
+    }
+
+
+def population_or_outline(experiment: Experiment) -> Population:
+    """The population; where the data set is not on this machine, one of its published size, in equal shares."""
+    try:
+        return population_of(experiment, None)
+    except InputError:
+        section = experiment.data
+        entry = describe(section.name)
+        if section.path is not None or entry.shape is None or entry.classes is None or entry.train is None:
+            raise
+        clients = section.clients or CLIENTS
+        size = round(entry.train * (1 - section.holdout) / clients)
+        return Outline(section.name, entry.shape, entry.classes, clients, size)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A population of which only the sizes are known."""
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    samples: int
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        width = max(3, len(str(self.clients - 1)))
+        return tuple(f"device-{number:0{width}d}" for number in range(self.clients))
+
+    def size(self, device: str) -> int:
+        return self.samples
+
+    def train(self, device: str) -> Shard:
+        dtype = torch.int64 if len(self.shape) == 1 else torch.float32
+        return Shard(torch.zeros(1, *self.shape, dtype=dtype), torch.zeros(1, dtype=torch.int64))
+
+    def test(self, device: str) -> Shard:
+        return self.train(device)
+
+    def central_test(self) -> Shard:
+        return self.train("")
+
+
+def takes_part(rows: Iterable[Row]) -> dict[str, int]:
+    """Method → how many devices of the fleet could take part."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["method"]] = counts.get(row["method"], 0) + row["fitting"]
+    return counts
