@@ -170,15 +170,16 @@ class Node:
 
     # What to do ---------------------------------------------------------------------------------------
 
-    def advance(self) -> list[Command]:
+    def advance(self, waits: bool = True) -> list[Command]:
         """Everything that follows from what happened since the last call.
 
         Ends every round that can end, so it never leaves a node waiting for nobody; except that it asks nobody
-        while all children are `away`: a driver that says so calls again when that has changed.
+        while all children are `away`: a driver that says so calls again when that has changed, or with `waits` False
+        when it never will, and then the rounds that are left end without anybody.
         """
         commands: list[Command] = []
         while self.left:
-            if self.asleep:
+            if waits and self.asleep:
                 break
             if not self._open:
                 self._open = True
@@ -204,15 +205,15 @@ class Node:
         return self._enough
 
     def _ready(self) -> bool:
-        if not self._arrived and len(self._lost.keys() | self._refused.keys()) == len(self.children):
-            return True  # everybody was tried and failed: an asynchronous server would ask them again for ever
         lost = len(self._lost)
         return self.server.ready(Progress(len(self._arrived), lost, len(self._out), self._expired, self._enough))
 
     def _ask(self, commands: list[Command]) -> None:
         idle = self.children
-        if self._out or self.away:
-            idle = tuple(child for child in idle if child not in self._out and child not in self.away)
+        if self._out or self.away or self._lost or self._refused:
+            # Who failed is not asked again before the next version: it might fail again in the same instant, for ever.
+            gone = self._out.keys() | self._lost.keys() | self._refused.keys()
+            idle = tuple(child for child in idle if child not in gone and child not in self.away)
         view = View(idle, tuple(self._out), self.nodes, self.knows, self._heard)
         plan = self.server.plan(self.task, self.state, view, self.context())
         for child, packet in plan.sends.items():

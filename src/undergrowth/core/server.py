@@ -65,10 +65,12 @@ class Server:
         """
         train, devices = task.train, len(view.devices)
         needed = share_of(train.sample, devices) if count is None else max(0, min(count, devices))
-        asked = min(devices, math.ceil(needed * train.over_select)) if count is None else needed
+        asked = min(devices, _up(needed * train.over_select)) if count is None else needed
         chosen = task.selection.choose(asked, view, down, context) if asked else ()
         children = [*(child for child in view.idle if child in view.nodes), *chosen]
-        enough = math.ceil(train.quorum * needed) + len(children) - len(chosen)
+        if self.asynchronous:  # it has no rounds that a deadline or a quorum could end
+            return Plan(dict.fromkeys(children, down))
+        enough = _up(train.quorum * needed) + len(children) - len(chosen)
         return Plan(dict.fromkeys(children, down), train.deadline, enough if enough < len(children) else None)
 
     def check(self, task: Task, up: Packet) -> str | None:
@@ -120,6 +122,11 @@ class Inner(Server):
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
         return state
+
+
+def _up(number: float) -> int:
+    """The next whole number; rounded first, so that 1.1 times 10 is 11 and not a hair more."""
+    return math.ceil(round(number, 9))
 
 
 def not_finite(up: Packet) -> str | None:

@@ -31,8 +31,8 @@ class Availability(Protocol):
         """When the window that is open at `time` ends: infinity if never, `time` itself if none is open."""
         ...
 
-    def next_on(self, time: float) -> float:
-        """The earliest moment from `time` on at which any device is on: infinity if there is none."""
+    def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
+        """The earliest moment from `time` on at which any device, or any of these, is on: infinity if none is."""
         ...
 
 
@@ -48,8 +48,8 @@ class Always:
     def until(self, device: str, time: float) -> float:
         return math.inf
 
-    def next_on(self, time: float) -> float:
-        return time if self._count else math.inf
+    def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
+        return time if (self._count if devices is None else devices) else math.inf
 
 
 class Diurnal:
@@ -62,12 +62,10 @@ class Diurnal:
     def __init__(self, share: float, devices: Sequence[str], seed: int) -> None:
         self._seed = seed
         self._length = max(1, round(share * DAY * _TICKS)) / _TICKS
-        self._opens = np.fromiter((self._hour(device) for device in devices), np.float64, len(devices))
-        self._closes = self._opens + self._length  # past midnight for a window that wraps
+        self._opens = self._hours(devices)
 
     def on(self, time: float) -> np.ndarray:
-        moment = math.fmod(time, DAY)  # exact, unlike a difference with the opening
-        return ((self._opens <= moment) & (moment < self._closes)) | (moment < self._closes - DAY)
+        return self._on(time, self._opens)
 
     def until(self, device: str, time: float) -> float:
         if self._length >= DAY:
@@ -82,14 +80,23 @@ class Diurnal:
             return midnight + closes
         return time
 
-    def next_on(self, time: float) -> float:
-        if self.on(time).any():
+    def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
+        opens = self._opens if devices is None else self._hours(devices)
+        if self._on(time, opens).any():
             return time
-        if not len(self._opens):
+        if not len(opens):
             return math.inf
         moment = math.fmod(time, DAY)
-        later = self._opens[self._opens > moment]
-        return time - moment + float(later.min() if len(later) else DAY + self._opens.min())
+        later = opens[opens > moment]
+        return time - moment + float(later.min() if len(later) else DAY + opens.min())
+
+    def _on(self, time: float, opens: np.ndarray) -> np.ndarray:
+        moment = math.fmod(time, DAY)  # exact, unlike a difference with the opening
+        closes = opens + self._length  # past midnight for a window that wraps
+        return ((opens <= moment) & (moment < closes)) | (moment < closes - DAY)
+
+    def _hours(self, devices: Sequence[str]) -> np.ndarray:
+        return np.fromiter((self._hour(device) for device in devices), np.float64, len(devices))
 
     def _hour(self, device: str) -> float:
         """When the device's window opens, in seconds after midnight."""

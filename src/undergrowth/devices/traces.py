@@ -56,12 +56,22 @@ class Trace:
         # Of the windows that opened, only the last can still be open; otherwise none is.
         return max(time, float(self._closes[window][opened - 1])) if opened else time
 
-    def next_on(self, time: float) -> float:
+    def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
+        if devices is not None:
+            return min((self._next_on(self._index[device], time) for device in devices), default=math.inf)
         stop = int(np.searchsorted(self._times, time, side="right"))
         if stop and self._count[stop - 1]:
             return time
         # While nobody is on, what comes next can only be an opening.
         return float(self._times[stop]) if stop < len(self._times) else math.inf
+
+    def _next_on(self, place: int, time: float) -> float:
+        window = slice(self._first[place], self._first[place + 1])
+        opens, closes = self._opens[window], self._closes[window]
+        opened = int(np.searchsorted(opens, time, side="right"))
+        if opened and time < closes[opened - 1]:
+            return time
+        return float(opens[opened]) if opened < len(opens) else math.inf
 
     def _after(self, before: np.ndarray, start: int, stop: int) -> np.ndarray:
         """Who is on after the changes from start to stop; where a device has several, the last one is left."""

@@ -59,7 +59,7 @@ class GradientClient(LoopClient):
             "samples": float(len(steps.epochs[0]) if steps.epochs else len(shard)),
         }
         if task.selection.needs_loss:
-            carry["loss"], carry["steps"] = torch.zeros((), device=shard.x.device), len(steps)
+            carry["loss"], carry["steps"] = torch.zeros((), device=shard.x.device), 0
         return carry, steps
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
@@ -72,7 +72,7 @@ class GradientClient(LoopClient):
         )
         carry = {**carry, "parameters": dict(zip(names, parameters)), "buffers": buffers, "optimiser": optimiser}
         if "loss" in carry:
-            carry["loss"] = carry["loss"] + loss.detach()
+            carry["loss"], carry["steps"] = carry["loss"] + loss.detach(), carry["steps"] + 1
         return carry
 
     def finish(

@@ -70,11 +70,15 @@ class Bound(Method):
 
 @dataclass(frozen=True)
 class Local(Bound):
+    """Every device alone: what a device gets without taking part."""
+
     pooled: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class Central(Bound):
+    """All samples in one place: what a federation gives up."""
+
     pooled: ClassVar[bool] = True
 
 

@@ -36,14 +36,20 @@ class FedOpt(Method):
 
 @dataclass(frozen=True)
 class FedAdam(FedOpt):
+    """FedAvg with Adam at the server."""
+
     rule: ClassVar[str] = "adam"
 
 
 @dataclass(frozen=True)
 class FedYogi(FedOpt):
+    """FedAvg with Yogi at the server."""
+
     rule: ClassVar[str] = "yogi"
 
 
 @dataclass(frozen=True)
 class FedAdagrad(FedOpt):
+    """FedAvg with Adagrad at the server."""
+
     rule: ClassVar[str] = "adagrad"

@@ -19,6 +19,7 @@ from undergrowth.runs.checkpoint import Checkpoints, replace_file
 from undergrowth.runs.config import Experiment, experiment
 from undergrowth.runs.evaluation import digest, score_all, score_devices
 from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.lock import held
 from undergrowth.runs.outlook import check_deadline
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
 from undergrowth.runs.store import Store
@@ -174,7 +175,8 @@ def start(
             "classes": population.classes,
         }
         run = store.create(facts, kept)
-        return _carry_out(Execution(store, run, settings, federation), model, on_start, on_round)
+        with held(store.folder / run):
+            return _carry_out(Execution(store, run, settings, federation), model, on_start, on_round)
     finally:
         store.close()
 
@@ -190,7 +192,7 @@ def resume(
     on_round: OnRound | None = None,
 ) -> Result:
     """Goes on after the last finished round. A run that used objects needs the same objects again."""
-    store = Store(out, create=True)
+    store = Store(out)
     try:
         name = store.find(run)
         row = store.run(name)
@@ -205,10 +207,11 @@ def resume(
                 )
         settings = experiment(row["experiment"]["settings"])
         federation = federate(settings, method, data, model)
-        execution = Execution(store, name, settings, federation)
-        _restore(execution)
-        federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
-        return _carry_out(execution, model, on_start, on_round)
+        with held(store.folder / name):
+            execution = Execution(store, name, settings, federation)
+            _restore(execution)
+            federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
+            return _carry_out(execution, model, on_start, on_round)
     finally:
         store.close()
 

@@ -13,6 +13,8 @@ from undergrowth.devices import Availability, Failures, Fleet, Tracer, Work, pri
 from undergrowth.engines import States
 from undergrowth.links import Links
 
+EMPTY = "its battery ran out"
+
 
 class Timing(NamedTuple):  # a tuple, because a simulation makes millions of them
     """The course of one job: seconds, what it costs the device, and how it ends."""
@@ -57,9 +59,12 @@ class Clock:
         """The devices that cannot be reached."""
         return frozenset()
 
-    def next_on(self, now: float) -> float:
-        """When the next of them can be reached again; infinity: never."""
+    def next_on(self, now: float, devices: Sequence[str]) -> float:
+        """When the first of these, who are all away, can be reached again; infinity: never."""
         return math.inf
+
+    def settle(self, device: str, timing: Timing) -> None:
+        """A job has ended, and went like this."""
 
     def snapshot(self) -> State:
         """What changes, for a checkpoint."""
@@ -130,7 +135,7 @@ class FleetClock(Clock):
         cost = price(profile, work, size, work.bytes_up)
         timing = Timing(*cost[:3], work.flops, work.memory, cost.joules)
         if not cost.fits:
-            needs = f"the work needs {work.memory / 1e6:.0f} MB and it has {profile.memory / 1e6:.0f} MB"
+            needs = f"the work needs {work.memory / 1e6:.2f} MB and it has {profile.memory / 1e6:.2f} MB"
             return timing._replace(lost=needs)
         if by is not None and timing.seconds > by and work.steps:
             room = by - timing.seconds_down - timing.seconds_up
@@ -158,13 +163,11 @@ class FleetClock(Clock):
             if left < end or (not reason and left < timing.seconds):
                 reason, end = "it went offline", max(0.0, left)
         if battery is not None:
-            used = self._drawn.get(device, 0.0)
-            if used + timing.joules > battery:
-                alive = timing.seconds * (battery - used) / timing.joules
+            left = max(0.0, battery - self._drawn.get(device, 0.0))
+            if timing.joules > left:
+                alive = timing.seconds * left / timing.joules
                 if alive < end or not reason:
-                    reason, end = "its battery ran out", alive
-                    self._empty.add(device)
-            self._drawn[device] = min(battery, used + timing.joules)
+                    reason, end = EMPTY, alive
         return timing.cut(end)._replace(lost=reason) if reason else timing
 
     def away(self, now: float) -> Container[str]:
@@ -177,8 +180,17 @@ class FleetClock(Clock):
             gone.update(device for device, there in zip(self.population.devices, on.tolist()) if not there)
         return gone
 
-    def next_on(self, now: float) -> float:
-        return math.inf if self.availability is None else self.availability.next_on(math.nextafter(now, math.inf))
+    def next_on(self, now: float, devices: Sequence[str]) -> float:
+        if self.availability is None:
+            return math.inf
+        powered = [device for device in devices if device not in self._empty]
+        return self.availability.next_on(math.nextafter(now, math.inf), powered)
+
+    def settle(self, device: str, timing: Timing) -> None:
+        if self.fleet.profile(device).battery is not None:
+            self._drawn[device] = self._drawn.get(device, 0.0) + timing.joules
+            if timing.lost == EMPTY:
+                self._empty.add(device)
 
     # What servers know of devices ---------------------------------------------------------------------------
 

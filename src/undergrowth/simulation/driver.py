@@ -140,7 +140,9 @@ class Simulation:
         exchange = self._exchanges.pop(child)
         timing = exchange.timing
         if outcome == "late":
-            timing = timing.cut(self.now - exchange.start)
+            timing = timing.cut(self.now - exchange.start)._replace(lost="")
+        if child not in self.nodes:
+            self.clock.settle(child, timing)
         self.ledger.book(
             Entry(
                 self.root.round + 1 if round is None else round,
@@ -179,10 +181,9 @@ class Simulation:
         node.away = self.clock.away(self.now)
         ended = self._carry_out(node, node.advance())
         if node.asleep:
-            wake = self.clock.next_on(self.now)
-            if wake == math.inf:  # nobody will ever come back: let the rounds that are left fail
-                node.away = frozenset()
-                ended += self._carry_out(node, node.advance())
+            wake = self.clock.next_on(self.now, node.children)
+            if wake == math.inf:
+                ended += self._carry_out(node, node.advance(waits=False))
             else:
                 self._push(wake, "wake", node.name, None)
         self.ledger.totals.simulated_seconds = self.now
