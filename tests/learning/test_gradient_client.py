@@ -70,7 +70,7 @@ def test_the_order_hangs_on_the_context(task: Task, weights: dict[str, Tensor], 
         return [o.tolist() for o in GradientClient().begin(task, Packet(weights), shard, {}, context)[1].epochs]
 
     assert orders(CONTEXT) == orders(CONTEXT)
-    others = [replace(CONTEXT, node="device-2"), replace(CONTEXT, round=4), replace(CONTEXT, turn=1)]
+    others = [CONTEXT._replace(node="device-2"), CONTEXT._replace(round=4), CONTEXT._replace(turn=1)]
     assert all(orders(other) != orders(CONTEXT) for other in others)
     assert orders(CONTEXT)[0] != orders(CONTEXT)[1]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -54,6 +54,9 @@ class Idle:
         scalars = {"samples": 1.0}
         devices = [job.device for job in jobs]
         yield Outcome(jobs[0].node, up, dict.fromkeys(devices, size), {}, dict.fromkeys(devices, scalars), folded=True)
+
+    def facts(self) -> Mapping[str, float]:
+        return {}
 
     def close(self) -> None:
         """Nothing is held."""

@@ -51,8 +51,16 @@ class InMemory:
     shards: dict[str, Shard]
     inner: Writers
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.inner.devices
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.inner.shape
+
+    def size(self, device: str) -> int:
+        return len(self.shards[device])
+
     def train(self, device: str) -> Shard:
         return self.shards[device]
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)

@@ -15,11 +15,12 @@ import typer
 from typer.core import TyperGroup
 
 from undergrowth import __version__
-from undergrowth.cli import compare, datasets, engines, fleets, look, methods, models, report, resume, run
+from undergrowth.cli import bench, compare, datasets, engines, fleets, look, methods, models, plan, report, resume, run
 from undergrowth.cli.endings import INTERRUPTED, WRONG_INPUT, is_broken_pipe, told
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run": {
+        "plan": plan.plan,
         "run": run.run,
         "resume": resume.resume,
     },
@@ -35,6 +36,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "models": models.models,
         "fleets": fleets.fleets,
         "engines": engines.engines,
+        "bench": bench.bench,
     },
 }
 
@@ -45,6 +47,8 @@ _EXAMPLES = """
   undergrowth run                                       the embedded default, on real data, in seconds
 
   undergrowth run --method fedprox -s method.mu=0.1     another method, with an option of it
+
+  undergrowth plan --fleet mixed-edge --deadline 0.5    who could take part, at what price, without training
 
   undergrowth run my.yaml --rounds 50 -s train.lr=0.05  an experiment file with two changes
 

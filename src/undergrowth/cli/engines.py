@@ -39,6 +39,6 @@ def engines(
         console().print(f"{name}\n\n{found[0]['explanation']}\n\nexample: {found[0]['example']}")
 
 
-def _text(engine: type[Any]) -> str:
+def _text(engine: Any) -> str:
     """The docstring of the file that the engine is in."""
     return inspect.cleandoc(getattr(inspect.getmodule(engine), "__doc__", None) or "")

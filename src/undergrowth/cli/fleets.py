@@ -19,7 +19,7 @@ def fleets(
 
       undergrowth fleets mixed-edge
 
-      undergrowth run -s fleet.name=mixed-edge -s fleet.deadline=60
+      undergrowth run --fleet mixed-edge --deadline 60
     """
     from undergrowth.devices import describe, names
     from undergrowth.report.tables import table
@@ -59,7 +59,7 @@ def _tell(name: str, rows: list[dict[str, Any]]) -> None:
     screen.print(f"fleet {name}")
     screen.print(table(columns, shown, right=range(1, len(columns))))
     screen.print(facts([(row["device"], row["source"]) for row in rows]))
-    screen.print(f"\nexample: undergrowth run -s fleet.name={name} -s fleet.deadline=60")
+    screen.print(f"\nexample: undergrowth run --fleet {name} --deadline 60")
 
 
 def _number(row: dict[str, Any]) -> str:

@@ -11,10 +11,21 @@ from undergrowth.cli.output import AsJson
 # Where each flag lies in an experiment.
 PLACES = {
     "method": "method.name", "data": "data.name", "model": "model.name", "clients": "data.clients",
-    "rounds": "train.rounds", "engine": "run.engine", "seed": "run.seed", "device": "run.device", "out": "run.out",
+    "fleet": "fleet.name", "deadline": "fleet.deadline", "rounds": "train.rounds", "engine": "run.engine",
+    "seed": "run.seed", "device": "run.device", "out": "run.out",
 }  # fmt: skip
 _OF_ANY_DATA = ("partition", "clients", "holdout")  # keys that mean the same for every data set
 
+# Flags that other commands have too.
+ExperimentFile = Annotated[str | None, typer.Argument(metavar="FILE.yaml", help="An experiment file.")]
+DataName = Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth datasets`.")]
+ModelName = Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth models`.")]
+Clients = Annotated[int | None, typer.Option(metavar="N", help="How many devices.")]
+FleetName = Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth fleets`; or a fleet file.")]
+Deadline = Annotated[float | None, typer.Option(metavar="SECONDS", help="Simulated seconds that a round may last.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("-s", "--set", metavar="PATH=VALUE", help="Any setting, as often as you like.")
+]
 WriteReport = Annotated[
     bool | None,
     typer.Option("--report/--no-report", help="Write a page about the run beside it. (Default: unless --json.)"),
@@ -22,20 +33,19 @@ WriteReport = Annotated[
 
 
 def run(
-    file: Annotated[str | None, typer.Argument(metavar="FILE.yaml", help="An experiment file.")] = None,
+    file: ExperimentFile = None,
     method: Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth methods`.")] = None,
-    data: Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth datasets`.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth models`.")] = None,
-    clients: Annotated[int | None, typer.Option(metavar="N", help="How many devices.")] = None,
+    data: DataName = None,
+    model: ModelName = None,
+    clients: Clients = None,
+    fleet: FleetName = None,
+    deadline: Deadline = None,
     rounds: Annotated[int | None, typer.Option(metavar="N", help="How many rounds.")] = None,
     engine: Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth engines`.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same run.")] = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda or cuda:0.")] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Where runs are kept. (Default: runs.)")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("-s", "--set", metavar="PATH=VALUE", help="Any setting, as often as you like."),
-    ] = None,
+    settings: Settings = None,
     json: AsJson = False,
     report: WriteReport = None,
 ) -> None:
@@ -49,7 +59,9 @@ def run(
 
       undergrowth run --method fedprox -s method.mu=0.1 --rounds 20
 
-      undergrowth run my.yaml --seed 1 -s train.lr=0.05 -s fleet.name=mixed-edge
+      undergrowth run my.yaml --seed 1 -s train.lr=0.05
+
+      undergrowth run --fleet mixed-edge --deadline 0.337 --rounds 30
 
       undergrowth run --json | tail -n 1
     """
@@ -58,12 +70,11 @@ def run(
     from undergrowth.runs.run import start
 
     given = {
-        "method": method, "data": data, "model": model, "clients": clients, "rounds": rounds, "engine": engine,
-        "seed": seed, "device": device, "out": out,
+        "method": method, "data": data, "model": model, "clients": clients, "fleet": fleet, "deadline": deadline,
+        "rounds": rounds, "engine": engine, "seed": seed, "device": device, "out": out,
     }  # fmt: skip
     tree, left_out = experiment_tree(file, settings or [], given)
-    if left_out:
-        typer.echo(f"note: left out {', '.join(left_out)}, which '{file}' gives to something else", err=True)
+    say_left_out(left_out, file)
     with watched() as hooks:
         result = start(tree, **hooks)
     tell(result, json=json, report=not json if report is None else report)
@@ -84,6 +95,11 @@ def experiment_tree(file: str | None, settings: list[str], flags: dict[str, Any]
         if value is not None:
             config.assign(tree, PLACES[flag], value)
     return tree, left_out
+
+
+def say_left_out(keys: list[str], file: str | None) -> None:
+    if keys:
+        typer.echo(f"note: left out {', '.join(keys)}, which '{file}' gives to something else", err=True)
 
 
 def _rename(tree: dict[str, Any], section: str, name: str) -> list[str]:

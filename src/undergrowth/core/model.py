@@ -45,6 +45,7 @@ class Model:
         self.stages = tuple(self.module._modules) if isinstance(self.module, nn.Sequential) else ()
         self.levels = self._find_levels()
         self._mode: str | bool | None = None
+        self.smallest_batch = 1  # samples; more where batch normalisation meets maps of one pixel
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         """Fresh weights, the same for the same seed."""

@@ -163,6 +163,14 @@ class Node:
         if self._out.pop(child, None) is not None:
             self._lost[child] = reason
 
+    def stop(self) -> None:
+        """The parent does not wait for this node any more; its children are not waited for either."""
+        self.left = 0
+        self._open = self._expired = False
+        self._total = None
+        self._arrived, self._lost, self._refused = [], {}, {}
+        self._out.clear()
+
     def expire(self, round: int) -> None:
         """The deadline of that round has passed."""
         if round == self.round and self._open:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from undergrowth.engines.world import Folding, Job, Outcome, World, do
+from undergrowth.engines.world import Folding, Job, Outcome, Settings, World, do
 
 
 class Serial:
+    def __init__(self, settings: Settings | None = None) -> None:
+        """It has nothing to set."""
+
     def open(self, world: World) -> None:
         self.world = world
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        states = self.world.states
         sums: dict[str, Folding] = {}
         for job in jobs:
-            done = do(self.world, job)
+            done = do(self.world, job, states.get(job.device), states.residual(job.device))
             used = done.problem is None
             if job.fold:
                 if job.node not in sums:
@@ -25,9 +29,12 @@ class Serial:
             else:
                 yield Outcome(job.node, None, refused={job.device: done.problem})
             if used:
-                self.world.states.put(job.device, done.own, done.residual)
+                states.put(job.device, done.own, done.residual)
         for total in sums.values():
             yield total.outcome()
+
+    def facts(self) -> Mapping[str, float]:
+        return {}
 
     def close(self) -> None:
         """Nothing is held."""

@@ -27,6 +27,20 @@ class Shards(Protocol):
 
     def train(self, device: str) -> Shard: ...
 
+    def size(self, device: str) -> int: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an engine works. An engine looks at what concerns it."""
+
+    workers: int | None = None  # None: as many as the machine has cores
+    devices: tuple[str, ...] = ("cpu",)  # torch devices, dealt to the workers in turn
+    placement: str = "bu"  # which worker does which job: rr, srr, bu, lb or lpt
+    precision: str = "float32"  # of batched computation: float32, tf32 or bf16
+    chunk: int | None = None  # clients computed at once; None: as many as fit
+    address: str | None = None  # of a Ray cluster; None: this machine
+
 
 class Job(NamedTuple):  # a tuple, because a simulation makes millions of them
     """One device's work. With `fold`, its upload may be combined with those of other jobs of the same node."""
@@ -121,7 +135,13 @@ class Engine(Protocol):
         """Does all jobs, in any order; every job is in exactly one outcome."""
         ...
 
-    def close(self) -> None: ...
+    def facts(self) -> Mapping[str, float]:
+        """What the last `run` says of itself, for the record: seconds between workers, jobs that were not batched."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of everything it holds. May be called twice."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -135,10 +155,9 @@ class Done:
     problem: str | None  # why the upload cannot be used
 
 
-def do(world: World, job: Job) -> Done:
-    """One job, here and now."""
+def do(world: World, job: Job, own: State, residual: State) -> Done:
+    """One job, here and now, with what the device has kept."""
     shard = world.shards.train(job.device).to(world.device)
-    own = world.states.get(job.device)
     limited = {} if job.limit is None else {"limit": job.limit}
     try:
         up, kept = world.client.local(world.task, job.down, shard, own, job.context, **limited)
@@ -148,7 +167,7 @@ def do(world: World, job: Job) -> Done:
         raise RunError(
             f"{job.device} failed in round {job.context.round + 1} with {len(shard)} samples: {error}"
         ) from error
-    up, size, residual = world.links.up(up, job.down.tensors, world.states.residual(job.device))
+    up, size, residual = world.links.up(up, job.down.tensors, residual)
     return Done(up, size, kept, residual, world.servers[job.node].check(world.task, up))
 
 

@@ -104,7 +104,10 @@ def ordered(
     for _ in range(epochs):
         if picked is None or selector.again:
             picked = selector.pick(task, weights, shard, generator)
-        orders.append(picked[torch.randperm(len(picked), generator=generator)])
+        order = picked[torch.randperm(len(picked), generator=generator)]
+        rest = len(order) % batch
+        # A remainder that the model cannot train on is left out; the next epoch leaves out another.
+        orders.append(order[: len(order) - rest] if 0 < rest < task.model.smallest_batch else order)
     return Steps({"x": shard.x, "y": shard.y}, tuple(orders), batch)
 
 

@@ -12,8 +12,8 @@ from undergrowth.runs.config import Experiment
 
 _FLAGS = {
     "method.name": "--method", "data.name": "--data", "model.name": "--model", "data.clients": "--clients",
-    "train.rounds": "--rounds", "run.engine": "--engine", "run.seed": "--seed", "run.device": "--device",
-    "run.out": "--out",
+    "fleet.name": "--fleet", "fleet.deadline": "--deadline", "train.rounds": "--rounds", "run.engine": "--engine",
+    "run.seed": "--seed", "run.device": "--device", "run.out": "--out",
 }  # fmt: skip
 
 

@@ -46,6 +46,11 @@ def run(
     links: Mapping[str, Any] | None = None,
     seed: int | None = None,
     engine: str | None = None,
+    workers: int | None = None,
+    placement: str | None = None,
+    precision: str | None = None,
+    chunk: int | None = None,
+    address: str | None = None,
     device: str | None = None,
     out: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -104,7 +109,10 @@ _PLACES = {
         "rounds", "sample", "epochs", "batch", "lr", "momentum", "weight_decay", "optimiser", "schedule", "selection",
         "over_select", "quorum",
     ),
-    "run": ("seed", "engine", "device", "out", "threads", "evaluate_every", "checkpoint_every"),
+    "run": (
+        "seed", "engine", "workers", "placement", "precision", "chunk", "address", "device", "out", "threads",
+        "evaluate_every", "checkpoint_every",
+    ),
 }  # fmt: skip
 
 

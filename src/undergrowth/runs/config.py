@@ -97,6 +97,11 @@ class RunSection(Section):
     engine: str = "serial"
     device: str = "cpu"
     out: str = "runs"
+    workers: Count | None = None
+    placement: Literal["rr", "srr", "bu", "lb", "lpt"] = "bu"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    chunk: Count | None = None
+    address: str | None = None
     threads: Count = 1  # of torch in one process: the batches of devices are too small to share
     evaluate_every: Count = 1
     checkpoint_every: Count = 1

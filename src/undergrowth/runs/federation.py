@@ -12,7 +12,7 @@ from torch import nn
 from undergrowth.core import InputError, Method, Node, Shard, Task, check_options, nearest
 from undergrowth.data import Dataset, Pooled, Population
 from undergrowth.devices import Failures, Fleet, availability, fleet
-from undergrowth.engines import ENGINES, World
+from undergrowth.engines import ENGINES, Settings, World
 from undergrowth.learning import selection
 from undergrowth.links import Links
 from undergrowth.runs.config import Experiment
@@ -88,13 +88,20 @@ def federate(
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     world = World(task, method.client, servers, population, links=links, device=device)
-    engine = ENGINES[experiment.run.engine]()
+    engine = ENGINES[experiment.run.engine](engine_settings(experiment))
     engine.open(world)
     clock = clock_of(experiment, devices, population, world, population.train(asked[0]).x.dtype)
     for node in nodes.values():
         node.knows = clock
     simulation = Simulation(nodes, shape.parents, engine, clock, links)
     return Federation(method, population, task, devices, world, simulation, clock, notes)
+
+
+def engine_settings(experiment: Experiment) -> Settings:
+    section = experiment.run
+    return Settings(
+        section.workers, (section.device,), section.placement, section.precision, section.chunk, section.address
+    )
 
 
 def clock_of(

@@ -74,6 +74,11 @@ def check_model(task: Task, population: Population, device_name: str, device: st
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
+    try:
+        with torch.no_grad():
+            task.model.run(weights, x, training=True)
+    except ValueError:  # batch normalisation of a single value
+        task.model.smallest_batch = 2
     if not isinstance(output, torch.Tensor):
         raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
     if output.dim() != 2 or output.shape[1] < task.classes:

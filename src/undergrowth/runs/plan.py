@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from undergrowth.core import InputError, Method, Shard
-from undergrowth.data import Dataset, Population, describe
+from undergrowth.data import Dataset, Population, describe, parse_rule
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
 from undergrowth.runs.config import Experiment
@@ -41,25 +41,31 @@ def plan_rows(
         options = experiment.method.options if method == experiment.method.name else {}
         chosen = method_of(method, options) if isinstance(method, str) else method
         federation = federate(experiment, chosen, population, recipe)
-        prospects = {prospect.device: prospect for prospect in outlook(federation)}
+        prospects = {prospect.device: prospect for prospect in outlook(federation, chosen.server.accepts_partial)}
         name = method if isinstance(method, str) else type(method).__name__.lower()
         deadline = None if chosen.server.asynchronous else experiment.fleet.deadline
         for tier, devices in federation.fleet.classes.items():
             looked_at = [prospects[device] for device in devices if device in prospects]
             if looked_at:
-                yield _row(name, tier, len(devices), looked_at, population, deadline)
+                yield _row(name, tier, devices, looked_at, federation.population, deadline)
 
 
 def _row(
-    method: str, tier: str, devices: int, looked_at: list[Prospect], population: Population, deadline: float | None
+    method: str,
+    tier: str,
+    devices: Sequence[str],
+    looked_at: list[Prospect],
+    population: Population,
+    deadline: float | None,
 ) -> Row:
     by_size = sorted(looked_at, key=lambda prospect: population.size(prospect.device))
     typical = by_size[len(by_size) // 2]
     fitting = sum(prospect.verdict(deadline) == "fits" for prospect in looked_at)
+    able = sum(population.size(device) > 0 for device in devices)  # who has no sample is never asked
     return {
         "method": method,
         "device": tier,
-        "devices": devices,
+        "devices": len(devices),
         "flops": typical.timing.flops,
         "memory_bytes": typical.timing.memory,
         "bytes_down": typical.bytes_down,
@@ -67,7 +73,7 @@ def _row(
         "seconds": typical.timing.seconds,
         "joules": typical.timing.joules,
         "verdict": typical.verdict(deadline),
-        "fitting": round(fitting * devices / len(looked_at)),
+        "fitting": round(fitting * able / len(looked_at)),
         "example": typical.device,
     }
 
@@ -81,6 +87,10 @@ def population_or_outline(experiment: Experiment) -> Population:
         entry = describe(section.name)
         if section.path is not None or entry.shape is None or entry.classes is None or entry.train is None:
             raise
+        # Only missing files can be done without; a wrong partition or option is wrong with or without them.
+        if entry.embedded or set(section.options) - set(entry.options):
+            raise
+        parse_rule(section.partition)
         clients = section.clients or CLIENTS
         size = round(entry.train * (1 - section.holdout) / clients)
         return Outline(section.name, entry.shape, entry.classes, clients, size)

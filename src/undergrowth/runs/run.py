@@ -48,7 +48,7 @@ class Execution:
 
     def go(self, on_round: OnRound | None = None) -> None:
         """Does the rounds that are left. Each is in the store, whole, before the next one starts."""
-        simulation = self.federation.simulation
+        simulation, noted = self.federation.simulation, 0
         for ends in simulation.run():
             rows = [self._row(end) for end in ends]
             last = rows[-1]["round"]
@@ -59,6 +59,9 @@ class Execution:
                 kept = {"simulation": simulation.snapshot(), "scores": self.scores, "wall_seconds": self.wall_seconds}
                 checkpoint = self.checkpoints.save(last, kept, self.federation.world.states)
             self.store.finish_round(self.run, rows, entries, checkpoint)
+            if len(self.federation.notes) > noted:
+                noted = len(self.federation.notes)
+                self.store.set_status(self.run, "running", self.federation.notes)
             if checkpoint:
                 self.store.forget_checkpoints(self.run, self.checkpoints.tidy())
             if on_round:
@@ -109,6 +112,7 @@ class Execution:
             "bytes_up": totals.bytes_up,
             "flops": totals.flops,
             "joules": totals.joules,
+            **simulation.engine.facts(),
         }
 
     def _note_refusals(self, ends: list[RoundEnd]) -> None:

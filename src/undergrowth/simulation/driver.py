@@ -201,9 +201,8 @@ class Simulation:
             elif isinstance(command, Send):
                 sends.append(command)
             elif isinstance(command, Drop):
-                self._waiting.pop(command.child, None)
                 # The root has already turned to its next round when it drops somebody.
-                self._close(command.child, "late", round=self.root.round + (node is not self.root))
+                self._drop(command.child, self.root.round + (node is not self.root))
             elif isinstance(command, Alarm):
                 deadline = command.seconds
                 self._push(self.now + deadline, "alarm", node.name, command.round)
@@ -214,6 +213,16 @@ class Simulation:
         if sends:
             self._start_devices(node, sends, deadline)
         return ended
+
+    def _drop(self, child: str, round: int) -> None:
+        """Nobody waits for this child any more, nor for those below it."""
+        self._waiting.pop(child, None)
+        if child in self.nodes:
+            for below in [name for name, exchange in self._exchanges.items() if exchange.parent == child]:
+                self._drop(below, round)
+            self._folded.pop(child, None)
+            self.nodes[child].stop()
+        self._close(child, "late", round=round)
 
     def _start_devices(self, node: Node, sends: list[Send], deadline: float | None) -> None:
         """Schedules the uploads. Those that nothing can depend on before the last one come as one event."""

@@ -1,0 +1,89 @@
+"""`undergrowth methods`, `datasets`, `models`, `fleets`, `engines`: lists, single ones, names that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import last_json
+from undergrowth import data, devices, models
+from undergrowth.engines import ENGINES
+from undergrowth.methods import METHODS
+
+CATALOGUES = {
+    "methods": list(METHODS),
+    "datasets": data.names(),
+    "models": models.names(),
+    "fleets": devices.names(),
+    "engines": list(ENGINES),
+}
+
+
+@pytest.mark.parametrize("command", CATALOGUES)
+def test_lists(type_command, command: str) -> None:
+    done = type_command(command)
+    assert done.exit_code == 0, done.output
+    assert all(name in done.stdout for name in CATALOGUES[command])
+    rows = last_json(type_command(command, "--json").stdout)
+    assert len(rows) == len(CATALOGUES[command])
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [(command, name) for command in CATALOGUES for name in CATALOGUES[command]]
+)
+def test_single_ones(type_command, command: str, name: str) -> None:
+    done = type_command(command, name)
+    assert done.exit_code == 0, done.output
+    assert name in done.stdout and "undergrowth run" in done.stdout
+    assert isinstance(last_json(type_command(command, name, "--json").stdout), dict)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "meant"),
+    [
+        ("methods", "fedprx", "fedprox"), ("datasets", "cifar11", "cifar10"), ("models", "cmn", "cnn"),
+        ("fleets", "mixed-edg", "mixed-edge"), ("engines", "seriel", "serial"),
+    ],
+)  # fmt: skip
+def test_wrong_names(type_command, command: str, name: str, meant: str) -> None:
+    done = type_command(command, name)
+    assert done.exit_code == 2
+    assert f"did you mean '{meant}'?" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_method_tells_its_options(type_command) -> None:
+    done = type_command("methods", "fedadam")
+    for words in ("Reddi et al. 2021", "server_lr", "0.99", "at least 0, below 1", "memory of the squared change"):
+        assert words in done.stdout
+
+
+def test_a_data_set_tells_how_to_get_it(type_command) -> None:
+    done = type_command("datasets", "cifar10")
+    for words in ("3×32×32", "50 000", "184 MB", "https://www.cs.toronto.edu", "data_batch", "-s data.path="):
+        assert words in done.stdout
+
+
+def test_a_data_set_draws_its_partition(type_command) -> None:
+    done = type_command("datasets", "digits", "--plot", "who.html", "--partition", "classes:2", "--clients", 6)
+    assert done.exit_code == 0, done.output
+    assert "training samples on 6 devices" in Path("who.html").read_text()
+    assert type_command("datasets", "--plot", "who.html").exit_code == 2
+    done = type_command("datasets", "digits", "--plot", "other.html", "--partition", "dirichlet:x")
+    assert done.exit_code == 2 and not Path("other.html").exists()
+
+
+def test_a_model_by_its_numbers(type_command) -> None:
+    assert "wrn-40-1" in type_command("models", "wrn-40-1").stdout
+
+
+def test_a_fleet_file(type_command) -> None:
+    Path("mine.yaml").write_text("devices:\n  - {profile: raspberry-pi-4, count: 3}\n")
+    done = type_command("fleets", "mine.yaml")
+    assert done.exit_code == 0 and "raspberry-pi-4" in done.stdout and "3 ×" in done.stdout
+
+
+def test_without_a_command_there_is_help(type_command) -> None:
+    done = type_command()
+    assert done.exit_code == 0 and "Usage" in done.stdout
+    assert type_command("--version").stdout.startswith("undergrowth ")

@@ -1,0 +1,67 @@
+"""`undergrowth list`, `show`, `compare`, `report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import last_json
+from undergrowth.runs import Store
+
+
+def ids(folder: str) -> list[str]:
+    return [row["id"] for row in Store(folder).runs()]
+
+
+def test_list(type_command, runs_folder: str) -> None:
+    done = type_command("list", "--out", runs_folder)
+    assert done.exit_code == 0
+    assert all(run in done.stdout for run in ids(runs_folder))
+    rows = last_json(type_command("list", "--out", runs_folder, "--json").stdout)
+    assert [row["run"] for row in rows] == ids(runs_folder)
+    assert rows[0]["status"] == "done" and rows[0]["rounds_done"] == 2 and 0 < rows[0]["accuracy"] <= 1
+
+
+def test_list_of_an_empty_store(type_command) -> None:
+    Store("runs", create=True).close()
+    done = type_command("list")
+    assert done.exit_code == 0 and "no run" in done.stdout
+    assert type_command("show", "last").exit_code == 2
+
+
+def test_show(type_command, runs_folder: str) -> None:
+    done = type_command("show", "last", "--out", runs_folder)
+    assert done.exit_code == 0
+    for words in ("fedprox", "-s method.mu=0.5", "sent by devices", "train.lr", "arrived"):
+        assert words in done.stdout
+    found = last_json(type_command("show", "last", "--out", runs_folder, "--json").stdout)
+    assert len(found["history"]) == 2 and found["settings"]["method"] == {"name": "fedprox", "mu": 0.5}
+    done = type_command("show", "2026x", "--out", runs_folder)
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_compare(type_command, runs_folder: str) -> None:
+    first, second = ids(runs_folder)
+    done = type_command("compare", first, "last", "--out", runs_folder)
+    assert done.exit_code == 0, done.output
+    for words in (first, second, "method.mu", "0.5", "to reach an accuracy of"):
+        assert words in done.stdout
+    assert "train.lr" not in done.stdout  # the same in both
+    found = last_json(type_command("compare", first, "last", "--out", runs_folder, "--json").stdout)
+    assert found["differences"] == {"method.name": ["fedavg", "fedprox"], "method.mu": [None, 0.5]}
+    best = [max(row["accuracy"] for row in Store(runs_folder).rounds(run)) for run in (first, second)]
+    assert found["common_accuracy"] == min(best)
+    assert all(row["round"] in (1, 2) for row in found["to_reach_it"])
+
+
+def test_compare_needs_two(type_command, runs_folder: str) -> None:
+    done = type_command("compare", "last", "last", "--out", runs_folder)
+    assert done.exit_code == 2 and "two runs" in done.stderr
+
+
+def test_report(type_command, runs_folder: str) -> None:
+    done = type_command("report", *ids(runs_folder), "--out", runs_folder, "-o", "page.html")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip() == "page.html"
+    assert Path("page.html").stat().st_size > 1_000_000
+    found = last_json(type_command("report", "last", "--out", runs_folder, "--json").stdout)
+    assert found == {"report": "report.html", "runs": ids(runs_folder)[-1:]}

@@ -1,0 +1,166 @@
+"""`undergrowth run` and `resume`: what is read, what is printed, what wins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import TINY, last_json
+from undergrowth.cli.run import experiment_tree
+from undergrowth.core import InputError
+from undergrowth.runs import Store, config
+
+KEYS = [
+    "run", "method", "data", "model", "seed", "rounds", "clients", "engine", "accuracy", "loss", "bytes_down",
+    "bytes_up", "flops", "simulated_seconds", "joules", "peak_device_bytes", "wall_seconds", "clients_per_second",
+    "model_digest",
+]  # fmt: skip
+
+
+def test_for_people(type_command) -> None:
+    done = type_command("run", *TINY)
+    assert done.exit_code == 0, done.output
+    for words in ("accuracy", "loss", "sent to devices", " kB", " MFLOP", " ms", " mJ", " /s"):
+        assert words in done.stdout
+    run = Store("runs").find("last")
+    assert run in done.stdout
+    assert (Path("runs") / run / "report.html").exists()
+    assert "\x1b" not in done.output  # no colours and no bar where there is no terminal
+
+
+def test_for_programs(type_command) -> None:
+    done = type_command("run", *TINY, "--json")
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) == 1
+    found = last_json(done.stdout)
+    assert list(found) == KEYS
+    assert (found["method"], found["model"], found["rounds"], found["clients"]) == ("fedavg", "logistic", 2, 4)
+    assert len(found["model_digest"]) == 64
+    assert not (Path("runs") / found["run"] / "report.html").exists()
+
+
+def test_a_loss_that_is_not_a_number_is_null(type_command) -> None:
+    done = type_command("run", *TINY, "--json", "-s", "train.lr=1e30", "-s", "train.epochs=3")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1], parse_constant=lambda name: pytest.fail(name))
+    assert list(found) == KEYS
+
+
+def test_without_a_report(type_command) -> None:
+    done = type_command("run", *TINY, "--no-report", "--out", "else where")
+    assert done.exit_code == 0, done.output
+    assert "--out 'else where'" in done.stdout  # how to get one
+    assert not list(Path("else where").glob("*/report.html"))
+
+
+def test_flags_win_over_settings_and_settings_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("method: fedprox\ntrain: {rounds: 1, lr: 0.3, batch: 8}\nrun: {seed: 1}\n")
+    tree, left_out = experiment_tree(
+        str(file), ["train.rounds=2", "train.lr=0.2", "run.seed=2", "method.mu=0.7"], {"seed": 3, "clients": None}
+    )
+    settings = config.experiment(tree)
+    assert (settings.train.rounds, settings.train.lr, settings.train.batch) == (2, 0.2, 8)
+    assert settings.run.seed == 3
+    assert settings.method.options == {"mu": 0.7}
+    assert left_out == []
+
+
+def test_options_of_another_method_are_left_out(type_command) -> None:
+    experiment = {
+        "method": {"name": "fedprox", "mu": 0.1},
+        "data": {"name": "npz", "path": "nowhere.npz", "clients": 4},
+        "model": {"name": "cnn", "hidden": 16},
+        "train": {"rounds": 1},
+    }
+    Path("my.yaml").write_text(yaml.safe_dump(experiment))
+    done = type_command("run", "my.yaml", "--method", "fedavg", "--data", "digits", "--model", "logistic", "--json")
+    assert done.exit_code == 0, done.output
+    assert last_json(done.stdout)["clients"] == 4
+    assert "method.mu, data.path, model.hidden" in done.stderr
+    kept, left_out = experiment_tree("my.yaml", [], {"method": "fedprox"})
+    assert kept["method"] == {"name": "fedprox", "mu": 0.1}
+    assert left_out == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("# nothing but a comment\n", "is empty"),
+        ("method: [fedavg", "is not YAML"),
+        ("- a\n- list\n", "not a list"),
+        ("just a text", "not a text"),
+        ("trian: {rounds: 3}", "trian is not a known key; did you mean 'train'?"),
+        ("train: {round: 3}", "train.round is not a known key; did you mean 'rounds'?"),
+        ("train: {rounds: many}", "train.rounds 'many'"),
+        ("train: {rounds: 0}", "train.rounds 0"),
+        ("train: 5", "train"),
+        ("method: {name: fedprox, mo: 1}", "did you mean 'mu'?"),
+        ("method: {name: fedprox, mu: -1}", "method.mu -1"),
+        ("model: cmn", "did you mean 'cnn'?"),
+    ],
+)
+def test_a_file_that_is_wrong(type_command, text: str, words: str) -> None:
+    Path("my.yaml").write_text(text)
+    done = type_command("run", "my.yaml", "--out", "kept")
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+    assert not Path("kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("run", "nowhere.yaml"), "nowhere.yaml"),
+        (("run", "--rounds", "many"), "--rounds"),
+        (("run", "--clients", "0"), "data.clients 0"),
+        (("run", "--seed", "-1"), "run.seed -1"),
+        (("run", "--method", "fedprx"), "did you mean 'fedprox'?"),
+        (("run", "--data", "digit"), "did you mean 'digits'?"),
+        (("run", "--engine", "cereal"), "did you mean 'serial'?"),
+        (("run", "--device", "abacus"), "abacus"),
+        (("run", "-s", "rounds"), "must be path=value"),
+        (("run", "-s", "train.lr=[1"), "is not YAML"),
+        (("run", "-s", "train.lr=0.1", "-s", "train.lr.more=1"), "train.lr.more"),
+        (("run", "--wrong"), "--wrong"),
+        (("rum",), "rum"),
+        (("resume",), "RUN"),
+        (("resume", "last", "--out", "nowhere"), "nowhere"),
+        (("list", "--out", "nowhere"), "holds no runs"),
+        (("report", "last", "-o"), "-o"),
+    ],
+)
+def test_wrong_words(type_command, words: tuple[str, ...], sentence: str) -> None:
+    done = type_command(*words)
+    assert done.exit_code == 2, done.output
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+    assert list(Path().iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_folder(type_command) -> None:
+    Path("kept").write_text("not a folder")
+    done = type_command("run", *TINY, "--out", "kept")
+    assert done.exit_code == 2
+    assert "kept" in done.stderr and "cannot be written" in done.stderr
+    done = type_command("list", "--out", "kept")
+    assert done.exit_code == 2
+
+
+def test_a_file_in_the_place_of_the_store(type_command) -> None:
+    Path("kept").mkdir()
+    Path("kept/undergrowth.sqlite").write_text("not a store, but long enough to be taken for one" * 100)
+    for words in (("run", *TINY), ("list",), ("show", "last"), ("resume", "last")):
+        done = type_command(*words, "--out", "kept")
+        assert done.exit_code == 2, done.output
+        assert "kept" in done.stderr
+
+
+def test_assign_refuses_what_has_no_keys() -> None:
+    with pytest.raises(InputError, match="'train' is 5"):
+        config.assign({"train": 5}, "train.lr", 1)

@@ -1,0 +1,161 @@
+"""The serial engine: what it refuses, what it keeps, and that combining early changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from undergrowth.core import Context, Packet, RunError, Server, fold
+from undergrowth.engines import ENGINES, Job, Serial, States, World
+from undergrowth.learning import Averaging
+
+from ..simulation.federations import TASK, NoData, Nudge
+
+MODEL = TASK.model.initial(0)
+
+
+def world(server: Server | None = None, bad: dict[str, Any] | None = None) -> World:
+    return World(TASK, Nudge(bad or {}), {"server": server or Averaging()}, NoData())
+
+
+def jobs(names: list[str], fold: bool, round: int = 0) -> list[Job]:
+    return [Job("server", name, Packet(MODEL), Context(1, name, round), fold) for name in names]
+
+
+def opened(place: World) -> Serial:
+    engine = Serial()
+    engine.open(place)
+    return engine
+
+
+NAMES = ["device-0", "device-1", "device-2"]
+
+
+def test_the_table_of_engines_has_it():
+    assert ENGINES["serial"] is Serial
+
+
+def test_every_job_is_in_exactly_one_outcome():
+    for folded in (True, False):
+        outcomes = list(opened(world()).run(jobs(NAMES, folded)))
+        assert sorted(name for outcome in outcomes for name in outcome.sent) == NAMES
+        assert len(outcomes) == (1 if folded else 3)
+        assert all(outcome.folded is folded for outcome in outcomes)
+
+
+def test_combined_uploads_are_the_single_ones_combined():
+    (together,) = opened(world()).run(jobs(NAMES, True))
+    total = None
+    for outcome in opened(world()).run(jobs(NAMES, False)):
+        (name,) = outcome.sent
+        total = fold(Averaging().reducer, total, name, outcome.up)
+    assert together.up.scalars == total.scalars
+    assert all(torch.equal(together.up.tensors[name], total.tensors[name]) for name in total.tensors)
+
+
+def test_the_bytes_of_an_upload_are_those_before_combining():
+    size = 4 * (2 * 2 + 2) + 8
+    for folded in (True, False):
+        for outcome in opened(world()).run(jobs(NAMES, folded)):
+            assert set(outcome.sent.values()) == {size}
+
+
+def test_uploads_of_different_nodes_are_not_mixed():
+    place = world()
+    place.servers["edge"] = Averaging()
+    mixed = [*jobs(["device-0"], True), Job("edge", "device-1", Packet(MODEL), Context(1, "device-1", 0), True)]
+    assert {outcome.node: list(outcome.sent) for outcome in opened(place).run(mixed)} == {
+        "server": ["device-0"],
+        "edge": ["device-1"],
+    }
+
+
+BAD = {
+    "nan": lambda up: Packet({k: v * float("nan") for k, v in up.tensors.items()}, up.scalars),
+    "wrong shape": lambda up: Packet({k: v[:1] for k, v in up.tensors.items()}, up.scalars),
+}
+
+
+@pytest.mark.parametrize("spoil", BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_bad_upload_is_refused_and_leaves_neither_bytes_nor_state(folded, spoil):
+    place = world(bad={"device-1": spoil})
+    outcomes = list(opened(place).run(jobs(NAMES, folded)))
+    refused = {name: problem for outcome in outcomes for name, problem in outcome.refused.items()}
+    assert list(refused) == ["device-1"]
+    assert refused["device-1"]
+    assert sorted(name for outcome in outcomes for name in outcome.sent) == ["device-0", "device-2"]
+    assert set(place.states.all()) == {"device-0", "device-2"}
+
+
+def test_an_upload_that_cannot_be_combined_is_refused_and_leaves_no_state():
+    place = world(bad={"device-0": lambda up: Packet(up.tensors)})
+    (outcome,) = opened(place).run(jobs(NAMES, True))
+    assert outcome.refused == {"device-0": "it lacks 'samples'"}
+    assert set(place.states.all()) == {"device-1", "device-2"}
+
+
+def test_with_every_upload_refused_there_is_nothing_to_hand_up():
+    place = world(bad=dict.fromkeys(NAMES, BAD["nan"]))
+    (outcome,) = opened(place).run(jobs(NAMES, True))
+    assert outcome.up is None
+    assert set(outcome.refused) == set(NAMES)
+
+
+def test_every_device_keeps_its_own_state_from_job_to_job():
+    place = world()
+    engine = opened(place)
+    list(engine.run(jobs(["device-0", "device-1"], True)))
+    list(engine.run(jobs(["device-0"], False, round=1)))
+    assert place.states.get("device-0") == {"times": 2}
+    assert place.states.get("device-1") == {"times": 1}
+    assert place.states.get("device-2") == {}
+
+
+def test_the_same_job_gives_the_same_upload_whatever_ran_before():
+    (alone,) = opened(world()).run(jobs(["device-2"], False))
+    *_, last = opened(world()).run(jobs(NAMES, False))
+    assert all(torch.equal(alone.up.tensors[name], last.up.tensors[name]) for name in MODEL)
+
+
+def test_a_job_leaves_what_it_was_sent_as_it_was():
+    before = {name: value.clone() for name, value in MODEL.items()}
+    list(opened(world()).run(jobs(NAMES, True)))
+    assert all(torch.equal(MODEL[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("error", [ValueError, ZeroDivisionError, AttributeError, MemoryError])
+def test_a_job_that_fails_names_the_device_and_the_round(error):
+    def fail(up: Packet) -> Packet:
+        raise error("no luck")
+
+    engine = opened(world(bad={"device-1": fail}))
+    with pytest.raises(RunError, match=r"device-1 failed in round 3 with 1 samples: no luck"):
+        list(engine.run(jobs(NAMES, True, round=2)))
+
+
+def test_states_say_which_changed_since_last_asked():
+    states = States()
+    states.put("b", {"times": 1})
+    states.put("a", {"times": 1})
+    states.put("c", {})  # nothing to keep
+    assert list(states.take_changed()) == ["b", "a"]
+    assert not states.take_changed()
+    same = states.get("a")
+    states.put("a", same)
+    assert not states.take_changed()
+    states.put("a", {})  # forgets
+    assert list(states.take_changed()) == ["a"]
+    assert list(states.all()) == ["b", "a"]
+
+
+def test_states_keep_their_order_across_a_restart():
+    states = States()
+    for name in ("z", "m", "a"):
+        states.put(name, {"times": 1})
+    again = States()
+    again.restore(states.take_changed())
+    assert list(again.all()) == ["z", "m", "a"]
+    assert not again.take_changed()

@@ -1,0 +1,54 @@
+"""Numbers in units that people read."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from undergrowth.report.tables import amount, count, duration, energy, operations, rate, score, size, table
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (size(0), "0 B"),
+        (size(1), "1 B"),
+        (size(999), "999 B"),
+        (size(999.6), "1 kB"),
+        (size(20_464), "20.5 kB"),
+        (size(999_999), "1 MB"),
+        (size(3_100_000_000), "3.1 GB"),
+        (size(None), "–"),
+        (size(0.4), "0.4 B"),
+        (size(1e25), "10000000 EB"),
+        (operations(6_635_520.0), "6.64 MFLOP"),
+        (operations(math.nan), "–"),
+        (energy(0.0449), "44.9 mJ"),
+        (energy(98.04), "98 J"),
+        (energy(123_456), "123 kJ"),
+        (duration(0.0106), "10.6 ms"),
+        (duration(0), "0 s"),
+        (duration(59.96), "1 min 00 s"),
+        (duration(3599.7), "1 h 00 min"),
+        (duration(100_000), "1 d 03 h"),
+        (duration(math.inf), "–"),
+        (score(0.91364), "0.9136"),
+        (score(None), "–"),
+        (score(1e30), "1e+30"),
+        (count(50_000), "50 000"),
+        (rate(464.2), "464 /s"),
+        (amount(-2500, "J"), "-2.5 kJ"),
+        (amount(1e-12, "s"), "0 ns"),
+    ],
+)
+def test_units(written: str, text: str) -> None:
+    assert written == text
+
+
+def test_a_table_takes_any_text() -> None:
+    screen = Console(width=60, record=True, file=io.StringIO())
+    screen.print(table(("name", "value"), [("[red]", None), ("x", 3)], right=(1,)))
+    assert "[red]" in screen.export_text()

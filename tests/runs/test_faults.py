@@ -1,0 +1,165 @@
+"""Faults in the middle of a run: finished rounds are kept, the sentence says how to go on, and going on is exact."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import undergrowth as ug
+from undergrowth.core import RunError, Shard
+from undergrowth.runs import Store, checkpoint
+from undergrowth.runs.run import start
+
+from .objects import Faulty, Own, WithFault, digest, linear, without_wall
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def tree(out: str) -> dict[str, Any]:
+    return {
+        "data": {"clients": 4},
+        "model": "logistic",
+        "method": "local",
+        "train": {"rounds": 6},
+        "run": {"out": out},
+    }
+
+
+def after(round: int, act: Callable[[Any], None]) -> Callable[[Any, Any], None]:
+    """Does something when that round is finished."""
+
+    def on_round(row: Any, execution: Any) -> None:
+        if row["round"] == round:
+            act(execution)
+
+    return on_round
+
+
+def kept(out: str) -> tuple[str, list[int]]:
+    store = Store(out)
+    try:
+        (row,) = store.runs()
+        return row["status"], [r["round"] for r in store.rounds(row["id"])]
+    finally:
+        store.close()
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*arguments: Any, **settings: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def whole(tmp_path) -> ug.Result:
+    return start(tree(str(tmp_path / "whole")))
+
+
+@pytest.mark.parametrize("place", ["fsync", "replace"])
+def test_a_full_disk_stops_the_run_and_costs_no_finished_round(place, out, whole):
+    with pytest.MonkeyPatch.context() as patch:
+        fill = after(2, lambda execution: patch.setattr(checkpoint.os, place, raising(FULL)))
+        with pytest.raises(RunError, match=r"could not be written: No space left on device; `undergrowth resume"):
+            start(tree(out), on_round=fill)
+    assert kept(out) == ("failed", [1, 2])
+    assert not [name for _, _, names in os.walk(out) for name in names if name.endswith(".part")]
+    resumed = ug.resume("last", out)
+    assert digest(resumed) == digest(whole)
+    assert without_wall(resumed.history) == without_wall(whole.history)
+
+
+def test_a_disk_that_is_full_at_the_very_end_costs_nothing_either(out, whole):
+    with pytest.MonkeyPatch.context() as patch:
+        fill = after(6, lambda execution: patch.setattr(checkpoint.os, "fsync", raising(FULL)))
+        with pytest.raises(RunError, match=r"model\.safetensors' could not be written"):
+            start(tree(out), on_round=fill)
+    assert kept(out) == ("failed", [1, 2, 3, 4, 5, 6])
+    assert digest(ug.resume("last", out)) == digest(whole)
+
+
+def test_a_store_that_cannot_be_written_stops_the_run_and_costs_no_finished_round(out, whole):
+    lock = after(2, lambda execution: execution.store._connection.execute("PRAGMA query_only=ON"))
+    with pytest.raises(RunError, match=r"the run store '.*' could not be written: .*; `undergrowth resume"):
+        start(tree(out), on_round=lock)
+    status, rounds = kept(out)
+    assert rounds == [1, 2]
+    assert status != "done"
+    resumed = ug.resume("last", out)
+    assert digest(resumed) == digest(whole)
+    assert list(resumed.ledger.rows()) == list(whole.ledger.rows())
+
+
+def test_the_sentence_about_a_failed_run_names_the_command_that_resumes_it(out):
+    lock = after(1, lambda execution: execution.store._connection.execute("PRAGMA query_only=ON"))
+    with pytest.raises(RunError) as caught:
+        start(tree(out), on_round=lock)
+    named = re.search(r"`undergrowth resume (\S+)", str(caught.value))
+    store = Store(out)
+    assert named and named[1] == store.runs()[0]["id"]
+    store.close()
+    assert "\n" not in str(caught.value)
+
+
+class Unlucky(Exception):
+    """An error of a kind that the package cannot know."""
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("out of luck"), ZeroDivisionError("out of luck"), Unlucky("out of luck")]
+)
+def test_a_client_that_fails_is_named_with_its_round_and_the_run_can_go_on(error, run, out, tmp_path):
+    settings = {"data": Own(), "model": linear, "rounds": 4}
+    healthy = WithFault(Faulty())
+    expected = digest(run(method=healthy, **settings, out=str(tmp_path / "whole")))
+    with pytest.raises(RunError, match=r"phone-2 failed in round 3 with 16 samples: out of luck"):
+        run(method=WithFault(Faulty(device="phone-2", round=2, fault=raising(error))), **settings)
+    assert kept(out) == ("failed", [1, 2])
+    resumed = ug.resume("last", out, method=healthy, data=Own(), model=linear)
+    assert digest(resumed) == expected
+
+
+def test_a_label_out_of_range_in_a_population_of_the_users_names_the_device(run, out):
+    population = Own(changes={"phone-1": lambda shard: Shard(shard.x, shard.y + 3)})
+    with pytest.raises(RunError, match=r"phone-1 failed in round 1 with 12 samples: .*out of bounds"):
+        run(data=population, model=linear)
+    assert kept(out) == ("failed", [])
+
+
+def test_an_error_that_nobody_foresaw_is_not_swallowed_and_the_run_is_marked_as_failed(run, out):
+    class Broken(Own):
+        def test(self, device: str) -> Shard:
+            raise Unlucky("no test data")
+
+    with pytest.raises(Unlucky):
+        run(data=Broken(), model=linear)
+    assert kept(out) == ("failed", [1, 2, 3])
+    assert ug.resume("last", out, data=Own(), model=linear).history[-1]["round"] == 3
+
+
+def test_ctrl_c_in_the_middle_of_a_round_costs_that_round_only(run, out, tmp_path):
+    settings = {"data": Own(), "model": linear, "rounds": 4}
+    expected = digest(run(method=WithFault(Faulty()), **settings, out=str(tmp_path / "whole")))
+    with pytest.raises(KeyboardInterrupt):
+        run(method=WithFault(Faulty(device="phone-1", round=2, fault=raising(KeyboardInterrupt()))), **settings)
+    assert kept(out) == ("interrupted", [1, 2])
+    assert digest(ug.resume("last", out, method=WithFault(Faulty()), data=Own(), model=linear)) == expected
+
+
+def test_threads_are_as_they_were_after_a_run_whatever_its_end(run):
+    import torch
+
+    torch.set_num_threads(2)
+    try:
+        run(rounds=1)
+        assert torch.get_num_threads() == 2
+        with pytest.raises(RunError):
+            run(method=WithFault(Faulty(device="phone-1", fault=raising(ValueError("x")))), data=Own(), model=linear)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

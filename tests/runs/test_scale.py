@@ -1,0 +1,46 @@
+"""A hundred thousand devices cost little more than ten, as long as they are not asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CROWD = 100_000
+
+
+def measured(count: int, out: Path) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).with_name("crowd.py")), str(count), str(out)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return json.loads(printed)
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: Any) -> dict[str, Any]:
+    return measured(CROWD, tmp_path_factory.mktemp("crowd"))
+
+
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory: Any) -> dict[str, Any]:
+    return measured(10, tmp_path_factory.mktemp("ten"))
+
+
+def test_a_run_with_very_many_devices_starts_soon(crowd, ten):
+    # On a quiet machine the whole start, Python and torch included, is under five seconds. On one that is busy with
+    # other tests even ten devices take longer, and so much more is granted.
+    assert crowd["first"] < 5 + max(0, ten["first"] - 3)
+
+
+def test_a_run_with_very_many_devices_fits_in_a_gigabyte(crowd, ten):
+    assert crowd["peak"] < 1_000_000_000
+    assert crowd["peak"] - ten["peak"] < 300_000_000
+
+
+def test_only_the_shards_of_those_who_are_asked_are_made(crowd):
+    assert crowd["asked"] == 30
+    assert crowd["made"] <= crowd["asked"] + 5  # and one or two to see what the data look like
+    assert crowd["rows"] == CROWD

@@ -1,0 +1,188 @@
+"""The documentation is true: its code runs, its experiments are accepted, its commands work, its links lead somewhere.
+
+The blocks of one file run in order, in an empty folder, and the Python blocks share their names. An HTML comment above
+a block says what is special about it::
+
+    <!-- file: first.yaml -->   it is saved under that name, for the blocks after it
+    <!-- run -->                an experiment that is also run
+    <!-- output -->             what the Python block before it prints; numbers within 5 %
+    <!-- skip: why -->          it is not run, and the comment says why
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import inspect
+import io
+import math
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from undergrowth.cli.app import app
+from undergrowth.devices import describe as describe_fleet
+from undergrowth.methods import METHODS
+from undergrowth.runs.config import Experiment, experiment
+from undergrowth.runs.federation import federate
+from undergrowth.runs.run import start
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
+NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    language: str
+    text: str
+    mark: str = ""
+
+    @property
+    def file(self) -> str | None:
+        return self.mark.removeprefix("file: ") if self.mark.startswith("file: ") else None
+
+    @property
+    def skipped(self) -> bool:
+        return self.mark.startswith("skip: ")
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(text.count("\n", 0, found.start("text")), found["language"], found["text"], found["mark"] or "")
+        for found in BLOCK.finditer(text)
+    ]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """An empty module in an empty folder, with nothing to be found outside of it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNDERGROWTH_DATA", str(tmp_path / "data"))
+    made = ModuleType("documented")
+    sys.modules[made.__name__] = made  # dataclasses look their module up
+    yield made
+    del sys.modules[made.__name__]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_what_a_page_shows_works(page: Path, module: ModuleType) -> None:
+    printed = ""
+    for block in blocks(page):
+        place = f"{name(page)}, line {block.line}"
+        if block.skipped:
+            assert len(block.mark) > len("skip: ") + 10, f"{place}: say why it is skipped"
+            continue
+        if block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        if block.language == "python":
+            printed = run_python(block, place, module)
+        elif block.language == "yaml":
+            check_yaml(block, place)
+        elif block.language in ("bash", "console"):
+            run_commands(block, place)
+        elif block.mark == "output":
+            assert same(printed, block.text), f"{place}: the block before it prints\n{printed}"
+        else:
+            assert block.language in ("text", "mermaid", "csv"), f"{place}: nobody knows how to check this block"
+
+
+def run_python(block: Block, place: str, module: ModuleType) -> str:
+    said = io.StringIO()
+    # Empty lines first, so that a traceback gives the line of the page.
+    code = compile("\n" * block.line + block.text, place, "exec")
+    with contextlib.redirect_stdout(said):
+        exec(code, vars(module))
+    return said.getvalue()
+
+
+def check_yaml(block: Block, place: str) -> None:
+    tree = yaml.safe_load(block.text)
+    if set(tree) == {"devices"}:
+        fleet = Path("a-fleet-of-the-page.yaml")
+        fleet.write_text(block.text, encoding="utf-8")
+        assert describe_fleet(fleet), place
+        return
+    assert set(tree) <= set(Experiment.model_fields), f"{place}: neither an experiment nor a fleet file"
+    settings = experiment(tree)
+    settings.settings()
+    if block.mark == "run":
+        start(tree)
+    elif settings.data.name == "digits":
+        federate(settings)  # refuses what only the method, the model or the fleet can refuse
+
+
+def run_commands(block: Block, place: str) -> None:
+    lines = block.text.replace("\\\n", " ").splitlines()
+    for line in lines:
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words[:1] == ["undergrowth"]:
+            done = CliRunner().invoke(app, words[1:])
+            assert done.exit_code == 0, f"{place}: {line}\n{done.output}"
+
+
+def same(printed: str, written: str) -> bool:
+    """The same words, and numbers within 5 %: another machine rounds differently."""
+    if NUMBER.sub("#", printed).split() != NUMBER.sub("#", written).split():
+        return False
+    pairs = zip(NUMBER.findall(printed), NUMBER.findall(written))
+    return all(math.isclose(number(one), number(other), rel_tol=0.05, abs_tol=0.01) for one, other in pairs)
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    links = [(one or other).partition("#")[0] for one, other in LINK.findall(text)]
+    local = [link for link in links if link and "://" not in link and not link.startswith("mailto:")]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_names_everything_that_there_is() -> None:
+    from undergrowth import data, devices, models
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    there = [*METHODS, *data.names(), *models.names(), *devices.names()]
+    assert [each for each in there if f"`{each}`" not in text] == []
+
+
+def test_the_guide_names_every_key_of_an_experiment() -> None:
+    text = (ROOT / "docs/guides/experiments.md").read_text(encoding="utf-8")
+    keys = [*Experiment.model_fields]
+    for field in Experiment.model_fields.values():
+        keys += getattr(field.annotation, "model_fields", {})
+    assert [key for key in keys if f"`{key}`" not in text] == []
+
+
+MODULES = sorted({method.__module__ for method in METHODS.values()})
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.rpartition(".")[2])
+def test_the_example_of_a_method_runs(path: str, module: ModuleType) -> None:
+    text = inspect.cleandoc(sys.modules[path].__doc__ or "")
+    examples = doctest.DocTestParser().get_examples(text)
+    assert examples
+    names: dict[str, Any] = vars(module)
+    for example in examples:
+        exec(compile(example.source, path, "exec"), names)
+    assert 0 <= names["result"].accuracy <= 1
