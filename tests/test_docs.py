@@ -5,7 +5,7 @@ a block says what is special about it::
 
     <!-- file: first.yaml -->   it is saved under that name, for the blocks after it
     <!-- run -->                an experiment that is also run
-    <!-- output -->             what the Python block before it prints; numbers within 5 %
+    <!-- output -->             what the block before it prints; numbers within 5 %
     <!-- skip: why -->          it is not run, and the comment says why
 """
 
@@ -76,6 +76,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     """An empty module in an empty folder, with nothing to be found outside of it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("UNDERGROWTH_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "160")  # tables are as wide as the pages show them
     made = ModuleType("documented")
     sys.modules[made.__name__] = made  # dataclasses look their module up
     yield made
@@ -97,7 +98,7 @@ def test_what_a_page_shows_works(page: Path, module: ModuleType) -> None:
         elif block.language == "yaml":
             check_yaml(block, place)
         elif block.language in ("bash", "console"):
-            run_commands(block, place)
+            printed = run_commands(block, place)
         elif block.mark == "output":
             assert same(printed, block.text), f"{place}: the block before it prints\n{printed}"
         else:
@@ -129,13 +130,15 @@ def check_yaml(block: Block, place: str) -> None:
         federate(settings)  # refuses what only the method, the model or the fleet can refuse
 
 
-def run_commands(block: Block, place: str) -> None:
-    lines = block.text.replace("\\\n", " ").splitlines()
-    for line in lines:
+def run_commands(block: Block, place: str) -> str:
+    said = ""
+    for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
         if words[:1] == ["undergrowth"]:
             done = CliRunner().invoke(app, words[1:])
             assert done.exit_code == 0, f"{place}: {line}\n{done.output}"
+            said += done.stdout
+    return said
 
 
 def same(printed: str, written: str) -> bool:

@@ -24,6 +24,7 @@ TINY = ("--model", "logistic", "--rounds", "2", "--clients", "4")
 def type_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Types a command in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # a narrow terminal folds the tables, and some test runners set it
     # Older versions mix standard error into standard output unless told not to; newer ones cannot be told.
     apart = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
     return lambda *words: CliRunner(**apart).invoke(app, [str(word) for word in words])

@@ -31,9 +31,10 @@ def test_list_of_an_empty_store(type_command) -> None:
 def test_show(type_command, runs_folder: str) -> None:
     done = type_command("show", "last", "--out", runs_folder)
     assert done.exit_code == 0
-    for words in ("fedprox", "-s method.mu=0.5", "sent by devices", "train.lr", "arrived"):
+    for words in ("fedprox", "-s method.mu=0.5", "sent by devices", "train.lr", "arrived", "learning efficiency"):
         assert words in done.stdout
     found = last_json(type_command("show", "last", "--out", runs_folder, "--json").stdout)
+    assert found["learning_efficiency"] > 0
     assert len(found["history"]) == 2 and found["settings"]["method"] == {"name": "fedprox", "mu": 0.5}
     done = type_command("show", "2026x", "--out", runs_folder)
     assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
@@ -43,7 +44,7 @@ def test_compare(type_command, runs_folder: str) -> None:
     first, second = ids(runs_folder)
     done = type_command("compare", first, "last", "--out", runs_folder)
     assert done.exit_code == 0, done.output
-    for words in (first, second, "method.mu", "0.5", "to reach an accuracy of"):
+    for words in (first, second, "method.mu", "0.5", "learning efficiency", "to reach an accuracy of"):
         assert words in done.stdout
     assert "train.lr" not in done.stdout  # the same in both
     found = last_json(type_command("compare", first, "last", "--out", runs_folder, "--json").stdout)

@@ -130,7 +130,9 @@ def test_oort_without_a_deadline_prefers_the_median_time_of_those_it_knows():
     heard = dict.fromkeys("abc", 1.0)
     times, counts = {"a": 1.0, "b": 2.0, "c": 8.0}, {"a": 3, "b": 2, "c": 40}
     # c: 40 · (2 / 8)² = 2.5
-    assert choose(Oort(None, explore=0.0), 3, view("abc", heard=heard, times=times, sample_counts=counts)) == list("acb")
+    assert choose(Oort(None, explore=0.0), 3, view("abc", heard=heard, times=times, sample_counts=counts)) == list(
+        "acb"
+    )
 
 
 @pytest.mark.parametrize(("count", "new"), [(5, 1), (10, 2), (2, 0)])

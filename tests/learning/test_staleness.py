@@ -16,7 +16,9 @@ def test_constant_does_not_look_at_the_age():
 
 @pytest.mark.parametrize("power", [0, 0.5, 1, 2.5])
 def test_polynomial_is_a_negative_power_of_one_more_than_the_age(power):
-    assert [Staleness(f"polynomial:{power}")(age) for age in AGES] == pytest.approx([(age + 1) ** -power for age in AGES])
+    assert [Staleness(f"polynomial:{power}")(age) for age in AGES] == pytest.approx(
+        [(age + 1) ** -power for age in AGES]
+    )
 
 
 def test_hinge_is_one_up_to_an_age_and_falls_from_there():

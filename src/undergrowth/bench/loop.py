@@ -52,7 +52,7 @@ def compare(name: str, repeats: int) -> tuple[float, float]:
     engine = Serial()
     engine.open(world)
     devices = fleet("uniform", writers.devices, 0)
-    clock = FleetClock(devices, task, method.client, population, world.states)  # type: ignore[arg-type]
+    clock = FleetClock(devices, task, method.client, population, world.states)
     rounds = Simulation({"server": node}, {}, engine, clock).run()
 
     weights = task.model.initial(Context(0, "server", 0).key("model"))

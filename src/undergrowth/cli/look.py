@@ -19,14 +19,13 @@ def list_runs(out: OutFolder = "runs", json: AsJson = False) -> None:
 
     Example: undergrowth list --out experiments
     """
-    from undergrowth.report.record import read
     from undergrowth.report.tables import count, duration, score, size, table
 
     with opened(out) as store:
         rows = []
         for row in store.runs():
             # Only an unfinished run has to be asked how far it has come.
-            totals = row["summary"] or read(store, [row["id"]])[0].totals
+            totals: dict[str, Any] = row["summary"] or next(reversed(store.rounds(row["id"])), {})
             done = row["rounds"] if row["summary"] else totals.get("round", 0)
             kept = {key: totals.get(key) for key in ("accuracy", "loss", "bytes_down", "bytes_up", "simulated_seconds")}
             facts = {key: row[key] for key in _FACTS}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
+from undergrowth.report.record import learning_efficiency
 from undergrowth.report.tables import costs, count, facts, score
 from undergrowth.runs import Result
 
@@ -32,7 +33,9 @@ def tell(result: Result, *, json: bool, report: bool) -> None:
         f"{count(summary['rounds'])} rounds, seed {summary['seed']}\n"
     )
     screen.print(facts([("accuracy", score(result.accuracy)), ("loss", score(result.loss))]))
-    screen.print(costs(summary))
+    spent = result.ledger.compute_seconds
+    efficiency = learning_efficiency(result.history, spent)
+    screen.print(costs({**summary, "compute_seconds": spent, "learning_efficiency": efficiency}))
     _notes(result.notes)
     rows = [("run", result.run), ("model", result.folder / "model.safetensors")]
     if page:

@@ -12,7 +12,7 @@ from undergrowth.cli.output import AsJson
 PLACES = {
     "method": "method.name", "data": "data.name", "model": "model.name", "clients": "data.clients",
     "fleet": "fleet.name", "deadline": "fleet.deadline", "rounds": "train.rounds", "engine": "run.engine",
-    "seed": "run.seed", "device": "run.device", "out": "run.out",
+    "seed": "run.seed", "device": "run.device", "out": "run.out", "workers": "run.workers", "address": "run.address",
 }  # fmt: skip
 _OF_ANY_DATA = ("partition", "clients", "holdout")  # keys that mean the same for every data set
 
@@ -44,6 +44,8 @@ def run(
     engine: Annotated[str | None, typer.Option(metavar="NAME", help="See `undergrowth engines`.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same run.")] = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda or cuda:0.")] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", help="How many workers, if the engine has any.")] = None,
+    address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Ray cluster: auto, ray://HOST.")] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Where runs are kept. (Default: runs.)")] = None,
     settings: Settings = None,
     json: AsJson = False,
@@ -63,6 +65,8 @@ def run(
 
       undergrowth run --fleet mixed-edge --deadline 0.337 --rounds 30
 
+      undergrowth run --engine ray --address auto
+
       undergrowth run --json | tail -n 1
     """
     from undergrowth.cli.outcome import tell
@@ -72,6 +76,7 @@ def run(
     given = {
         "method": method, "data": data, "model": model, "clients": clients, "fleet": fleet, "deadline": deadline,
         "rounds": rounds, "engine": engine, "seed": seed, "device": device, "out": out,
+        "workers": workers, "address": address,
     }  # fmt: skip
     tree, left_out = experiment_tree(file, settings or [], given)
     say_left_out(left_out, file)

@@ -14,7 +14,7 @@ from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
 from undergrowth.core.reducers import fold, unusable
 from undergrowth.core.selection import Knowledge, Nothing, View
-from undergrowth.core.server import Progress, Server
+from undergrowth.core.server import Progress, Server, not_finite
 from undergrowth.core.task import Task
 from undergrowth.core.tree import State
 
@@ -124,7 +124,7 @@ class Node:
         if child not in self._out:
             return False
         asked = self._out.pop(child)
-        problem = self.server.check(self.task, up)
+        problem = not_finite(up) or self.server.check(self.task, up)
         if problem is None:
             try:
                 self._total = fold(self.server.reducer, self._total, child, up, self.round - asked)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+from undergrowth.engines.ray_cluster import RayCluster
 from undergrowth.engines.serial import Serial
+from undergrowth.engines.vector import Vector
 from undergrowth.engines.world import Engine, Job, Outcome, Settings, States, World
 
-ENGINES: dict[str, Callable[[Settings], Engine]] = {"serial": Serial}
+ENGINES: dict[str, Callable[[Settings], Engine]] = {"serial": Serial, "vector": Vector, "ray": RayCluster}
 
-__all__ = ["ENGINES", "Engine", "Job", "Outcome", "Serial", "Settings", "States", "World"]
+__all__ = ["ENGINES", "Engine", "Job", "Outcome", "RayCluster", "Serial", "Settings", "States", "Vector", "World"]

@@ -17,6 +17,7 @@ from undergrowth.core import (
     State,
     Task,
     fold,
+    not_finite,
     unusable,
 )  # fmt: skip
 from undergrowth.links import Links
@@ -167,8 +168,14 @@ def do(world: World, job: Job, own: State, residual: State) -> Done:
         raise RunError(
             f"{job.device} failed in round {job.context.round + 1} with {len(shard)} samples: {error}"
         ) from error
+    return delivered(world, job, up, kept, residual, checked=True)
+
+
+def delivered(world: World, job: Job, up: Packet, kept: State, residual: State, checked: bool) -> Done:
+    """An upload as it comes out of its link. With `checked`, its values are looked at too."""
     up, size, residual = world.links.up(up, job.down.tensors, residual)
-    return Done(up, size, kept, residual, world.servers[job.node].check(world.task, up))
+    problem = (not_finite(up) if checked else None) or world.servers[job.node].check(world.task, up)
+    return Done(up, size, kept, residual, problem)
 
 
 @dataclass

@@ -56,10 +56,11 @@ class GradientClient(LoopClient):
             "optimiser": self._optimiser(task).init(list(parameters.values())),
             "received": weights,
             "lr": learning_rate(task.train, context.round) if self.lr is None else self.lr,
-            "samples": float(len(steps.epochs[0]) if steps.epochs else len(shard)),
+            "finish": {"samples": float(len(steps.epochs[0]) if steps.epochs else len(shard))},
         }
         if task.selection.needs_loss:
-            carry["loss"], carry["steps"] = torch.zeros((), device=shard.x.device), 0
+            # Steps are counted as they are done: a deadline may leave room for only some of them.
+            carry["loss"], carry["steps"] = torch.zeros(2, device=shard.x.device)
         return carry, steps
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
@@ -79,9 +80,9 @@ class GradientClient(LoopClient):
         self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
     ) -> tuple[Packet, State]:
         buffers = {name: carry["buffers"][name] for name in task.model.upper_buffers(self.split)}
-        scalars = {"samples": carry["samples"]}
+        scalars = {"samples": carry["finish"]["samples"]}
         if "loss" in carry:
-            scalars["loss"] = float(carry["loss"]) / max(1, carry["steps"])
+            scalars["loss"] = float(carry["loss"] / carry["steps"].clamp_min(1))
         trained = Packet({**carry["parameters"], **buffers}, scalars)
         return self.send(task, down, trained, own)
 
@@ -127,6 +128,8 @@ def gradients_of(
     trained = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     weights = {**received, **buffers, **trained}
     output = task.model.run(weights, batch["x"], training=split or True, maps=objective.maps)
-    loss = objective(Look(task, batch, output, trained, received))
-    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
+    # An engine that computes many clients at once tells by this entry; the terms are then one number for each.
+    clients = len(next(iter(trained.values()))) if "share" in batch else None
+    loss = objective(Look(task, batch, output, trained, received, clients))
+    gradients = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True, materialize_grads=True)
     return list(gradients), dict(output.buffers), loss

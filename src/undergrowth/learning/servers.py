@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undergrowth.core import Context, Packet, Reducer, Server, State, Task, WeightedMean, not_finite
+from undergrowth.core import Context, Packet, Reducer, Server, State, Task, WeightedMean
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Averaging(Server):
     accepts_partial: bool = False
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return unlike_model(task, up) or not_finite(up)
+        return unlike_model(task, up)
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
         if weightless(total):
@@ -47,7 +47,7 @@ class Momentum(Server):
         return {"model": model, "velocity": {k: torch.zeros_like(model[k]) for k in task.model.parameters}}
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return unlike_model(task, up) or not_finite(up)
+        return unlike_model(task, up)
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
         if weightless(total):
@@ -83,7 +83,7 @@ class Adaptive(Server):
         }
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return unlike_model(task, up) or not_finite(up)
+        return unlike_model(task, up)
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
         if weightless(total):

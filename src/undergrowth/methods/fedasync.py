@@ -25,9 +25,9 @@ from undergrowth.core import (
     State,
     Task,
     View,
-    not_finite,
     option,
 )  # fmt: skip
+from undergrowth.core.reducers import FOLDED
 from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Staleness, unlike_model
 
 
@@ -44,7 +44,10 @@ class Mixing(Server):
         return self.ask(task, view, context, Packet(state["model"]), self.concurrency - len(view.out))
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return unlike_model(task, up) or not_finite(up)
+        # An edge server sends the models of its devices, each under the name of its device.
+        models = up.parts().values() if FOLDED in up.tags else (up,)
+        problems = (unlike_model(task, model) for model in models)
+        return next((problem for problem in problems if problem), None)
 
     def ready(self, progress: Progress) -> bool:
         return progress.arrived >= 1

@@ -26,7 +26,6 @@ from undergrowth.core import (
     Task,
     View,
     WeightedMean,
-    not_finite,
     option,
 )  # fmt: skip
 from undergrowth.learning import GradientClient, Staleness, unlike_model
@@ -60,7 +59,7 @@ class Buffer(Server):
         return self.ask(task, view, context, Packet(state["model"]), self.concurrency - len(view.out))
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return unlike_model(task, up.part("change")) or not_finite(up)
+        return unlike_model(task, up.part("change"))
 
     def ready(self, progress: Progress) -> bool:
         return progress.arrived >= self.buffer

@@ -18,7 +18,7 @@ COLOURS = ("#2a9d6f", "#d1603d", "#4f7fd1", "#c79a1e", "#9a5fc0", "#2fa3b0", "#c
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MOST_MARKERS = 60  # rounds; with more, markers run into one another
 
-_OUTCOMES = (
+OUTCOMES = (
     ("arrived", "arrived", "#2a9d6f"),
     ("late", "late", "#c79a1e"),
     ("lost", "lost", "#8a8a8a"),
@@ -39,6 +39,14 @@ def figure(data: list[dict[str, Any]], title: str, x: dict[str, Any], y: dict[st
         "yaxis": {"zeroline": False, "automargin": True, **y},
     }
     return {"data": data, "layout": {**shown, **layout}}
+
+
+def with_key(drawn: Figure) -> Figure:
+    """With a legend of its own, between the title and the picture."""
+    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"}
+    margin = {**drawn["layout"]["margin"], "t": 72}
+    drawn["layout"] |= {"showlegend": True, "legend": legend, "margin": margin}
+    return drawn
 
 
 def axis(words: str, **more: Any) -> dict[str, Any]:
@@ -99,7 +107,7 @@ def outcomes(record: Record, label: str) -> Figure | None:
         return None
     x = [row["round"] for row in record.rounds]
     bars = []
-    for key, words, colour in _OUTCOMES:
+    for key, words, colour in OUTCOMES:
         numbers = [row[key] or 0 for row in record.rounds]
         if key != "arrived" and not any(numbers):
             continue
@@ -109,9 +117,7 @@ def outcomes(record: Record, label: str) -> Figure | None:
         })  # fmt: skip
     x_axis = axis("round", dtick=1) if len(x) <= 12 else axis("round")
     drawn = figure(bars, label, x_axis, axis("devices", rangemode="tozero"), barmode="stack", bargap=0.15)
-    legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
-    drawn["layout"] |= {"showlegend": len(bars) > 1, "legend": legend}
-    return drawn
+    return with_key(drawn) if len(bars) > 1 else drawn
 
 
 def _line(x: list[Any], y: list[Any], label: str, place: int, about: str) -> dict[str, Any]:
@@ -143,11 +149,17 @@ def _spent(row: dict[str, Any], cost: str) -> float | None:
     return finite(row["simulated_seconds" if cost == "seconds" else cost])
 
 
+def time_unit(most: float) -> tuple[float, str]:
+    """Seconds of the unit that the longest time is best given in, and its name."""
+    least, unit = next((least, unit) for least, unit in _TIMES if most >= least)
+    return least or 1e-3, unit
+
+
 def _cost_axis(cost: str, most: float) -> tuple[float, dict[str, Any]]:
     """What to divide by, and the axis; plotly's SI prefixes do for all but time."""
     if cost == "seconds":
-        least, unit = next((least, unit) for least, unit in _TIMES if most >= least)
-        return least or 1e-3, axis(f"simulated {unit}", rangemode="tozero")
+        factor, unit = time_unit(most)
+        return factor, axis(f"simulated {unit}", rangemode="tozero")
     words = {"bytes": "bytes, down and up", "flops": "FLOPs on devices", "joules": "joules on devices"}[cost]
     suffix = {"bytes": "B", "flops": "", "joules": "J"}[cost]
     return 1.0, axis(words, tickformat="~s", ticksuffix=suffix, rangemode="tozero")

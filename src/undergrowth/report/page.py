@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from undergrowth.core import InputError
 from undergrowth.report import device_figures, figures
 from undergrowth.report.command import command
 from undergrowth.report.html import Page, escape, table
-from undergrowth.report.partition import partition_of
+from undergrowth.report.participation import taking_part
+from undergrowth.report.partition import holdings, partition_of
 from undergrowth.report.record import Record, differences, finite, labels, read
 from undergrowth.report.tables import COSTS, count, duration, energy, operations, score, size
 from undergrowth.runs import Store
@@ -24,7 +26,7 @@ def report(runs: Sequence[str], out_folder: str | Path = "runs", target: str | P
         raise InputError("a report needs at least one run; `undergrowth list` shows what there is")
     store = Store(out_folder)
     try:
-        records = read(store, runs)
+        records = read(store, runs, exchanges=True)
     finally:
         store.close()
     path = Path(target).expanduser()
@@ -45,8 +47,10 @@ def page(records: Sequence[Record]) -> Page:
         built.add(_legend(names))
     _learning(built, records, names)
     _devices(built, records, names)
-    _coming_back(built, records, names)
-    _partitions(built, records, names)
+    known: dict[str, Any] = {}
+    partitions = [partition_of(record, known) for record in records]
+    taking_part(built, records, names, [found and found[1] for found in partitions])
+    _partitions(built, partitions, names)
     _settings(built, records, names)
     _device_tables(built, records, names)
     return built
@@ -125,27 +129,18 @@ def _devices(built: Page, records: Sequence[Record], names: Sequence[str]) -> No
         built.figures(drawn)
 
 
-def _coming_back(built: Page, records: Sequence[Record], names: Sequence[str]) -> None:
-    drawn = [figures.outcomes(record, name) for record, name in zip(records, names)]
-    if any(drawn):
-        text = "Devices that were asked, by what became of their update. Late: after the deadline. Refused: unusable."
-        built.section("Who came back", text)
-        built.figures(drawn)
-
-
-def _partitions(built: Page, records: Sequence[Record], names: Sequence[str]) -> None:
-    found: dict[str, tuple[figures.Figure, list[str]]] = {}
-    for record, name in zip(records, names):
-        partition = partition_of(record)
+def _partitions(built: Page, partitions: Sequence[tuple[str, Any] | None], names: Sequence[str]) -> None:
+    found: dict[str, tuple[Any, list[str]]] = {}
+    for partition, name in zip(partitions, names):
         if partition:
             found.setdefault(partition[0], (partition[1], []))[1].append(name)
     if not found:
         return
     built.section("Who holds what", "Training samples by device and class; the area of a bubble is their number.")
-    for figure, users in found.values():
+    for population, users in found.values():
         if len(found) > 1:
             built.add(f"<p>{escape(', '.join(users))}</p>")
-        built.figures([figure])
+        built.figures([holdings(population)])
 
 
 def _settings(built: Page, records: Sequence[Record], names: Sequence[str]) -> None:
@@ -167,18 +162,8 @@ def _settings(built: Page, records: Sequence[Record], names: Sequence[str]) -> N
 
 def _device_tables(built: Page, records: Sequence[Record], names: Sequence[str]) -> None:
     columns = (
-        "device",
-        "class",
-        "samples",
-        "accuracy",
-        "rounds",
-        "down",
-        "up",
-        "FLOPs",
-        "energy",
-        "computing",
-        "memory",
-    )
+        "device", "class", "samples", "accuracy", "rounds", "down", "up", "FLOPs", "energy", "computing", "memory",
+    )  # fmt: skip
     for record, name in zip(records, names):
         if not record.devices:
             continue

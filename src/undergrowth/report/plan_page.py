@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError
-from undergrowth.report.figures import Figure, axis, figure
+from undergrowth.report.figures import Figure, axis, figure, with_key
 from undergrowth.report.html import Page, escape
 from undergrowth.report.tables import count, duration, energy, operations, size
 from undergrowth.runs.checkpoint import replace_file
@@ -114,9 +114,8 @@ def able(rows: Sequence[Row]) -> Figure:
         })  # fmt: skip
     x_axis = axis("devices", rangemode="tozero", range=[0, max(totals.values())])
     drawn = figure(bars, "", x_axis, _methods_axis(), barmode="stack", bargap=0.25)
-    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"}
-    drawn["layout"] |= {"height": 120 + _ROW * len(methods), "showlegend": True, "legend": legend}
-    return drawn
+    drawn["layout"]["height"] = 150 + _ROW * len(methods)
+    return with_key(drawn)
 
 
 def _methods_axis() -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""What a report knows of a run: its row, rounds and devices, read from the store in one go."""
+"""What a report knows of a run: its row, rounds, devices and exchanges, read from the store in one go."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from undergrowth.report.traffic import Traffic, traffic
 from undergrowth.runs import Store
 from undergrowth.runs.config import Experiment
 
@@ -22,6 +23,8 @@ class Record:
     rounds: list[dict[str, Any]]
     devices: list[dict[str, Any]]  # empty until the run is finished
     resume_command: str
+    compute_seconds: float | None = None  # of all devices; of an unfinished run, whose summary has none yet
+    traffic: Traffic = field(default_factory=Traffic)  # empty where it was not asked for
 
     @property
     def done(self) -> bool:
@@ -40,24 +43,44 @@ class Record:
     @property
     def totals(self) -> dict[str, Any]:
         """Accuracy, loss and costs: final ones, or where an unfinished run stands."""
-        return dict(self.row["summary"] or (self.rounds[-1] if self.rounds else {}))
+        found = dict(self.row["summary"] or (self.rounds[-1] if self.rounds else {}))
+        if found:
+            spent = found.setdefault("compute_seconds", self.compute_seconds)
+            found["learning_efficiency"] = learning_efficiency(self.rounds, spent)
+        return found
 
     @property
     def best_accuracy(self) -> float | None:
-        accuracies = [finite(row["accuracy"]) for row in self.rounds]
-        return max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
+        return best_accuracy(self.rounds)
 
     def reached(self, accuracy: float) -> dict[str, Any] | None:
         """The first round with that accuracy."""
         return next((row for row in self.rounds if (finite(row["accuracy"]) or -1.0) >= accuracy), None)
 
 
-def read(store: Store, names: Sequence[str]) -> list[Record]:
-    """The runs that a user named, each once."""
-    runs = list(dict.fromkeys(store.find(name) for name in names))
-    return [
-        Record(run, store.run(run), store.rounds(run), store.devices(run), store.resume_command(run)) for run in runs
-    ]
+def read(store: Store, names: Sequence[str], exchanges: bool = False) -> list[Record]:
+    """The runs that a user named, each once; with `exchanges`, also who worked when."""
+    records = []
+    for run in dict.fromkeys(store.find(name) for name in names):
+        row = store.run(run)
+        spent = None
+        if not row["summary"]:
+            spent = sum(costs["compute_seconds"] for costs in store.costs_by_device(run).values())
+        found = traffic(store, run) if exchanges else Traffic()
+        command = store.resume_command(run)
+        records.append(Record(run, row, store.rounds(run), store.devices(run), command, spent, found))
+    return records
+
+
+def best_accuracy(rounds: Sequence[Mapping[str, Any]]) -> float | None:
+    accuracies = [finite(row["accuracy"]) for row in rounds]
+    return max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
+
+
+def learning_efficiency(rounds: Sequence[Mapping[str, Any]], compute_seconds: float | None) -> float | None:
+    """The best accuracy for every second that devices computed, all of them together."""
+    best = best_accuracy(rounds)
+    return None if best is None or not compute_seconds else best / compute_seconds
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -76,11 +76,18 @@ def rate(value: float | None) -> str:
     return NOTHING if value is None or not math.isfinite(value) else f"{_short(value)} /s"
 
 
+def efficiency(value: float | None) -> str:
+    """Accuracy by second of computing."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:.3g} /s"
+
+
 # What a run costs: key in the summary, words, how it is written.
 COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("bytes_down", "sent to devices", size),
     ("bytes_up", "sent by devices", size),
     ("flops", "computed on devices", operations),
+    ("compute_seconds", "computing time of devices", duration),
+    ("learning_efficiency", "learning efficiency", efficiency),
     ("simulated_seconds", "simulated time", duration),
     ("joules", "energy of devices", energy),
     ("peak_device_bytes", "most memory of a device", size),

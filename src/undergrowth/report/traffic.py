@@ -37,11 +37,11 @@ def traffic(store: Store, run: str) -> Traffic:
 def _beginning(entries: Iterable[Entry]) -> tuple[tuple[Entry, ...], int]:
     kept: list[Entry] = []
     seen: set[str] = set()
-    last = 0
-    for rounds, (last, group) in enumerate(groupby(entries, key=lambda entry: entry.round), 1):
-        kept += group
-        seen.update(entry.child for entry in kept[-_MOST:])
+    for rounds, (_, group) in enumerate(groupby(entries, key=lambda entry: entry.round), 1):
+        members = list(group)
+        kept += members
+        seen.update(entry.child for entry in members)
         together = rounds >= _ROUNDS and len(kept) >= _ENOUGH
         if together or len(kept) >= _ROUNDS * len(seen) or len(kept) >= _MOST:
             break
-    return tuple(kept), last
+    return tuple(kept), kept[-1].round if kept else 0

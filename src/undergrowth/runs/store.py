@@ -174,19 +174,26 @@ class Store:
 
     def links(self, run: str) -> Iterator[Entry]:
         names = ", ".join(COLUMNS)
-        for row in self._connection.execute(f"SELECT {names} FROM links WHERE run=? ORDER BY rowid", (run,)):
+        for row in self._connection.execute(f"SELECT {names} FROM links WHERE run=? ORDER BY round, rowid", (run,)):
             yield Entry(*row)
 
     def costs_by_device(self, run: str) -> dict[str, dict[str, Any]]:
         """Totals of every child that was ever asked."""
         rows = self._connection.execute(
-            "SELECT child, SUM(outcome='arrived') AS rounds, SUM(outcome='late') AS late,"
-            " SUM(outcome='refused') AS refused, SUM(bytes_down) AS bytes_down, SUM(bytes_up) AS bytes_up,"
+            "SELECT child, COUNT(*) AS asked, SUM(outcome='arrived') AS rounds, SUM(outcome='late') AS late,"
+            " SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused,"
+            " SUM(bytes_down) AS bytes_down, SUM(bytes_up) AS bytes_up,"
             " SUM(flops) AS flops, SUM(joules) AS joules, SUM(seconds_compute) AS compute_seconds,"
             " MAX(memory) AS memory FROM links WHERE run=? GROUP BY child",
             (run,),
         )
         return {row["child"]: {k: row[k] for k in row.keys() if k != "child"} for row in rows}  # noqa: SIM118
+
+    def servers(self, run: str) -> set[str]:
+        """The nodes that have asked anybody: the root, and in a tree the inner ones."""
+        return {
+            row["parent"] for row in self._connection.execute("SELECT DISTINCT parent FROM links WHERE run=?", (run,))
+        }
 
     def checkpoints(self, run: str) -> list[tuple[int, str, int]]:
         """Round, file and checksum of the checkpoints that are there, the newest first."""

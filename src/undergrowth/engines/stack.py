@@ -1,0 +1,119 @@
+"""A stack of clients: carries put on top of each other, and their batches put side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undergrowth.core import Batch, Carry, Shard, State, Steps
+from undergrowth.engines.world import Job
+
+FINISH = "finish"  # the entry of a carry that no step looks at
+
+
+@dataclass
+class Begun:
+    """A job after `begin`."""
+
+    job: Job
+    shard: Shard
+    own: State
+    carry: Carry
+    steps: Steps
+    count: int  # steps it does
+
+    def kind(self) -> Hashable:
+        """What clients must have in common to be stacked."""
+        carry = {name: value for name, value in self.carry.items() if name != FINISH}
+        data = tuple((name, values.shape[1:], values.dtype) for name, values in self.steps.data.items())
+        return _signature(carry), data, self.steps.batch
+
+
+def stacked(carries: Sequence[Carry]) -> Carry:
+    """One carry with the client as the first dimension of every tensor. What all share is not copied."""
+    return {name: _stacked([carry[name] for carry in carries]) for name in carries[0] if name != FINISH}
+
+
+def part(tree: Any, index: int | slice) -> Any:
+    """One client's carry out of a stack, or those of some."""
+    if isinstance(tree, Tensor):
+        return tree[index]
+    if isinstance(tree, Mapping):
+        return {name: part(value, index) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(part(value, index) for value in tree)
+    return tree
+
+
+class Batches:
+    """The batches of stacked clients, step by step. Clients must come with those of most steps first."""
+
+    def __init__(self, begun: Sequence[Begun], device: str) -> None:
+        first = begun[0].steps
+        self.batch = first.batch
+        self.counts = [each.count for each in begun]
+        # One pool of all samples and one table of positions: a step is then a single gather.
+        self.pool = {name: torch.cat([each.steps.data[name] for each in begun]) for name in first.data}
+        table = torch.zeros(max(self.counts, default=0), len(begun), self.batch, dtype=torch.int64)
+        share = torch.zeros(table.shape)
+        start = 0
+        for place, each in enumerate(begun):
+            table[:, place] = start  # filled up with a sample of its own, which counts for nothing
+            _fill(table[:, place], share[:, place], each, start)
+            start += len(next(iter(each.steps.data.values())))
+        self.full = (share > 0).flatten(1).sum(1).tolist()
+        self.table, self.share = table.to(device), share.to(device)
+
+    def active(self, step: int) -> int:
+        """How many clients still do this step."""
+        return sum(count > step for count in self.counts)
+
+    def at(self, step: int, clients: int) -> tuple[Batch, Tensor | None]:
+        """The long batch of the first so many clients, and which of its samples are real (None: all)."""
+        positions = self.table[step, :clients].reshape(-1)
+        batch = {name: values.index_select(0, positions) for name, values in self.pool.items()}
+        share = self.share[step, :clients]
+        batch["share"] = share.reshape(-1)
+        whole = self.full[step] == clients * self.batch
+        return batch, None if whole else (share > 0).to(share.dtype)
+
+
+def _fill(table: Tensor, share: Tensor, each: Begun, start: int) -> None:
+    """Writes one client's positions into its column of the table."""
+    row = 0
+    for order in each.steps.epochs:
+        for at in range(0, len(order), each.steps.batch):
+            if row == each.count:
+                return
+            positions = order[at : at + each.steps.batch]
+            table[row, : len(positions)] = positions + start
+            share[row, : len(positions)] = 1 / len(positions)
+            row += 1
+
+
+def _stacked(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Tensor):
+        if all(value is first for value in values):
+            return first.expand(len(values), *first.shape)
+        return torch.stack(values)
+    if isinstance(first, Mapping):
+        return {name: _stacked([value[name] for value in values]) for name in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_stacked(list(each)) for each in zip(*values))
+    return first
+
+
+def _signature(tree: Any) -> Hashable:
+    """Shapes of tensors, and the value of everything else: a step may depend on both."""
+    if isinstance(tree, Tensor):
+        return (tree.shape, tree.dtype)
+    if isinstance(tree, Mapping):
+        return tuple((name, _signature(value)) for name, value in tree.items())
+    if isinstance(tree, list | tuple):
+        return tuple(_signature(value) for value in tree)
+    return (type(tree), tree)

@@ -1,0 +1,205 @@
+"""The vector engine: many clients at once as one batched computation, on a CPU or a GPU.
+
+Jobs are begun one by one, stacked with those of the same kind, stepped together, and finished one by one. Clients
+with most steps come first, so that those who are done drop out at the end of the stack and nothing is computed for
+them. Whether a kind of job can be stacked is tried out once against the plain step; what cannot be stacked is done
+serially and counted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from undergrowth.core import Carry, InputError, LoopClient, RunError
+from undergrowth.engines.serial import Serial
+from undergrowth.engines.stack import FINISH, Batches, Begun, part, stacked
+from undergrowth.engines.stacked import Stacked
+from undergrowth.engines.world import Done, Folding, Job, Outcome, Settings, World, delivered
+
+CPU_CHUNK = 32  # clients; more do not fit into the caches of a core
+FIRST_CHUNK = 16  # clients on a GPU whose memory is measured before more are taken
+MEMORY_SHARE = 0.6  # of what is free on the GPU
+
+
+class Vector:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self._stackable: dict[Hashable, bool] = {}
+        self._bytes: dict[Hashable, float] = {}  # kind → bytes of one client on the GPU
+        self._counts = {"stacked": 0.0, "not_stacked": 0.0}
+
+    def open(self, world: World) -> None:
+        self.world = world
+        self.serial = Serial()
+        self.serial.open(world)
+        self.cuda = torch.device(world.device).type == "cuda"
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        self._counts = {"stacked": 0.0, "not_stacked": 0.0}
+        if not isinstance(self.world.client, LoopClient):
+            self._counts["not_stacked"] = float(len(jobs))
+            yield from self.serial.run(jobs)
+            return
+        groups: defaultdict[Hashable, list[Begun]] = defaultdict(list)
+        for job in jobs:
+            begun = self._begin(job)
+            groups[begun.kind()].append(begun)
+        sums: dict[str, Folding] = {}
+        left: list[Job] = []
+        for kind, group in groups.items():
+            group.sort(key=lambda each: -each.count)
+            if not self._can_stack(kind, group):
+                left += [each.job for each in group]
+                continue
+            self._counts["stacked"] += len(group)
+            for chunk in self._chunks(kind, group):
+                yield from self._fold(chunk, self._deliver(chunk, self._steps(chunk)), sums)
+        self._counts["not_stacked"] = float(len(left))
+        yield from (total.outcome() for total in sums.values())
+        yield from self.serial.run(left)
+
+    def facts(self) -> Mapping[str, float]:
+        return self._counts
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _begin(self, job: Job) -> Begun:
+        world = self.world
+        shard = world.shards.train(job.device).to(world.device)
+        own = world.states.get(job.device)
+        try:
+            carry, steps = world.client.begin(world.task, job.down, shard, own, job.context)  # type: ignore[attr-defined]
+        except InputError:
+            raise
+        except Exception as error:
+            raise _failed(job, len(shard), error) from error
+        count = len(steps) if job.limit is None else min(job.limit, len(steps))
+        return Begun(job, shard, own, carry, steps, count)
+
+    def _steps(self, chunk: list[Begun]) -> list[Carry]:
+        """All steps of all clients of a chunk; their carries at the end."""
+        client, task = self.world.client, self.world.task
+        batches = Batches(chunk, self.world.device)
+        carry = stacked([each.carry for each in chunk])
+        ended: list[Carry] = []  # from the back: the client with fewest steps first
+        clients = len(chunk)
+        for step in range(max(batches.counts, default=0)):
+            active = batches.active(step)
+            if active < clients:
+                ended += [part(carry, place) for place in range(clients - 1, active - 1, -1)]
+                carry, clients = part(carry, slice(0, active)), active
+            batch, mask = batches.at(step, clients)
+            with Stacked(clients, mask):
+                carry = client.step(task, carry, batch)  # type: ignore[attr-defined]
+        ended += [part(carry, place) for place in range(clients - 1, -1, -1)]
+        return [{**tail, FINISH: each.carry[FINISH]} if FINISH in each.carry else tail
+                for each, tail in zip(chunk, reversed(ended))]  # fmt: skip
+
+    def _deliver(self, chunk: list[Begun], carries: list[Carry]) -> list[Done]:
+        world, done = self.world, []
+        for each, carry in zip(chunk, carries):
+            job = each.job
+            up, kept = world.client.finish(  # type: ignore[attr-defined]
+                world.task, job.down, carry, each.shard, each.own, job.context
+            )
+            done.append(delivered(world, job, up, kept, world.states.residual(job.device), checked=False))
+        return [_refused(one, problem) for one, problem in zip(done, not_finite_of([one.up.tensors for one in done]))]
+
+    def _fold(self, chunk: list[Begun], done: list[Done], sums: dict[str, Folding]) -> Iterator[Outcome]:
+        for each, one in zip(chunk, done):
+            job = each.job
+            used = one.problem is None
+            if job.fold:
+                if job.node not in sums:
+                    sums[job.node] = Folding(job.node, self.world.servers[job.node])
+                used = sums[job.node].add(job.device, one)
+            elif one.problem is None:
+                yield Outcome(job.node, one.up, {job.device: one.size})
+            else:
+                yield Outcome(job.node, None, refused={job.device: one.problem})
+            if used:
+                self.world.states.put(job.device, one.own, one.residual)
+
+    def _chunks(self, kind: Hashable, group: list[Begun]) -> Iterator[list[Begun]]:
+        """The group in pieces that fit into memory; a piece that did not fit comes again in halves."""
+        rest = group
+        while rest:
+            size = self._chunk(kind)
+            chunk, rest = rest[:size], rest[size:]
+            yield chunk
+
+    def _chunk(self, kind: Hashable) -> int:
+        if self.settings.chunk is not None:
+            return self.settings.chunk
+        if not self.cuda:
+            return CPU_CHUNK
+        if kind not in self._bytes:
+            return FIRST_CHUNK
+        free, _ = torch.cuda.mem_get_info(self.world.device)
+        free += torch.cuda.memory_reserved(self.world.device) - torch.cuda.memory_allocated(self.world.device)
+        return max(1, int(MEMORY_SHARE * free / self._bytes[kind]))
+
+    def _can_stack(self, kind: Hashable, group: list[Begun]) -> bool:
+        if kind not in self._stackable:
+            self._stackable[kind] = self._agrees(group[:2])
+        return self._stackable[kind]
+
+    def _agrees(self, some: list[Begun]) -> bool:
+        """Whether one step of some clients gives the same stacked and apart."""
+        some = [each for each in some if each.count]
+        if not some:
+            return False
+        client, task = self.world.client, self.world.task
+        batches = Batches(some, self.world.device)
+        batch, mask = batches.at(0, len(some))
+        try:
+            with Stacked(len(some), mask):
+                together = client.step(task, stacked([each.carry for each in some]), batch)  # type: ignore[attr-defined]
+            for place, each in enumerate(some):
+                apart = client.step(task, each.carry, next(iter(each.steps)))  # type: ignore[attr-defined]
+                if not _close(part(together, place), {k: v for k, v in apart.items() if k != FINISH}):
+                    return False
+        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+            return False
+        return True
+
+
+def not_finite_of(uploads: Sequence[Mapping[str, Tensor]]) -> list[str | None]:
+    """For each upload the name of a tensor with a value that is not finite, if it has one. One look for all."""
+    named = [
+        (place, name, value)
+        for place, tensors in enumerate(uploads)
+        for name, value in tensors.items()
+        if value.is_floating_point() and value.numel()
+    ]
+    problems: list[str | None] = [None] * len(uploads)
+    if named:
+        largest = torch.stack([v.float() for v in torch._foreach_norm([value for _, _, value in named], float("inf"))])
+        for (place, name, _), fine in zip(named, torch.isfinite(largest).tolist()):
+            if not fine and problems[place] is None:
+                problems[place] = f"'{name}' has values that are not finite"
+    return problems
+
+
+def _refused(done: Done, problem: str | None) -> Done:
+    bad = problem or next((f"'{k}' is {v}" for k, v in done.up.scalars.items() if not abs(v) < float("inf")), None)
+    return done if bad is None else Done(done.up, done.size, done.own, done.residual, bad)
+
+
+def _close(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-2, atol=1e-3, equal_nan=True)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_close(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_close(x, y) for x, y in zip(a, b))
+    return a == b
+
+
+def _failed(job: Job, samples: int, error: Exception) -> RunError:
+    return RunError(f"{job.device} failed in round {job.context.round + 1} with {samples} samples: {error}")

@@ -1,0 +1,191 @@
+"""The worker of the engine `processes`: does its share of a round, job by job, and notes each one when it is done.
+
+A share comes as one message. After every job the worker appends a record to its arena, so that whatever becomes of it,
+the parent knows what was done: what the device keeps, its upload if that is not combined with others, and else the
+total so far. Totals alternate between two slots, so the last one that a record speaks of is always whole.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from undergrowth.core import Context, InputError, Packet, RunError, State, moved
+from undergrowth.engines.arena import Arena, Full
+from undergrowth.engines.world import Done, Folding, Job, States, World, do
+
+UNCHANGED, EMPTY = -1, 0  # in place of where a state is
+LARGER = 4  # a total is noted after each job unless it is so many times larger than the upload; then the upload is
+SLACK = 1024  # bytes by which a slot is larger than its first total: numbers in it may get longer
+
+
+class Record(NamedTuple):
+    """A job that is done. `own`, `residual`, `upload` and `total` say where these are in the worker's arena."""
+
+    position: int
+    seconds: float
+    size: int
+    problem: str | None
+    uncombined: bool  # refused only because it does not go with those before it
+    scalars: dict[str, float]
+    own: int
+    residual: int
+    upload: int
+    total: int
+
+
+class Entry(NamedTuple):
+    """A job in a message. `packet` counts the packets of the message; `own` and `residual` are in the parent's arena."""
+
+    position: int
+    node: str
+    device: str
+    packet: int
+    context: Sequence[Any]
+    fold: bool
+    limit: int | None
+    own: int
+    residual: int
+
+
+class Worker:
+    """`theirs`: the parent's arena, which is only read here. `ours`: this worker's, which the parent only reads."""
+
+    def __init__(self, world: World, device: str, theirs: Arena, ours: Arena, line: Connection) -> None:
+        torch.set_num_threads(1)
+        if device != world.device:
+            world.task.model.to(device)
+        self.world = replace(world, device=device, states=States())
+        self.theirs, self.ours, self.line = theirs, ours, line
+        self.sums: dict[str, Folding] = {}
+        self.slots: dict[tuple[str, bool], tuple[int, int]] = {}  # node and side → where a slot begins and ends
+        self.side: dict[str, bool] = {}  # node → the slot that was written last
+
+    def serve(self) -> None:
+        """Share after share, until the line ends."""
+        while True:
+            try:
+                message = json.loads(self.line.recv_bytes())
+            except (EOFError, OSError):
+                return
+            try:
+                self._share(**message)
+                answer: dict[str, Any] = {"finished": perf_counter()}
+            except (InputError, RunError) as error:
+                answer = {"error": str(error), "input": isinstance(error, InputError), "trace": traceback.format_exc()}
+            self.line.send_bytes(json.dumps(answer).encode())
+
+    def _share(self, packets: Sequence[int], jobs: Sequence[Any], totals: dict[str, int], top: int) -> None:
+        device = self.world.device
+        downs: list[Packet] = [moved(self.theirs.get(where), device) for where in packets]
+        self.ours.top = top
+        self.slots.clear()
+        self.sums = {node: self._folding(node, _apart(self.ours.get(where))) for node, where in totals.items()}
+        entries = [Entry(*entry) for entry in jobs]
+        last = {entry.node: entry.position for entry in entries}
+        for entry in entries:
+            began = perf_counter()
+            own = moved(self.theirs.get(entry.own), device) if entry.own else {}
+            residual = moved(self.theirs.get(entry.residual), device) if entry.residual else {}
+            context = Context(*entry.context)
+            job = Job(entry.node, entry.device, downs[entry.packet], context, entry.fold, entry.limit)
+            try:
+                done = do(self.world, job, own, residual)
+                self._note(entry, done, own, residual, began, entry.position == last[entry.node])
+            except (InputError, RunError):
+                raise
+            except Exception as error:
+                raise RunError(f"{entry.device} failed in round {context.round + 1}: {error!r}") from error
+            if self.ours.crowded:
+                self._flush()
+
+    def _folding(self, node: str, total: Packet | None = None) -> Folding:
+        return Folding(node, self.world.servers[node], moved(total, self.world.device))
+
+    def _note(self, entry: Entry, done: Done, own: State, residual: State, began: float, last: bool) -> None:
+        """Combines the upload if it may be, and writes down what came of the job."""
+        problem, uncombined, total = done.problem, False, None
+        if entry.fold:
+            folding = self.sums.setdefault(entry.node, self._folding(entry.node))
+            if not folding.add(entry.device, done) and problem is None:
+                problem = folding.refused[entry.device]
+                uncombined = self._lifts(entry, done.up)
+            total = folding.total
+        used = problem is None
+        whole = total is not None and (last or (used and total.nbytes <= LARGER * max(1, done.up.nbytes)))
+
+        def record() -> Record:
+            return Record(
+                entry.position,
+                perf_counter() - began,
+                done.size,
+                problem,
+                uncombined,
+                dict(done.up.scalars) if used and entry.fold else {},
+                self._kept(done.own, own) if used else UNCHANGED,
+                self._kept(done.residual, residual) if used else UNCHANGED,
+                self.ours.put(done.up) if used and not whole else EMPTY,
+                self._put_total(entry.node, total) if whole and total is not None else EMPTY,
+            )
+
+        try:
+            self.ours.commit(record())
+        except Full:
+            self._flush()
+            try:
+                self.ours.commit(record())
+            except Full:
+                size = self.ours.size
+                raise RunError(f"what {entry.device} sends and keeps needs more than {size} bytes") from None
+
+    def _kept(self, new: State, old: State) -> int:
+        if new is old:
+            return UNCHANGED
+        return self.ours.put(new) if new else EMPTY
+
+    def _put_total(self, node: str, total: Packet) -> int:
+        side = not self.side.get(node, False)
+        if (node, side) in self.slots:
+            start, end = self.slots[node, side]
+            try:
+                where, _ = self.ours.write(total, start, end)
+                self.side[node] = side
+                return where
+            except Full:
+                pass  # it has grown: a new slot takes the place of the old one
+        start = self.ours.top
+        where, end = self.ours.write(total, start)
+        self.ours.top = end + SLACK
+        self.slots[node, side], self.side[node] = (start, end + SLACK), side
+        return where
+
+    def _lifts(self, entry: Entry, up: Packet) -> bool:
+        """Whether an upload would be fine if it came first."""
+        try:
+            self.world.servers[entry.node].reducer.lift(entry.device, up, 0)
+        except (ValueError, KeyError):
+            return False
+        return True
+
+    def _flush(self) -> None:
+        """Has the parent take all that was noted, and starts at the front again."""
+        self.line.send_bytes(b'{"full": true}')
+        self.line.recv_bytes()
+        self.ours.top = self.ours.reset_top()
+        self.slots.clear()
+
+
+def _apart(tree: Any) -> Any:
+    """The same tree with tensors of its own."""
+    return copied(tree)
+
+
+def copied(tree: Any) -> Any:
+    raise NotImplementedError

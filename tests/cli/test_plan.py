@@ -1,0 +1,100 @@
+"""`undergrowth plan`: tables, JSON, a page; and the flags for fleets and deadlines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import undergrowth as ug
+from tests.cli.conftest import last_json
+from undergrowth.core import InputError
+from undergrowth.runs.config import experiment
+from undergrowth.runs.plan import Outline, population_or_outline
+
+KEYS = [
+    "method", "device", "devices", "flops", "memory_bytes", "bytes_down", "bytes_up", "seconds", "joules", "verdict",
+]  # fmt: skip
+SMALL = (
+    "--model",
+    "logistic",
+    "--clients",
+    "10",
+    "--fleet",
+    "mixed-edge",
+    "--method",
+    "fedavg",
+    "--method",
+    "fedasync",
+)
+
+
+def test_for_people(type_command) -> None:
+    done = type_command("plan", *SMALL, "--deadline", "0.011", "-o", "plan.html")
+    assert done.exit_code == 0, done.output
+    for words in ("raspberry-pi-zero-2", "too slow", "fits", "together", "10 of 10", "a deadline of 11 ms"):
+        assert words in done.stdout
+    assert "\x1b" not in done.output
+    text = Path("plan.html").read_text(encoding="utf-8")
+    assert "heatmap" in text and "Who could take part" in text
+    assert type_command("plan", *SMALL, "-o", ".").exit_code == 2
+
+
+def test_for_programs(type_command) -> None:
+    done = type_command("plan", *SMALL, "--deadline", "0.011", "--json")
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
+    rows = last_json(done.stdout)
+    assert all(list(row)[: len(KEYS)] == KEYS for row in rows)
+    assert list(dict.fromkeys(row["method"] for row in rows)) == ["fedavg", "fedasync"]
+    same = ug.plan(["fedavg", "fedasync"], model="logistic", clients=10, fleet="mixed-edge", deadline=0.011)
+    assert rows == same
+
+
+def test_all_methods_by_default(type_command) -> None:
+    Path("my.yaml").write_text("model: logistic\nmethod: {name: fedprox, mu: 0.5}\ndata: {clients: 3}\n")
+    rows = last_json(type_command("plan", "my.yaml", "--json").stdout)
+    assert {"fedavg", "fedprox", "fedbuff", "local"} <= {row["method"] for row in rows}
+    assert "central" not in {row["method"] for row in rows}
+    rows = last_json(type_command("plan", "my.yaml", "--method", "central", "--json").stdout)
+    assert [row["devices"] for row in rows] == [1]
+
+
+def test_data_that_is_not_there(type_command, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UNDERGROWTH_DATA", str(tmp_path / "nothing"))
+    done = type_command("plan", "--method", "fedavg", "--data", "cifar10", "--model", "logistic", "--json")
+    assert done.exit_code == 0, done.output
+    assert "'cifar10' is not on this machine" in done.stderr and "2250 samples on each of 20 devices" in done.stderr
+    assert last_json(done.stdout)[0]["devices"] == 20
+    for section in ({"partition": "dirichlet:x"}, {"subset": 3}, {"path": "nowhere"}):
+        with pytest.raises(InputError):
+            population_or_outline(experiment({"data": {"name": "cifar10", **section}}))
+    assert isinstance(population_or_outline(experiment({"data": "cifar10"})), Outline)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--method", "fedprx"), "did you mean 'fedprox'?"),
+        (("--fleet", "mixed-edg"), "did you mean 'mixed-edge'?"),
+        (("--deadline", "-1"), "fleet.deadline"),
+        (("-s", "data.partition=dirichlet:x"), "dirichlet:x"),
+        (("--clients", "0"), "data.clients"),
+    ],
+)
+def test_wrong_words(type_command, words: tuple[str, ...], sentence: str) -> None:
+    done = type_command("plan", *words)
+    assert done.exit_code == 2 and sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+
+
+def test_the_run_goes_as_planned(type_command) -> None:
+    """Whom a plan says fits comes back; a deadline that nobody can meet is refused."""
+    flags = ("--model", "logistic", "--clients", "10", "--fleet", "mixed-edge", "--method", "fedavg")
+    rows = last_json(type_command("plan", *flags, "--deadline", "0.011", "--json").stdout)
+    done = type_command("run", *flags, "--deadline", "0.011", "--rounds", "1", "--json")
+    assert done.exit_code == 0, done.output
+    history = last_json(type_command("show", "last", "--json").stdout)["history"]
+    assert history[0]["arrived"] == sum(row["fitting"] for row in rows)
+    done = type_command("run", *flags, "--deadline", "0.0001")
+    assert done.exit_code == 2 and "undergrowth plan" in done.stderr
