@@ -4,7 +4,7 @@ BIN := .venv/bin
 .PHONY: run test check bench clean
 
 run: .venv/ready  ## sets up everything and runs the main job on an embedded data set
-	$(BIN)/undergrowth run --method fedavg --rounds 20 -s data.clients=20 --report runs/report.html
+	$(BIN)/undergrowth run --method fedavg --rounds 20 --clients 20
 
 test: .venv/ready  ## sets up everything and passes the tests
 	$(BIN)/ruff check --quiet .
@@ -16,6 +16,7 @@ check: test
 
 bench: .venv/ready  ## the benchmarks, each against a reference in the same run
 	$(BIN)/undergrowth bench loop
+	$(BIN)/undergrowth bench clock
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

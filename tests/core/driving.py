@@ -78,7 +78,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 def plain(commands: list[Command]) -> list[Any]:
-    return [[type(command).__name__, *(command if isinstance(command, tuple) else vars(command).values())] for command in commands]
+    return [
+        [type(command).__name__, *(command if isinstance(command, tuple) else vars(command).values())]
+        for command in commands
+    ]
 
 
 @dataclass

@@ -37,11 +37,6 @@ def test_every_selection_goes_with_every_kind_of_method(run, selection, method, 
     result = run(selection=selection, **settings)
     assert len(result.history) == 4
     assert all(row["arrived"] for row in result.history)
-    assert facts_of(result) == facts_of(run(selection=selection, **settings))
-
-
-def facts_of(result: ug.Result) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in result.ledger.rows()]
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)

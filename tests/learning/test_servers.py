@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from undergrowth.core import Context, Packet, Server, State, Task, WeightedMean, fold
+from undergrowth.core import Context, Packet, Server, State, Task, WeightedMean, fold, not_finite
 from undergrowth.learning import Adaptive, Averaging, Momentum
 
 CONTEXT = Context(4, "root", 0)
@@ -97,7 +97,11 @@ def test_adaptive_rules_are_their_formulas(task: Task, rule: str) -> None:
         torch.testing.assert_close(state["model"][name].double(), w, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("server", [Averaging(0.0), Momentum(0.0), *(Adaptive(rule, 0.0) for rule in RULES)], ids=lambda server: getattr(server, "rule", type(server).__name__))
+@pytest.mark.parametrize(
+    "server",
+    [Averaging(0.0), Momentum(0.0), *(Adaptive(rule, 0.0) for rule in RULES)],
+    ids=lambda server: getattr(server, "rule", type(server).__name__),
+)
 def test_a_rate_of_zero_leaves_the_parameters_and_averages_the_buffers(task: Task, server: Server) -> None:
     state, states, totals = after(task, server, 3)
     assert all(torch.equal(state["model"][n], states[0]["model"][n]) for n in task.model.parameters)
@@ -146,9 +150,11 @@ def test_uploads_that_are_not_of_the_model_are_refused_by_name(task: Task, serve
     wrong = {
         "'out.bias' has shape (4,) and the model's is (3,)": {**good.tensors, "out.bias": torch.zeros(4)},
         "'extra' is not a tensor of the model": {**good.tensors, "extra": torch.zeros(1)},
-        "'out.bias' has values that are not finite": {**good.tensors, "out.bias": torch.tensor([1, torch.nan, 2])},
         "it holds no tensor": {},
     }
     for sentence, tensors in wrong.items():
         assert server.check(task, Packet(tensors, good.scalars)) == sentence
-    assert server.check(task, Packet(good.tensors, {"samples": float("nan")})) == "'samples' is nan"
+    not_a_number = {**good.tensors, "out.bias": torch.tensor([1, torch.nan, 2])}
+    assert not_finite(Packet(not_a_number, good.scalars)) == "'out.bias' has values that are not finite"
+    assert not_finite(Packet(good.tensors, {"samples": float("nan")})) == "'samples' is nan"
+    assert not_finite(good) is None

@@ -1,4 +1,4 @@
-"""Codecs in whole runs: the ledger books exactly what each weighs, the clock foresaw it, and nothing lost is forgotten."""
+"""Codecs in whole runs: the ledger books what each weighs, the clock foresaw it, what was lost is not forgotten."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_two_epochs_cost_twice_the_work_and_not_a_byte_more(run):
 @pytest.mark.parametrize(("clients", "sample"), [(4, 1.0), (10, 0.5), (10, 0.3)])
 def test_source_002_a_1_communication_of_training_the_whole_model(run, method, clients, sample):
     """Equation 9: 2·(LL_out·LL_in + P)·K·R·F·32 bit. It leaves out the bias of the linear layer."""
-    rounds = 3
+    rounds = 2
     result = run(method=method, clients=clients, sample=sample, model="cnn", partition="iid", rounds=rounds)
     head = [layer for layer in result.model.modules() if isinstance(layer, nn.Linear)][-1]
     base = parameters(result.model) - head.weight.numel()
@@ -156,7 +156,7 @@ def forward_flops(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("links", [{}, {"up": "fp16"}, {"up": "fp16", "down": "bf16"}])
-@pytest.mark.parametrize(("clients", "rounds"), [(3, 2), (5, 4)])
+@pytest.mark.parametrize(("clients", "rounds"), [(3, 2), (5, 1)])
 def test_source_003_equation_6_1_bandwidth_of_methods_that_send_parameters(run, links, clients, rounds):
     """Bandwidth = C·R·W·B, and W·B for each communication of each client: B is that of the link's codec."""
     result = run(clients=clients, rounds=rounds, model="cnn", partition="iid", links=links)
@@ -190,7 +190,8 @@ def test_an_asynchronous_method_pays_for_every_model_sent_and_every_change_that_
     width = 4 * parameters(result.model)
     rows = list(result.ledger.rows())
     arrived = sum(row.outcome == "arrived" for row in rows)
-    assert result.ledger.bytes_down == len(rows) * width
+    assert all(row.bytes_down == width for row in rows if row.outcome == "arrived")
+    assert all(row.bytes_down <= width for row in rows)  # who is still out may not have got all of it
     assert result.ledger.bytes_up == arrived * (width + NUMBER)
     assert len(rows) - arrived == sum(row.outcome == "late" for row in rows) == 2  # still out at the end
     assert math.isclose(result.ledger.simulated_seconds, result.history[-1]["simulated_seconds"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from undergrowth.core import Packet, RunError, Shard
+from undergrowth.core import Packet, Shard
 from undergrowth.data import Partitioned, partition
 
 from .objects import Faulty, Own, WithFault, dataset, digest, linear, normed
@@ -42,9 +42,11 @@ def test_a_device_with_one_sample_takes_part(run):
     assert finite(result)
 
 
-def test_a_model_that_cannot_train_on_one_sample_says_which_device_has_only_one(run):
-    with pytest.raises(RunError, match=r"phone-0 failed in round 1 with 1 samples: Expected more than 1 value"):
-        run(data=Own(sizes=(1, 20)), model=normed)
+def test_a_model_that_cannot_train_on_one_sample_leaves_it_out(run):
+    result = run(data=Own(sizes=(1, 20)), model=normed)
+    assert [client["rounds"] for client in result.clients] == [3, 3]
+    one_over, whole = (run(data=Own(sizes=(size, 20)), model=normed, batch=10) for size in (21, 20))
+    assert one_over.ledger.flops == whole.ledger.flops
 
 
 def test_a_device_with_one_class_takes_part(run):

@@ -195,4 +195,5 @@ def test_what_was_done_in_the_first_seconds_of_a_job():
     assert job.cut(6.5)[:4] == (2.0, 4.0, 0.5, 8.0)
     assert [job.cut(seconds).joules for seconds in (0, 3.5, 7)] == [0.0, 7.0, 14.0]
     assert job.cut(7.0) == job
-    assert Timing().cut(0.0) == Timing()
+    assert [job.cut(seconds).received for seconds in (0, 1, 2, 7)] == [0.0, 0.5, 1.0, 1.0]
+    assert Timing().cut(0.0).seconds == 0

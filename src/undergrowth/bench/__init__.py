@@ -38,10 +38,17 @@ def _clock() -> Iterator[Measurement]:
     return measure()
 
 
+def _placement() -> Iterator[Measurement]:
+    from undergrowth.bench.placement import measure
+
+    return measure()
+
+
 # name → what it shows, and the function that measures it line by line
 BENCHMARKS: dict[str, tuple[str, Callable[[], Iterator[Measurement]]]] = {
     "loop": ("the serial engine against a hand-written PyTorch loop, one thread", _loop),
     "clock": ("a million device-rounds of bookkeeping, and what the clock and ledger add to training", _clock),
+    "placement": ("simulated: placement policies on workers of different speeds, against the lower bound", _placement),
 }
 
 __all__ = ["BENCHMARKS", "Measurement"]

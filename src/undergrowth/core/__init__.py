@@ -1,6 +1,7 @@
 """The contracts that every method, engine and topology hangs on."""
 
 from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps
+from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError, RunError, nearest
 from undergrowth.core.method import Method
@@ -9,9 +10,6 @@ from undergrowth.core.node import Alarm, Command, Drop, Node, Report, RoundEnd, 
 from undergrowth.core.options import check_options, option
 from undergrowth.core.packet import Packet, Weights
 from undergrowth.core.reducers import (
-    Collect,
-    Grouped,
-    Named,
     PerCoordinateMean,
     Reducer,
     Sum,

@@ -92,6 +92,7 @@ class Node:
     _open: bool = False
     _expired: bool = False
     _enough: int | None = None
+    _asks: int = 0  # how often it has asked in this round: only an asynchronous server does so twice
     _total: Packet | None = None
     _arrived: list[str] = field(default_factory=list)
     _lost: dict[str, str] = field(default_factory=dict)
@@ -223,7 +224,8 @@ class Node:
             gone = self._out.keys() | self._lost.keys() | self._refused.keys()
             idle = tuple(child for child in idle if child not in gone and child not in self.away)
         view = View(idle, tuple(self._out), self.nodes, self.knows, self._heard)
-        plan = self.server.plan(self.task, self.state, view, self.context())
+        plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._asks))
+        self._asks += 1
         for child, packet in plan.sends.items():
             turn = self._turns.get(child, 0)
             self._turns[child] = turn + 1
@@ -256,6 +258,7 @@ class Node:
         if not self.left and not self.is_root:
             commands.append(Report(self.server.report(self.task, self.state, total, self.context())))
         self.round += 1
+        self._asks = 0
         self._open = self._expired = False
         self._total = None
         self._arrived, self._lost, self._refused = [], {}, {}
@@ -273,5 +276,5 @@ class Node:
 
 _CHANGING = (
     "state", "round", "left", "_open", "_expired", "_total",
-    "_arrived", "_lost", "_refused", "_out", "_turns", "_heard", "_enough", "_initialised",
+    "_arrived", "_lost", "_refused", "_out", "_turns", "_heard", "_enough", "_asks", "_initialised",
 )  # fmt: skip

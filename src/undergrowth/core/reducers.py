@@ -9,7 +9,7 @@ the mean of one upload is that upload bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -29,11 +29,15 @@ class Reducer(Protocol):
 
     def merge(self, a: Packet, b: Packet) -> Packet: ...
 
+    def aged(self, total: Packet, age: int) -> Packet:
+        """A partial result that took so many server versions to come."""
+        ...
+
 
 def fold(reducer: Reducer, total: Packet | None, sender: str, up: Packet, age: int = 0) -> Packet:
     """`total` with one more upload, or with one more partial result from further down the tree."""
     if FOLDED in up.tags:
-        lifted = replace(up, tags={k: v for k, v in up.tags.items() if k != FOLDED})
+        lifted = reducer.aged(replace(up, tags={k: v for k, v in up.tags.items() if k != FOLDED}), age)
     else:
         lifted = reducer.lift(sender, up, age)
     return lifted if total is None else reducer.merge(total, lifted)
@@ -53,16 +57,23 @@ def undiscounted(age: int) -> float:
     return 1.0
 
 
+class Ageless:
+    """What reducers share for which age does not count."""
+
+    def aged(self, total: Packet, age: int) -> Packet:
+        return total
+
+
 @dataclass(frozen=True)
-class Sum:
+class Sum(Ageless):
     """Adds tensors and scalars by name; what a sender left out counts as zero."""
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         return Packet({k: _wide(v) for k, v in up.tensors.items()}, up.scalars)
 
     def merge(self, a: Packet, b: Packet) -> Packet:
-        tensors = _union(a.tensors, b.tensors, lambda x, y: x + _same_shape(x, y))
-        return Packet(tensors, _union(a.scalars, b.scalars, lambda x, y: x + y))
+        tensors = union(a.tensors, b.tensors, lambda x, y: x + _same_shape(x, y))
+        return Packet(tensors, union(a.scalars, b.scalars, lambda x, y: x + y))
 
 
 @dataclass(frozen=True)
@@ -86,13 +97,17 @@ class WeightedMean:
         merged = _blend(a, b, b.scalars[self._total] / weight if weight else 0.0)
         return replace(merged, scalars={**merged.scalars, self._total: weight})
 
+    def aged(self, total: Packet, age: int) -> Packet:
+        # Exact, because what a server combines within one of its own versions has no age of its own.
+        return replace(total, scalars={**total.scalars, self._total: total.scalars[self._total] * self.discount(age)})
+
     @property
     def _total(self) -> str:
         return self.weight or "uploads"
 
 
 @dataclass(frozen=True)
-class TiltedMean:
+class TiltedMean(Ageless):
     """A mean with weights samples·exp(t·loss): t > 0 favours those who are badly off, t = 0 is `WeightedMean`.
 
     Weights are kept as logarithms, so a loss of 100 with t = 5 does not overflow.
@@ -118,7 +133,7 @@ class TiltedMean:
 
 
 @dataclass(frozen=True)
-class PerCoordinateMean:
+class PerCoordinateMean(Ageless):
     """The mean of every single coordinate over those who trained it.
 
     `spread` turns an upload into full-sized tensors and, by the same names, masks of what was trained; without
@@ -163,67 +178,7 @@ class PerCoordinateMean:
             else:
                 result[key] = torch.maximum(x, y)
             result[f"coverage/{name}"] = coverage
-        return Packet(result, _union(a.scalars, b.scalars, lambda x, y: x + y))
-
-
-@dataclass(frozen=True)
-class Collect:
-    """Keeps every upload apart: ``total.parts()`` gives them back by sender. Each gets its `age` as a scalar."""
-
-    def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        return Packet.join({sender: replace(up, scalars={**up.scalars, "age": float(age)})})
-
-    def merge(self, a: Packet, b: Packet) -> Packet:
-        # Sorted, so that the result does not tell in which order the uploads came.
-        return Packet(*(dict(sorted({**x, **y}.items())) for x, y in zip(_entries(a), _entries(b))))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Grouped:
-    """Reduces each group on its own, by the upload's tag `by`: ``total.parts()`` gives a result per group."""
-
-    by: str
-    inner: Reducer
-
-    def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        group = up.tags[self.by]
-        if "/" in group:
-            raise ValueError(f"its group '{group}' has a slash, which parts the names of a packet")
-        return Packet.join({group: self.inner.lift(sender, up, age)})
-
-    def merge(self, a: Packet, b: Packet) -> Packet:
-        return Packet.join(_union(a.parts(), b.parts(), self.inner.merge))
-
-
-@dataclass(frozen=True)
-class Named:
-    """Reduces each part of an upload in its own way: ``Named({"model": WeightedMean(), "maps": Collect()})``.
-
-    Scalars and tags without a prefix are shown to every part. A part that nobody sent is absent from the result.
-    """
-
-    reducers: Mapping[str, Reducer]
-
-    def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        scalars = {k: v for k, v in up.scalars.items() if "/" not in k}
-        tags = {k: v for k, v in up.tags.items() if "/" not in k}
-        lifted = {}
-        for name, part in up.parts().items():
-            if name not in self.reducers:
-                raise ValueError(f"it has a part '{name}', and the method reduces {', '.join(self.reducers)}")
-            shown = Packet(part.tensors, {**scalars, **part.scalars}, {**tags, **part.tags})
-            lifted[name] = self.reducers[name].lift(sender, shown, age)
-        return Packet.join(lifted)
-
-    def merge(self, a: Packet, b: Packet) -> Packet:
-        first, second = a.parts(), b.parts()
-        merged = {}
-        for name in sorted(first.keys() | second.keys()):
-            both = name in first and name in second
-            merged[name] = (
-                self.reducers[name].merge(first[name], second[name]) if both else first.get(name) or second[name]
-            )
-        return Packet.join(merged)
+        return Packet(result, union(a.scalars, b.scalars, lambda x, y: x + y))
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -284,9 +239,5 @@ def _own_masks(up: Packet) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return {k: v for k, v in up.tensors.items() if not k.startswith("mask/")}, masks
 
 
-def _entries(packet: Packet) -> Iterable[Mapping[str, object]]:
-    return packet.tensors, packet.scalars, packet.tags
-
-
-def _union(a: Mapping[str, V], b: Mapping[str, V], join: Callable[[V, V], V]) -> dict[str, V]:
+def union(a: Mapping[str, V], b: Mapping[str, V], join: Callable[[V, V], V]) -> dict[str, V]:
     return {**a, **{k: join(a[k], v) if k in a else v for k, v in b.items()}}

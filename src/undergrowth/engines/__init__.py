@@ -2,11 +2,26 @@
 
 from collections.abc import Callable
 
+from undergrowth.engines.processes import Processes
 from undergrowth.engines.ray_cluster import RayCluster
 from undergrowth.engines.serial import Serial
 from undergrowth.engines.vector import Vector
 from undergrowth.engines.world import Engine, Job, Outcome, Settings, States, World
 
-ENGINES: dict[str, Callable[[Settings], Engine]] = {"serial": Serial, "vector": Vector, "ray": RayCluster}
+ENGINES: dict[str, Callable[[Settings], Engine]] = {
+    "serial": Serial, "processes": Processes, "vector": Vector, "ray": RayCluster,
+}  # fmt: skip
 
-__all__ = ["ENGINES", "Engine", "Job", "Outcome", "RayCluster", "Serial", "Settings", "States", "Vector", "World"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Job",
+    "Outcome",
+    "Processes",
+    "RayCluster",
+    "Serial",
+    "Settings",
+    "States",
+    "Vector",
+    "World",
+]

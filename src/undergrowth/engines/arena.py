@@ -32,6 +32,8 @@ _SHARED = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
 # Python before 3.12 has no name for it.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
+Place = tuple[str, list[int], int]  # type, shape and first byte of a tensor
+
 
 class Full(Exception):
     """There is no room for what was to be written."""
@@ -59,30 +61,41 @@ class Arena:
 
     # Trees ---------------------------------------------------------------------------------------------------
 
-    def put(self, tree: Any) -> int:
-        """Writes a state tree; returns where it is."""
-        where, self.top = self.write(tree, self.top)
+    def put(self, tree: Any, seen: dict[int, Place] | None = None) -> int:
+        """Writes a state tree; returns where it is. `seen`: tensors that are here already, by identity."""
+        where, self.top = self.write(tree, self.top, seen=seen)
         return where
 
-    def write(self, tree: Any, at: int, end: int | None = None) -> tuple[int, int]:
+    def write(
+        self, tree: Any, at: int, end: int | None = None, seen: dict[int, Place] | None = None
+    ) -> tuple[int, int]:
         """The same from a given place on; returns where the tree is and where it ends. Raises Full past `end`."""
         tensors, text = pack(tree)
-        places: list[tuple[str, list[int], int]] = []
+        seen = {} if seen is None else seen
+        new: list[tuple[Tensor, Place]] = []
         for value in tensors.values():
-            places.append((str(value.dtype).removeprefix("torch."), list(value.shape), at))
-            at = _next(at + value.numel() * value.element_size())
-        written = json.dumps([places, text]).encode()
+            if id(value) not in seen:
+                new.append((value, (str(value.dtype).removeprefix("torch."), list(value.shape), at)))
+                at = _next(at + value.numel() * value.element_size())
+        known = {**seen, **{id(value): place for value, place in new}}
+        written = json.dumps([[known[id(value)] for value in tensors.values()], text]).encode()
         if at + 8 + len(written) > (self.size if end is None else end):
             raise Full
-        for value, (name, shape, place) in zip(tensors.values(), places):
+        for value, place in new:
             if value.numel():
-                self._view(name, shape, place).copy_(value.detach())
+                self._view(*place).copy_(value.detach())
+            seen[id(value)] = place
         return at, self._write_bytes(written, at)
 
     def get(self, where: int) -> Any:
         """The tree that was written there. Its tensors are views."""
         places, text = json.loads(self._read_bytes(where))
         return unpack({str(number): self._view(*place) for number, place in enumerate(places)}, text)
+
+    def take(self, where: int) -> Any:
+        """The same with tensors of its own, which stay as they are."""
+        places, text = json.loads(self._read_bytes(where))
+        return unpack({str(number): self._view(*place).clone() for number, place in enumerate(places)}, text)
 
     def _view(self, name: str, shape: list[int], place: int) -> Tensor:
         dtype, count = getattr(torch, name), math.prod(shape)
@@ -93,7 +106,7 @@ class Arena:
     # The log -------------------------------------------------------------------------------------------------
 
     def commit(self, record: Any) -> None:
-        """Appends a record (plain JSON). It counts from the moment that the last word is written, with all before it."""
+        """Appends a record (plain JSON). It counts, with all that was written before, once the last word is there."""
         written = json.dumps([self._words[0], record]).encode()
         if self.top + 8 + len(written) > self.size:
             raise Full

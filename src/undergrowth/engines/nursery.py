@@ -1,9 +1,10 @@
 """Nursery: a process that does nothing but fork workers, made before its parent has done anything that spoils a fork.
 
-A fork copies what a process has at that moment: torch's autograd threads (on a machine with a GPU, a child of a process
-that has trained cannot train), the lock on a run's folder, connections to other workers. The nursery is forked when an
-engine is opened, while there is none of that, and it stays so; every worker, also one that takes the place of another, is
-forked from it. It waits for requests all the time, so it sees at once when the parent is gone, and takes its workers along.
+A fork copies what a process has at that moment: torch's autograd threads (on a machine with a GPU, a child of a
+process that has trained cannot train), the lock on a run's folder, connections to other workers. The nursery is forked
+when an engine is opened, while there is none of that, and it stays so; every worker, also one that takes the place of
+another, is forked from it. It does nothing but wait for requests, so it sees at once when the parent is gone, and takes
+its workers along.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 
 from undergrowth.core import InputError
 
-PATIENCE = 2.0  # seconds that somebody who should end by itself is given
+PATIENCE = 0.5  # seconds in which a worker that has nothing to do should have ended by itself
+KEPT = 1 << 26  # bytes of free memory that a worker holds on to
 _REQUEST = struct.Struct("<cI")  # b"+" and a worker's number: fork it; b"-" and a process id: end it
 _ANSWER = struct.Struct("<I")  # the id of the process that was forked or ended
 
@@ -44,7 +47,7 @@ class Nursery:
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if not self.pid:
-            _in_child(lambda: _tend(theirs, serve, self._line))
+            _in_child(partial(_tend, theirs, serve, self._line))
         theirs.close()
 
     def bear(self, number: int) -> tuple[int, Connection]:
@@ -77,7 +80,7 @@ class Nursery:
             return  # a process that was forked from this one inherits the object, not what it is in charge of
         self._line.close()
         with suppress(ChildProcessError):  # somebody else has waited for it
-            if not _gone(self.pid, 2 * PATIENCE):
+            if not _gone(self.pid, 10 * PATIENCE):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
 
@@ -113,7 +116,7 @@ def _tend(line: socket.socket, serve: Serve, parents: socket.socket) -> None:
             pid = os.fork()
             if not pid:
                 line.close()
-                _in_child(lambda: _live(serve, number, Connection(descriptors[0]), here))
+                _in_child(partial(_live, serve, number, Connection(descriptors[0]), here))
             os.close(descriptors[0])
             workers.add(pid)
             number = pid
@@ -132,9 +135,13 @@ def _live(serve: Serve, number: int, line: Connection, nursery: int) -> None:
     """The worker's whole life."""
     if sys.platform == "linux":
         # Dies with the nursery, also in the middle of a job. Elsewhere it notices when its line has ended.
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        system = ctypes.CDLL(None)
+        system.prctl(1, signal.SIGKILL)
         if os.getppid() != nursery:
             return
+        if hasattr(system, "mallopt"):  # memory that a job gives back is kept for the next one, which needs as much
+            system.mallopt(-1, KEPT)
+            system.mallopt(-3, KEPT // 2)
     serve(number, line)
 
 

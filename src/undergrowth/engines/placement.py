@@ -168,7 +168,7 @@ def improved(shares: Shares, batches: Sequence[int], times: Array) -> Shares:
 def _trade(
     giver: int, other: int, shares: Shares, batches: Sequence[int], times: Array, load: Sequence[float]
 ) -> tuple[float, int, int, int]:
-    """The best move or swap between two workers: greater load after it, the other worker, given, taken (−1: nothing)."""
+    """The best move or swap of two workers: the greater load after it, the other worker, given, taken (−1: nothing)."""
     # Jobs of equally many batches are alike, so one of each number is enough.
     gives = list({batches[position]: position for position in shares[giver]}.values())
     takes = list({batches[position]: position for position in shares[other]}.values())
@@ -186,9 +186,9 @@ def _trade(
 def lower_bound(times: Array) -> float:
     """A time that no placement can beat, from the seconds of each job on each worker (workers × jobs).
 
-    The largest job takes its time wherever it is fastest. And for any shares p of the workers that add up to 1, the last
-    finish is at least Σ p·load ≥ Σ_jobs min p·time; shares that are proportional to speed make that the total over k
-    for equal workers, and the total over the summed speeds for workers that differ by a factor.
+    No job can take less than where it is fastest. And for any shares p of the workers that add up to 1, the last finish
+    is at least Σ p·load ≥ Σ_jobs min p·time. Shares proportional to speed make that the total over k for equal workers,
+    and the total over the summed speeds for workers that differ by a factor.
     """
     if not times.size:
         return 0.0

@@ -1,8 +1,8 @@
 """Prediction: how many seconds a worker of some kind takes for a number of batches, learned from what it took.
 
 y = a·x + b·log x + d with x batches (Pollen's curve without the parameter that it has twice). On x ≥ 1 it never falls
-and is never negative exactly when a, a + b and a + d are not: then y is a sum of x − 1 − log x, log x and 1, each with a
-weight of at least 0. So the fit is a least-squares problem with three weights that may not be negative.
+and is never negative exactly when a, a + b and a + d are not: then y is a sum of x − 1 − log x, log x and 1, each with
+a weight of at least 0. So the fit is a least-squares problem with three weights that may not be negative.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sums(NamedTuple):
     products: Array
     batches: float
     seconds: float
-    count: int
+    jobs: int
     most: float
 
 
@@ -61,11 +61,11 @@ def fit(rounds: Sequence[Sums]) -> Curve:
     squares: Any = sum(each.squares for each in rounds)
     products: Any = sum(each.products for each in rounds)
     rate = sum(each.seconds for each in rounds) / sum(each.batches for each in rounds)
-    count = sum(each.count for each in rounds)
+    jobs = sum(each.jobs for each in rounds)
     # Where the data says nothing (all devices have equally many batches, say), two faint points decide.
     for x in (1.0, 2 * max(each.most for each in rounds)):
         row = basis([x])[0]
-        weight = FAINT * count / (row @ row)
+        weight = FAINT * jobs / (row @ row)
         squares = squares + weight * np.outer(row, row)
         products = products + weight * rate * x * row
     return Curve(not_negative(squares, products), rate)
@@ -75,7 +75,8 @@ def not_negative(squares: Array, products: Array) -> Array:
     """Minimises w·squares·w − 2·products·w over w ≥ 0: the best of all choices of which weights are not zero."""
     scale = np.sqrt(np.maximum(np.diag(squares), 1e-300))
     squares, products = squares / np.outer(scale, scale), products / scale
-    best, lowest = np.zeros(len(products)), 0.0
+    best: Array = np.zeros(len(products))
+    lowest = 0.0
     for size in range(1, len(products) + 1):
         for chosen in combinations(range(len(products)), size):
             part = np.linalg.lstsq(squares[np.ix_(chosen, chosen)], products[list(chosen)], rcond=None)[0]
@@ -83,7 +84,7 @@ def not_negative(squares: Array, products: Array) -> Array:
                 continue
             weights = np.zeros(len(products))
             weights[list(chosen)] = part
-            value = weights @ squares @ weights - 2 * products @ weights
+            value = float(weights @ squares @ weights - 2 * products @ weights)
             if value < lowest:
                 best, lowest = weights, value
     return best / scale

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -227,9 +228,12 @@ def _join(settings: Settings) -> None:
         cpus = settings.workers if settings.devices[0] == "cpu" else None
         ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         return
+    host, colon, port = settings.address.rpartition(":")
     try:
+        if colon and "://" not in settings.address:  # Ray itself would try for a quarter of an hour
+            socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(settings.address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, ImportError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"run.address '{settings.address}': there is no Ray cluster to join ({reason})") from error
 

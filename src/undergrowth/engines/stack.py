@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,28 @@ def part(tree: Any, index: int | slice) -> Any:
     return tree
 
 
+def moved_out(tree: Any) -> Any:
+    """The same carry in memory of its own; what all clients share stays where it is."""
+    if isinstance(tree, Tensor):
+        return tree if tree.stride(0) == 0 else tree.clone()
+    if isinstance(tree, Mapping):
+        return {name: moved_out(value) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(moved_out(value) for value in tree)
+    return tree
+
+
+def wider(tree: Any, fill: Tensor) -> Any:
+    """The carry of the clients at these places, some of them several times; what all share is not copied."""
+    if isinstance(tree, Tensor):
+        return tree[:1].expand(len(fill), *tree.shape[1:]) if tree.stride(0) == 0 else tree.index_select(0, fill)
+    if isinstance(tree, Mapping):
+        return {name: wider(value, fill) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(wider(value, fill) for value in tree)
+    return tree
+
+
 class Batches:
     """The batches of stacked clients, step by step. Clients must come with those of most steps first."""
 
@@ -58,15 +81,20 @@ class Batches:
         self.counts = [each.count for each in begun]
         # One pool of all samples and one table of positions: a step is then a single gather.
         self.pool = {name: torch.cat([each.steps.data[name] for each in begun]) for name in first.data}
-        table = torch.zeros(max(self.counts, default=0), len(begun), self.batch, dtype=torch.int64)
-        share = torch.zeros(table.shape)
+        steps = max(self.counts, default=0)
+        table = np.empty((len(begun), steps, self.batch), dtype=np.int64)
+        real = np.zeros((len(begun), steps), dtype=np.int64)  # samples of a client's batch that are not filling
         start = 0
         for place, each in enumerate(begun):
-            table[:, place] = start  # filled up with a sample of its own, which counts for nothing
-            _fill(table[:, place], share[:, place], each, start)
+            table[place] = start  # filled up with a sample of its own, which counts for nothing
+            _fill(table[place], real[place], each, start)
             start += len(next(iter(each.steps.data.values())))
-        self.full = (share > 0).flatten(1).sum(1).tolist()
-        self.table, self.share = table.to(device), share.to(device)
+        self.full = (real == self.batch).all(0, where=real > 0).tolist()
+        inside = np.arange(self.batch) < real[:, :, None]
+        share = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(np.float32)
+        # By step, then client: what one step needs lies together.
+        self.table = torch.from_numpy(np.ascontiguousarray(table.transpose(1, 0, 2))).to(device)
+        self.share = torch.from_numpy(np.ascontiguousarray(share.transpose(1, 0, 2))).to(device)
 
     def active(self, step: int) -> int:
         """How many clients still do this step."""
@@ -78,21 +106,22 @@ class Batches:
         batch = {name: values.index_select(0, positions) for name, values in self.pool.items()}
         share = self.share[step, :clients]
         batch["share"] = share.reshape(-1)
-        whole = self.full[step] == clients * self.batch
-        return batch, None if whole else (share > 0).to(share.dtype)
+        return batch, None if self.full[step] else (share > 0).to(share.dtype)
 
 
-def _fill(table: Tensor, share: Tensor, each: Begun, start: int) -> None:
-    """Writes one client's positions into its column of the table."""
-    row = 0
+def _fill(table: np.ndarray, real: np.ndarray, each: Begun, start: int) -> None:
+    """Writes one client's positions into its rows of the table."""
+    row, batch = 0, each.steps.batch
     for order in each.steps.epochs:
-        for at in range(0, len(order), each.steps.batch):
-            if row == each.count:
-                return
-            positions = order[at : at + each.steps.batch]
-            table[row, : len(positions)] = positions + start
-            share[row, : len(positions)] = 1 / len(positions)
-            row += 1
+        rows = -(-len(order) // batch)
+        positions = np.full(rows * batch, start)
+        positions[: len(order)] = order.numpy() + start
+        left = min(rows, each.count - row)
+        table[row : row + left] = positions.reshape(rows, batch)[:left]
+        real[row : row + left] = batch
+        if left == rows and len(order) % batch:
+            real[row + rows - 1] = len(order) % batch
+        row += left
 
 
 def _stacked(values: list[Any]) -> Any:

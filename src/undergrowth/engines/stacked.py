@@ -68,10 +68,7 @@ def conv2d(
 ) -> Tensor:
     if _shared(weight, bias):
         return F.conv2d(x, weight[0], None if bias is None else bias[0], stride, padding, dilation, groups)
-    out = convolve(stack.split(x), weight, stride, padding, dilation, groups)
-    if bias is not None:
-        out = out + bias.reshape(stack.clients, 1, -1, 1, 1)
-    return out.flatten(0, 1)
+    return convolve(x, weight, bias, stride, padding, dilation, groups)
 
 
 def batch_norm(
@@ -86,9 +83,13 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Every client has statistics of its own, over its real samples only."""
-    values = stack.split(x).flatten(3) if x.dim() > 2 else stack.split(x).unsqueeze(-1)  # K × B × C × pixels
+    innermost = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    maps = x.permute(0, 2, 3, 1) if innermost else x
+    # K × B × pixels × C, or K × B × C × pixels: whichever needs no copy
+    values = stack.split(maps).flatten(2, 3) if innermost else stack.split(x.reshape(*x.shape[:2], -1))
+    pixels = 2 if innermost else 3
     if training or running_mean is None or running_var is None:
-        mean, variance, count = _statistics(values, stack.mask)
+        mean, variance, count = _statistics(values, stack.mask, pixels)
         if running_mean is not None and running_var is not None:
             with torch.no_grad():
                 running_mean.lerp_(mean.detach(), momentum)
@@ -99,19 +100,20 @@ def batch_norm(
     if weight is not None:
         scale = scale * weight
     shift = -mean * scale if bias is None else bias - mean * scale
-    out = torch.addcmul(shift[:, None, :, None], values, scale[:, None, :, None])
-    return out.reshape(x.shape)
+    out = torch.addcmul(shift.unsqueeze(1).unsqueeze(pixels), values, scale.unsqueeze(1).unsqueeze(pixels))
+    return out.reshape(maps.shape).permute(0, 3, 1, 2) if innermost else out.reshape(x.shape)
 
 
-def _statistics(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Any]:
+def _statistics(values: Tensor, mask: Tensor | None, pixels: int) -> tuple[Tensor, Tensor, Any]:
     """Mean and variance (of the samples themselves) for every client and channel, and how many values they are of."""
     if mask is None:
-        variance, mean = torch.var_mean(values, dim=(1, 3), correction=0)
-        return mean, variance, values.shape[1] * values.shape[3]
+        variance, mean = torch.var_mean(values, dim=(1, pixels), correction=0)
+        return mean, variance, values.shape[1] * values.shape[pixels]
     real = mask[:, :, None, None]
-    count = mask.sum(1, keepdim=True) * values.shape[3]  # K × 1
-    mean = (values * real).sum((1, 3)) / count
-    variance = ((values - mean[:, None, :, None]).square() * real).sum((1, 3)) / count
+    count = mask.sum(1, keepdim=True) * values.shape[pixels]  # K × 1
+    mean = (values * real).sum((1, pixels)) / count
+    away = values - mean.unsqueeze(1).unsqueeze(pixels)
+    variance = (away.square() * real).sum((1, pixels)) / count
     return mean, variance, count
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -9,68 +12,75 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def convolve(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    """x: K × B × C × H × W, weight: K × O × C/groups × h × w; gives K × B × O × H' × W'."""
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    """x: K·B × C × H × W, weight: K × O × C/groups × h × w; gives K·B × O × H' × W'."""
     stride, padding, dilation = _pair(stride), _same(padding, weight), _pair(dilation)
-    if x.is_cuda and groups == 1 and dilation == (1, 1):
-        return _Patches.apply(x, weight, stride, padding)  # type: ignore[no-any-return]
-    return _grouped(x, weight, stride, padding, dilation, groups)
+    square = weight.shape[3] == weight.shape[4] and stride[0] == stride[1] and padding[0] == padding[1]
+    if x.is_cuda and square and groups == 1 and dilation == (1, 1) and _kernels() is not None:
+        return _Product.apply(x, weight, bias, stride[0], padding[0])  # type: ignore[no-any-return]
+    return _grouped(x, weight, bias, stride, padding, dilation, groups)
 
 
-def _grouped(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+def _grouped(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
     """One convolution in which every client is a group of channels."""
-    clients, batch, channels = x.shape[:3]
-    side_by_side = x.transpose(0, 1).reshape(batch, clients * channels, *x.shape[3:])
-    out = F.conv2d(side_by_side, weight.flatten(0, 1), None, stride, padding, dilation, groups * clients)
-    return out.reshape(batch, clients, -1, *out.shape[2:]).transpose(0, 1)
+    clients, channels = len(weight), x.shape[1]
+    apart = x.reshape(clients, -1, channels, *x.shape[2:])
+    side_by_side = apart.transpose(0, 1).reshape(-1, clients * channels, *x.shape[2:])
+    flat = None if bias is None else bias.reshape(-1)
+    out = F.conv2d(side_by_side, weight.flatten(0, 1), flat, stride, padding, dilation, groups * clients)
+    return out.reshape(len(out), clients, -1, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
-class _Patches(torch.autograd.Function):
-    """As one batched matrix product over copied patches, which GPUs do ten times faster than grouped convolution."""
+@cache
+def _kernels() -> ModuleType | None:
+    """Our own kernels, where Triton is there to compile them."""
+    try:
+        return import_module("undergrowth.engines.stacked_kernels")
+    except ImportError:
+        return None
+
+
+class _Product(torch.autograd.Function):
+    """As one batched matrix product over copied patches, which a GPU does many times faster than a grouped one.
+
+    Channels lie innermost throughout: what comes out of the product is what the next layer takes, without a copy.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]
-    ) -> Tensor:
-        clients, batch = x.shape[:2]
-        size = weight.shape[3:]
-        patches = unfolded(x, size, stride, padding)  # K × C·h·w × B·H'·W'
-        out = torch.bmm(weight.flatten(2), patches)
-        high, wide = _out(x.shape[3], size[0], stride[0], padding[0]), _out(x.shape[4], size[1], stride[1], padding[1])
-        ctx.save_for_backward(patches, weight)
-        ctx.shape, ctx.stride, ctx.padding = x.shape, stride, padding
-        return out.reshape(clients, -1, batch, high, wide).transpose(1, 2).contiguous()
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+        kernels = _kernels()
+        assert kernels is not None
+        clients, outputs, _, size, _ = weight.shape
+        maps = x.permute(0, 2, 3, 1).contiguous()
+        patches = kernels.unfold(maps, size, stride, padding).reshape(clients, -1, weight[0, 0].numel())
+        matrix = weight.permute(0, 3, 4, 2, 1).reshape(clients, -1, outputs)
+        out = torch.bmm(patches, matrix) if bias is None else torch.baddbmm(bias.unsqueeze(1), patches, matrix)
+        ctx.save_for_backward(patches, matrix)
+        ctx.maps, ctx.weight, ctx.stride, ctx.padding = maps.shape, weight.shape, stride, padding
+        high = (x.shape[2] + 2 * padding - size) // stride + 1
+        return out.reshape(len(x), high, -1, outputs).permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        patches, weight = ctx.saved_tensors
-        flat = gradient.transpose(1, 2).reshape(gradient.shape[0], weight.shape[1], -1)  # K × O × B·H'·W'
-        to_x = to_weight = None
-        if ctx.needs_input_grad[1]:
-            to_weight = torch.bmm(flat, patches.transpose(1, 2)).reshape(weight.shape)
+        kernels = _kernels()
+        assert kernels is not None
+        patches, matrix = ctx.saved_tensors
+        clients, outputs, channels, size, _ = ctx.weight
+        slope = gradient.permute(0, 2, 3, 1).contiguous().reshape(clients, -1, outputs)
+        to_x = to_weight = to_bias = None
         if ctx.needs_input_grad[0]:
-            to_x = folded(torch.bmm(weight.flatten(2).transpose(1, 2), flat), ctx.shape, weight.shape[3:], ctx)
-        return to_x, to_weight, None, None
-
-
-def unfolded(x: Tensor, size: Any, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """The patches that a kernel of that size sees: K × C·h·w × B·H'·W', in one copy."""
-    clients, _, channels = x.shape[:3]
-    padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
-    windows = padded.unfold(3, size[0], stride[0]).unfold(4, size[1], stride[1])  # K B C H' W' h w
-    return windows.permute(0, 2, 5, 6, 1, 3, 4).reshape(clients, channels * size[0] * size[1], -1)
-
-
-def folded(patches: Tensor, shape: Any, size: Any, ctx: Any) -> Tensor:
-    """The sum of all patches at their places: what `unfolded` does, backwards."""
-    clients, batch, channels, high, wide = shape
-    each = patches.reshape(clients, channels * size[0] * size[1], batch, -1).transpose(1, 2).flatten(0, 1)
-    out = F.fold(each, (high, wide), tuple(size), padding=ctx.padding, stride=ctx.stride)
-    return out.reshape(shape)
-
-
-def _out(length: int, size: int, stride: int, padding: int) -> int:
-    return (length + 2 * padding - size) // stride + 1
+            spread = torch.bmm(slope, matrix.transpose(1, 2))
+            to_x = kernels.fold(spread, ctx.maps, size, ctx.stride, ctx.padding).permute(0, 3, 1, 2)
+        if ctx.needs_input_grad[1]:
+            turned = torch.bmm(patches.transpose(1, 2), slope).reshape(clients, size, size, channels, outputs)
+            to_weight = turned.permute(0, 4, 3, 1, 2).contiguous()
+        if ctx.needs_input_grad[2]:
+            to_bias = slope.sum(1)
+        return to_x, to_weight, to_bias, None, None
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Carry, InputError, LoopClient, RunError
+from undergrowth.core import Batch, Carry, InputError, LoopClient, RunError
+from undergrowth.engines.graphs import Recording, Unrecordable, size_for
 from undergrowth.engines.serial import Serial
-from undergrowth.engines.stack import FINISH, Batches, Begun, part, stacked
+from undergrowth.engines.stack import FINISH, Batches, Begun, moved_out, part, stacked, wider
 from undergrowth.engines.stacked import Stacked
 from undergrowth.engines.world import Done, Folding, Job, Outcome, Settings, World, delivered
 
@@ -30,6 +33,9 @@ class Vector:
         self.settings = settings or Settings()
         self._stackable: dict[Hashable, bool] = {}
         self._bytes: dict[Hashable, float] = {}  # kind → bytes of one client on the GPU
+        self._seen: set[Hashable] = set()  # kinds that have been computed before
+        self._recordings: dict[Hashable, Recording] = {}
+        self._unrecordable: set[Hashable] = set()
         self._counts = {"stacked": 0.0, "not_stacked": 0.0}
 
     def open(self, world: World) -> None:
@@ -57,7 +63,8 @@ class Vector:
                 continue
             self._counts["stacked"] += len(group)
             for chunk in self._chunks(kind, group):
-                yield from self._fold(chunk, self._deliver(chunk, self._steps(chunk)), sums)
+                yield from self._fold(chunk, self._deliver(chunk, self._steps(kind, chunk)), sums)
+            self._seen.add(kind)
         self._counts["not_stacked"] = float(len(left))
         yield from (total.outcome() for total in sums.values())
         yield from self.serial.run(left)
@@ -81,24 +88,60 @@ class Vector:
         count = len(steps) if job.limit is None else min(job.limit, len(steps))
         return Begun(job, shard, own, carry, steps, count)
 
-    def _steps(self, chunk: list[Begun]) -> list[Carry]:
+    def _steps(self, kind: Hashable, chunk: list[Begun]) -> list[Carry]:
         """All steps of all clients of a chunk; their carries at the end."""
-        client, task = self.world.client, self.world.task
         batches = Batches(chunk, self.world.device)
         carry = stacked([each.carry for each in chunk])
         ended: list[Carry] = []  # from the back: the client with fewest steps first
         clients = len(chunk)
+        recording: Recording | None = None
         for step in range(max(batches.counts, default=0)):
             active = batches.active(step)
             if active < clients:
-                ended += [part(carry, place) for place in range(clients - 1, active - 1, -1)]
+                # What a recording works on is overwritten by the next step.
+                kept = part(carry, slice(active, clients))
+                kept = moved_out(kept) if recording else kept
+                ended += [part(kept, place) for place in range(clients - active - 1, -1, -1)]
                 carry, clients = part(carry, slice(0, active)), active
-            batch, mask = batches.at(step, clients)
-            with Stacked(clients, mask):
-                carry = client.step(task, carry, batch)  # type: ignore[attr-defined]
-        ended += [part(carry, place) for place in range(clients - 1, -1, -1)]
-        return [{**tail, FINISH: each.carry[FINISH]} if FINISH in each.carry else tail
-                for each, tail in zip(chunk, reversed(ended))]  # fmt: skip
+            wanted = self._recording(kind, batches, step, carry, clients)
+            if wanted is not None:
+                if wanted is not recording:
+                    wanted.load(carry, clients)
+                wanted.step(batches.pool, batches.table[step, :clients].reshape(-1), batches.share[step, :clients])
+                carry = part(wanted.carry, slice(0, clients))
+            else:
+                batch, mask = batches.at(step, clients)
+                carry = self._step(carry, batch, mask, clients)
+            recording = wanted
+        kept = moved_out(carry) if recording else carry
+        ended += [part(kept, place) for place in range(clients - 1, -1, -1)]
+        tails = zip(chunk, reversed(ended))
+        return [{**tail, FINISH: each.carry[FINISH]} if FINISH in each.carry else tail for each, tail in tails]
+
+    def _step(self, carry: Carry, batch: Batch, mask: Tensor | None, clients: int) -> Carry:
+        with Stacked(clients, mask):
+            return self.world.client.step(self.world.task, carry, batch)  # type: ignore[attr-defined,no-any-return]
+
+    def _recording(self, kind: Hashable, batches: Batches, step: int, carry: Carry, clients: int) -> Recording | None:
+        """The recording that can do this step, made now if this kind has come before."""
+        if not self.cuda or kind not in self._seen or kind in self._unrecordable:
+            return None
+        size = size_for(clients)
+        whole = batches.full[step] and size == clients
+        key = (kind, size, whole)
+        if key not in self._recordings:
+            fill = torch.arange(size, device=self.world.device).clamp_max(clients - 1)
+            rows = batches.table[step].index_select(0, fill).reshape(-1)
+            batch = {name: values.index_select(0, rows) for name, values in batches.pool.items()}
+            share = batches.share[step].index_select(0, fill)
+            batch["share"] = share.reshape(-1)
+            try:
+                mask = None if whole else (share > 0).to(share.dtype)
+                self._recordings[key] = Recording(partial(self._step, clients=size), wider(carry, fill), batch, mask)
+            except Unrecordable:
+                self._unrecordable.add(kind)
+                return None
+        return self._recordings[key]
 
     def _deliver(self, chunk: list[Begun], carries: list[Carry]) -> list[Done]:
         world, done = self.world, []
@@ -146,7 +189,8 @@ class Vector:
 
     def _can_stack(self, kind: Hashable, group: list[Begun]) -> bool:
         if kind not in self._stackable:
-            self._stackable[kind] = self._agrees(group[:2])
+            with full_precision():
+                self._stackable[kind] = self._agrees(group[:2])
         return self._stackable[kind]
 
     def _agrees(self, some: list[Begun]) -> bool:
@@ -158,8 +202,7 @@ class Vector:
         batches = Batches(some, self.world.device)
         batch, mask = batches.at(0, len(some))
         try:
-            with Stacked(len(some), mask):
-                together = client.step(task, stacked([each.carry for each in some]), batch)  # type: ignore[attr-defined]
+            together = self._step(stacked([each.carry for each in some]), batch, mask, len(some))
             for place, each in enumerate(some):
                 apart = client.step(task, each.carry, next(iter(each.steps)))  # type: ignore[attr-defined]
                 if not _close(part(together, place), {k: v for k, v in apart.items() if k != FINISH}):
@@ -167,6 +210,17 @@ class Vector:
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
             return False
         return True
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Without the shortcuts that a GPU may take: what is compared must differ by rounding alone."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def not_finite_of(uploads: Sequence[Mapping[str, Tensor]]) -> list[str | None]:

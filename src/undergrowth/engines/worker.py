@@ -23,7 +23,13 @@ from undergrowth.engines.world import Done, Folding, Job, States, World, do
 
 UNCHANGED, EMPTY = -1, 0  # in place of where a state is
 LARGER = 4  # a total is noted after each job unless it is so many times larger than the upload; then the upload is
+MOST_PACKETS = 16  # that are kept ready: on a GPU they take its memory
 SLACK = 1024  # bytes by which a slot is larger than its first total: numbers in it may get longer
+
+FORKED_TOO_LATE = (
+    "on a machine with a GPU, run.engine 'processes' cannot start in a process in which torch has trained before: "
+    "start the run in a fresh process, or write serial or vector"
+)
 
 
 class Record(NamedTuple):
@@ -42,7 +48,7 @@ class Record(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A job in a message. `packet` counts the packets of the message; `own` and `residual` are in the parent's arena."""
+    """A job in a message. `packet`, `own` and `residual` say where these are in the parent's arena."""
 
     position: int
     node: str
@@ -59,11 +65,10 @@ class Worker:
     """`theirs`: the parent's arena, which is only read here. `ours`: this worker's, which the parent only reads."""
 
     def __init__(self, world: World, device: str, theirs: Arena, ours: Arena, line: Connection) -> None:
-        torch.set_num_threads(1)
-        if device != world.device:
-            world.task.model.to(device)
         self.world = replace(world, device=device, states=States())
         self.theirs, self.ours, self.line = theirs, ours, line
+        self.started = False
+        self.downs: dict[int, Packet] = {}  # where → a packet of this share that was read
         self.sums: dict[str, Folding] = {}
         self.slots: dict[tuple[str, bool], tuple[int, int]] = {}  # node and side → where a slot begins and ends
         self.side: dict[str, bool] = {}  # node → the slot that was written last
@@ -76,18 +81,34 @@ class Worker:
             except (EOFError, OSError):
                 return
             try:
+                self._start()
                 self._share(**message)
                 answer: dict[str, Any] = {"finished": perf_counter()}
             except (InputError, RunError) as error:
                 answer = {"error": str(error), "input": isinstance(error, InputError), "trace": traceback.format_exc()}
             self.line.send_bytes(json.dumps(answer).encode())
 
-    def _share(self, packets: Sequence[int], jobs: Sequence[Any], totals: dict[str, int], top: int) -> None:
+    def _start(self) -> None:
+        if self.started:
+            return
+        torch.set_num_threads(1)
+        try:
+            torch.autograd.grad(torch.ones((), requires_grad=True).exp(), [])
+        except RuntimeError as error:
+            if "fork" in str(error):
+                raise RunError(FORKED_TOO_LATE) from None
+        try:
+            self.world.task.model.to(self.world.device)
+        except Exception as error:
+            raise RunError(f"a worker on {self.world.device} could not start: {error}") from error
+        self.started = True
+
+    def _share(self, jobs: Sequence[Any], totals: dict[str, int], top: int) -> None:
         device = self.world.device
-        downs: list[Packet] = [moved(self.theirs.get(where), device) for where in packets]
         self.ours.top = top
         self.slots.clear()
-        self.sums = {node: self._folding(node, _apart(self.ours.get(where))) for node, where in totals.items()}
+        self.downs.clear()
+        self.sums = {node: self._folding(node, self.ours.take(where)) for node, where in totals.items()}
         entries = [Entry(*entry) for entry in jobs]
         last = {entry.node: entry.position for entry in entries}
         for entry in entries:
@@ -95,7 +116,7 @@ class Worker:
             own = moved(self.theirs.get(entry.own), device) if entry.own else {}
             residual = moved(self.theirs.get(entry.residual), device) if entry.residual else {}
             context = Context(*entry.context)
-            job = Job(entry.node, entry.device, downs[entry.packet], context, entry.fold, entry.limit)
+            job = Job(entry.node, entry.device, self._down(entry.packet), context, entry.fold, entry.limit)
             try:
                 done = do(self.world, job, own, residual)
                 self._note(entry, done, own, residual, began, entry.position == last[entry.node])
@@ -105,6 +126,14 @@ class Worker:
                 raise RunError(f"{entry.device} failed in round {context.round + 1}: {error!r}") from error
             if self.ours.crowded:
                 self._flush()
+
+    def _down(self, where: int) -> Packet:
+        """A packet that was sent; the same object for all jobs that it was sent to."""
+        if where not in self.downs:
+            if len(self.downs) == MOST_PACKETS:
+                self.downs.clear()
+            self.downs[where] = moved(self.theirs.get(where), self.world.device)
+        return self.downs[where]
 
     def _folding(self, node: str, total: Packet | None = None) -> Folding:
         return Folding(node, self.world.servers[node], moved(total, self.world.device))
@@ -178,14 +207,5 @@ class Worker:
         """Has the parent take all that was noted, and starts at the front again."""
         self.line.send_bytes(b'{"full": true}')
         self.line.recv_bytes()
-        self.ours.top = self.ours.reset_top()
+        self.ours.reset()
         self.slots.clear()
-
-
-def _apart(tree: Any) -> Any:
-    """The same tree with tensors of its own."""
-    return copied(tree)
-
-
-def copied(tree: Any) -> Any:
-    raise NotImplementedError

@@ -31,6 +31,8 @@ class Available(Selection):
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
         lasting = tuple(d for d in view.devices if view.knows.window(d) >= view.knows.seconds(d, down))
+        if not lasting:  # somebody has to try
+            return sorted(view.devices, key=view.knows.window, reverse=True)[:1]
         return Uniform().choose(count, View(lasting), down, context)
 
 

@@ -52,12 +52,17 @@ def federate(
     if experiment.run.engine not in ENGINES:
         hint = nearest(experiment.run.engine, ENGINES)
         raise InputError(f"run.engine '{experiment.run.engine}' is not known; {hint}")
-    device = torch_device(experiment.run.device)
+    places = [torch_device(name) for name in engine_settings(experiment).devices]
+    # Worker processes have devices of their own; what the server does is done on the CPU.
+    device = "cpu" if experiment.run.engine == "processes" else places[0]
     population = population_of(experiment, data)
     if method.pooled:
         population = Pooled(population)
     notes: list[str] = []
     asked = [name for name in population.devices if population.size(name) > 0]
+    odd = next((name for name in population.devices if "/" in name), None)
+    if odd is not None:
+        raise InputError(f"data '{population.name}': the device name '{odd}' has a slash; rename it")
     if not asked:
         raise InputError(f"data '{population.name}': no device has a sample to train on")
     if not len(population.central_test()):
@@ -99,9 +104,9 @@ def federate(
 
 def engine_settings(experiment: Experiment) -> Settings:
     section = experiment.run
-    return Settings(
-        section.workers, (section.device,), section.placement, section.precision, section.chunk, section.address
-    )
+    # Worker processes may be on several devices: cuda:0,cuda:1.
+    devices = tuple(section.device.split(",")) if section.engine == "processes" else (section.device,)
+    return Settings(section.workers, devices, section.placement, section.precision, section.chunk, section.address)
 
 
 def clock_of(

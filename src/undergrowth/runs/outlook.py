@@ -68,7 +68,7 @@ def check_deadline(federation: Federation) -> None:
         fastest = min(able, key=lambda prospect: prospect.timing.seconds)
         raise InputError(
             f"fleet.deadline {deadline:g}: no device can do a round in that time; the fastest, {fastest.device}, "
-            f"needs {fastest.timing.seconds:.3g} seconds; `undergrowth plan` shows what each could do"
+            f"needs {fastest.timing.seconds:.6g} seconds; `undergrowth plan` shows what each could do"
         )
     for verdict, words in (("too slow", "cannot finish by the deadline"), ("too big", "cannot hold the work")):
         count = verdicts.count(verdict)

@@ -11,6 +11,7 @@ from torch import nn
 
 from undergrowth.core import InputError, Method, Shard
 from undergrowth.data import Dataset, Population, describe, parse_rule
+from undergrowth.devices import Tracer
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
 from undergrowth.runs.config import Experiment
@@ -37,10 +38,15 @@ def plan_rows(
     recipe = model or builder(section.name, population.shape, population.classes, **section.options)
     # The population is there already, with as many devices as it has.
     experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"clients": None})})
+    tracers: list[Tracer] = []
     for method in methods or [name for name, kind in METHODS.items() if not kind.pooled]:
         options = experiment.method.options if method == experiment.method.name else {}
         chosen = method_of(method, options) if isinstance(method, str) else method
         federation = federate(experiment, chosen, population, recipe)
+        # Many methods differ only at the server: what their devices do is traced once for all of them.
+        clock = federation.clock
+        clock.tracer = next((known for known in tracers if known.client == chosen.client), clock.tracer)
+        tracers.append(clock.tracer)
         prospects = {prospect.device: prospect for prospect in outlook(federation, chosen.server.accepts_partial)}
         name = method if isinstance(method, str) else type(method).__name__.lower()
         deadline = None if chosen.server.asynchronous else experiment.fleet.deadline

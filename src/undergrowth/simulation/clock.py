@@ -27,6 +27,7 @@ class Timing(NamedTuple):  # a tuple, because a simulation makes millions of the
     joules: float = 0.0
     lost: str = ""  # why the device never answers; the seconds are then those until it is gone
     limit: int | None = None  # steps after which it stops, to be back by the deadline
+    received: float = 1.0  # share of the download that came
 
     @property
     def seconds(self) -> float:
@@ -42,6 +43,7 @@ class Timing(NamedTuple):  # a tuple, because a simulation makes millions of the
         return self._replace(
             seconds_down=down, seconds_compute=compute, seconds_up=up, flops=self.flops * done,
             joules=self.joules * share,
+            received=down / self.seconds_down if self.seconds_down else float(seconds > 0),
         )  # fmt: skip
 
 

@@ -146,7 +146,7 @@ class Simulation:
         self.ledger.book(
             Entry(
                 self.root.round + 1 if round is None else round,
-                exchange.parent, child, outcome, reason, exchange.bytes_down, bytes_up,
+                exchange.parent, child, outcome, reason, int(exchange.bytes_down * timing.received), bytes_up,
                 timing.flops, timing.memory, exchange.start,
                 timing.seconds_down, timing.seconds_compute, timing.seconds_up, timing.joules,
             )

@@ -1,0 +1,94 @@
+"""Recorded steps: one step of a stack of clients as a CUDA graph, which the GPU repeats without the CPU's help.
+
+A step of many small layers takes the CPU longer to ask for than the GPU to do. Recorded once for a kind of job and a
+number of clients, it is one request. A recording works on memory of its own, into which carries and batches are
+copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undergrowth.core import Batch, Carry
+
+SIZES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # clients that recordings are made for
+
+Step = Callable[[Carry, Batch, Tensor | None], Carry]
+
+
+def size_for(clients: int) -> int:
+    """The smallest recording that has room for so many clients."""
+    return next((size for size in SIZES if size >= clients), clients)
+
+
+class Unrecordable(Exception):
+    """The step changes something that is no tensor, which a recording cannot."""
+
+
+class Recording:
+    """One step, recorded for `clients` clients. `carry` is where it reads and writes."""
+
+    def __init__(self, step: Step, carry: Carry, batch: Batch, mask: Tensor | None) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            after = step(carry, batch, mask)  # tells what a step changes; also compiles and tunes
+            self.carry = _memory(carry, after)
+            self.batch = {name: value.clone() for name, value in batch.items()}
+            self.mask = None if mask is None else mask.clone()
+            step(self.carry, self.batch, self.mask)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            _copy(step(self.carry, self.batch, self.mask), self.carry)
+
+    def load(self, carry: Carry, clients: int) -> None:
+        """Takes up the carry of so many clients; what stands in the other places does not matter."""
+        _copy(carry, self.carry, clients)
+
+    def step(self, pool: Mapping[str, Tensor], positions: Tensor, share: Tensor) -> None:
+        """Gathers a batch from the pool and does the step."""
+        for name, values in pool.items():
+            torch.index_select(values, 0, positions, out=self.batch[name][: len(positions)])
+        flat = share.reshape(-1)
+        self.batch["share"][: len(flat)].copy_(flat)
+        self.batch["share"][len(flat) :].zero_()
+        if self.mask is not None:
+            self.mask.fill_(1)
+            self.mask[: len(share)].copy_(share > 0)
+        self._graph.replay()
+
+
+def _memory(before: Any, after: Any) -> Any:
+    """Memory for a carry: its own for what a step changes, one for all clients for what they share and keep."""
+    if isinstance(before, Tensor):
+        if before is after and before.stride(0) == 0:
+            return before[0].clone().expand_as(before)
+        return torch.empty_like(after).copy_(before)
+    if isinstance(before, Mapping):
+        return {name: _memory(value, after[name]) for name, value in before.items()}
+    if isinstance(before, list | tuple):
+        return type(before)(_memory(*pair) for pair in zip(before, after))
+    if before != after:
+        raise Unrecordable
+    return before
+
+
+def _copy(source: Any, target: Any, clients: int | None = None) -> None:
+    if isinstance(target, Tensor):
+        if target is source:
+            return
+        if target.stride(0) == 0:
+            target[0].copy_(source[0])
+        else:
+            target[:clients].copy_(source[:clients])
+    elif isinstance(target, Mapping):
+        for name, value in target.items():
+            _copy(source[name], value, clients)
+    elif isinstance(target, list | tuple):
+        for one, other in zip(source, target):
+            _copy(one, other, clients)

@@ -1,0 +1,271 @@
+"""The Ray engine on a local cluster: what serial gives, whoever dies on the way, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import undergrowth as ug
+from undergrowth.core import Context, InputError, Packet, RunError, Shard, State, Task
+from undergrowth.engines import Job, Outcome, RayCluster, Serial, Settings, World
+from undergrowth.learning import Averaging
+
+from ..simulation.federations import TASK, close_model, same_model
+
+ray = pytest.importorskip("ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+NAMES = [f"device-{number}" for number in range(6)]
+MODEL = TASK.model.initial(0)
+
+
+class Obedient:
+    """Adds noise to the model, notes on disk that it was at work, and does what the packet says for its device."""
+
+    def local(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Packet, State]:
+        diary = Path(down.tags["diary"])
+        first = not (diary / context.node).exists()
+        with (diary / context.node).open("a") as page:
+            page.write("worked\n")
+        wish = down.tags.get(context.node)
+        if wish == "die" or (wish == "die once" and first):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if wish == "fail":
+            raise ZeroDivisionError("no luck")
+        if wish == "complain":
+            raise InputError("method.mu -1 must be at least 0")
+        noise = torch.randn((), generator=context.generator("noise")) + (float("nan") if wish == "spoil" else 0)
+        up = Packet({name: value + noise for name, value in down.tensors.items()}, {"samples": float(len(shard))})
+        kept = {"times": own.get("times", 0) + 1, "model": dict(up.tensors)}
+        return (Packet(up.tensors) if wish == "forget the weight" else up), kept
+
+
+class Sizes:
+    """As many samples as the device's number says."""
+
+    def train(self, device: str) -> Shard:
+        return Shard(torch.zeros(self.size(device), 2), torch.zeros(self.size(device), dtype=torch.int64))
+
+    def size(self, device: str) -> int:
+        return 1 + 10 * int(device[-1])
+
+
+def world() -> World:
+    return World(TASK, Obedient(), {"server": Averaging(), "edge": Averaging()}, Sizes())
+
+
+def jobs(diary: Path, fold: bool = True, round: int = 0, **wishes: str) -> list[Job]:
+    down = Packet(MODEL, tags={"diary": str(diary), **{name.replace("_", "-"): wish for name, wish in wishes.items()}})
+    nodes = ["server", "edge"] * 3
+    return [Job(node, name, down, Context(1, name, round), fold) for node, name in zip(nodes, NAMES)]
+
+
+def days(diary: Path) -> dict[str, int]:
+    return {page.name: len(page.read_text().splitlines()) for page in sorted(diary.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    options = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80_000_000}
+    made = cluster_utils.Cluster(initialize_head=True, head_node_args=options)
+    ray.init(made.address, log_to_driver=False, logging_level="error")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shared(cluster: Any) -> Iterator[RayCluster]:
+    """One engine with two workers for all tests that only give it jobs."""
+    engine = RayCluster(Settings(workers=2))
+    engine.open(world())
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(shared: RayCluster) -> RayCluster:
+    shared.world.states.restore({})
+    return shared
+
+
+def serially(given: list[Job]) -> tuple[list[Outcome], World]:
+    engine, place = Serial(), world()
+    engine.open(place)
+    return list(engine.run(given)), place
+
+
+def check_same(outcomes: list[Outcome], expected: list[Outcome]) -> None:
+    for ours, theirs in zip(outcomes, expected, strict=True):
+        assert (ours.node, ours.folded, ours.refused) == (theirs.node, theirs.folded, theirs.refused)
+        assert list(ours.sent.items()) == list(theirs.sent.items())
+        assert list(ours.scalars.items()) == list(theirs.scalars.items())
+        assert (ours.up is None) == (theirs.up is None)
+        assert theirs.up is None or close_model(ours.up.tensors, theirs.up.tensors)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_the_same_jobs_give_the_same_outcomes_and_states_in_the_same_order(engine, tmp_path, fold):
+    for round in range(2):
+        given = jobs(tmp_path, fold, round, device_1="spoil", device_2="forget the weight")
+        outcomes = list(engine.run(given))
+        expected, _ = serially(given)
+        check_same(outcomes, expected)
+    states = engine.world.states
+    assert [(name, states.get(name)["times"]) for name in states.all()] == [
+        (name, 2) for name in NAMES if name != "device-1" and not (fold and name == "device-2")
+    ]
+    assert set(states.take_changed()) == set(states.all())
+
+
+def test_no_jobs_give_no_outcomes(engine):
+    assert list(engine.run([])) == []
+
+
+def test_facts_tell_of_the_workers(engine, tmp_path):
+    list(engine.run(jobs(tmp_path)))
+    assert engine.facts()["workers"] == 2
+    assert 0 <= engine.facts()["workers_timedelta"] < 60
+
+
+def test_a_worker_that_dies_costs_only_its_own_jobs_and_not_a_bit_of_the_result(engine, tmp_path):
+    calm, rough = tmp_path / "calm", tmp_path / "rough"
+    for diary in (calm, rough):
+        diary.mkdir()
+    expected = list(engine.run(jobs(calm)))
+    engine.world.states.restore({})
+    outcomes = list(engine.run(jobs(rough, device_2="die once")))
+    check_same(outcomes, expected)
+    assert all(same_model(a.up.tensors, b.up.tensors) for a, b in zip(outcomes, expected))
+    again = days(rough)
+    assert days(calm) == dict.fromkeys(NAMES, 1)
+    # Largest first: 5, 2 and 1 were on one worker, 4, 3 and 0 on the other.
+    assert again["device-2"] == 2 and sum(again.values()) <= 6 + 3
+    assert all(state["times"] == 1 for state in engine.world.states.all().values())
+    assert list(engine.run(jobs(calm, round=1))) and engine.facts()["workers"] == 2
+
+
+def test_a_worker_that_died_between_rounds_is_replaced(engine, tmp_path):
+    expected, _ = serially(jobs(tmp_path))
+    ray.kill(engine._crew.members[0].actor)
+    check_same(list(engine.run(jobs(tmp_path))), expected)
+
+
+def test_a_job_that_kills_every_worker_ends_the_run_and_is_named(engine, tmp_path, monkeypatch):
+    from undergrowth.engines import ray_crew
+
+    monkeypatch.setattr(ray_crew, "RETRIES", 1)
+    with pytest.raises(RunError, match=r"the worker of device-.*device-2.* died 2 times"):
+        list(engine.run(jobs(tmp_path, device_2="die")))
+    assert days(tmp_path)["device-2"] == 2
+
+
+def test_errors_of_a_job_are_those_of_the_serial_engine(engine, tmp_path):
+    given = jobs(tmp_path, round=2, device_1="fail", device_4="complain")
+    with pytest.raises(RunError, match=r"^device-1 failed in round 3 with 11 samples: no luck$") as caught:
+        list(engine.run(given))
+    assert "ZeroDivisionError" in caught.value.__notes__[0]
+    with pytest.raises(InputError, match=r"^method.mu -1 must be at least 0$"):
+        list(engine.run(jobs(tmp_path, device_4="complain")))
+
+
+def test_machines_may_come_and_go(cluster, shared, tmp_path):
+    """Three workers on two machines; then one machine is gone, without a word, and the rounds go on."""
+    shared.close()
+    expected, _ = serially(jobs(tmp_path))
+    engine = RayCluster(Settings())
+    engine.open(world())
+    check_same(list(engine.run(jobs(tmp_path))), expected)
+    assert engine.facts()["workers"] == 2
+    machine = cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+    engine.world.states.restore({})
+    check_same(list(engine.run(jobs(tmp_path))), expected)
+    assert engine.facts()["workers"] == 3
+    assert len({member.node for member in engine._crew.members}) == 2
+    cluster.remove_node(machine, allow_graceful=False)
+    engine.world.states.restore({})
+    check_same(list(engine.run(jobs(tmp_path))), expected)
+    engine.close()
+    engine.close()
+
+
+RUNS = {
+    "fedavg": {},
+    "own states": {"method": "local"},
+    "fedbuff": {"method": "fedbuff"},
+    "tree": {"topology": "tree:2x2", "partition": "iid"},
+    "int8": {"links": {"up": "int8"}},
+}
+
+
+@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS.keys())
+def test_a_run_is_that_of_the_serial_engine(cluster, shared, tmp_path, settings):
+    shared.close()
+    small = {"model": "logistic", "clients": 4, "rounds": 2, "out": str(tmp_path), **settings}
+    ours, theirs = ug.run(**small, engine="ray", workers=2), ug.run(**small)
+    assert close_model(ours.model.state_dict(), theirs.model.state_dict())
+    assert list(ours.ledger.rows()) == list(theirs.ledger.rows())
+    for row, other in zip(ours.history, theirs.history, strict=True):
+        assert row["simulated_seconds"] == other["simulated_seconds"]
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-5)
+    if not settings:
+        again = ug.run(**small, engine="ray", workers=2)
+        assert again.summary["model_digest"] == ours.summary["model_digest"]
+
+
+def command(tmp_path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    small = ["--model", "logistic", "--clients", "4", "--rounds", "2", "--out", str(tmp_path), "--no-report"]
+    return subprocess.run(
+        [sys.executable, "-m", "undergrowth.cli", "run", "--engine", "ray", "--workers", "2", *small, *words],
+        capture_output=True, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def marked(mark: str) -> list[str]:
+    """Processes that were started with this in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:  # it has ended, or belongs to somebody else
+            continue
+    return found
+
+
+def gone(mark: str, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while marked(mark) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not marked(mark)
+
+
+def test_a_ray_of_its_own_leaves_no_process_behind(tmp_path):
+    mark = f"of-{os.getpid()}-{time.monotonic_ns()}"
+    done = command(tmp_path, "--json", UNDERGROWTH_MARK=mark)
+    assert done.returncode == 0, done.stderr
+    assert gone(mark)
+
+
+def test_auto_joins_the_cluster_there_is_and_leaves_it_running(cluster, shared, tmp_path):
+    shared.close()
+    nodes = {node["NodeID"] for node in ray.nodes()}
+    done = command(tmp_path, "--address", "auto", RAY_ADDRESS=cluster.address)
+    assert done.returncode == 0, done.stderr
+    assert {node["NodeID"] for node in ray.nodes()} == nodes
+    assert ray.get(ray.remote(lambda: "still there").remote()) == "still there"
+
+
+def test_an_address_without_a_cluster_is_refused(tmp_path):
+    done = command(tmp_path, "--address", "127.0.0.1:1")
+    assert done.returncode == 2 and "run.address '127.0.0.1:1'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
