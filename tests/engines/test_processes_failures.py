@@ -153,7 +153,10 @@ def test_idle_workers_and_the_nursery_may_be_killed_too(request):
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "fedbuff"])
 def test_a_run_whose_workers_are_killed_at_random_moments_gives_the_same_bits(method, tmp_path):
+    begun = memoryview(mmap.mmap(-1, 8)).cast("q")
+
     def slowly(shard: Any) -> Any:
+        begun[0] += 1
         time.sleep(0.004)
         return shard
 
@@ -182,7 +185,10 @@ def test_a_run_whose_workers_are_killed_at_random_moments_gives_the_same_bits(me
     def kill() -> None:
         nonlocal kills
         generator = random.Random(1)
-        while not stop.wait(generator.uniform(0.005, 0.03)):
+        while not stop.wait(generator.uniform(0.002, 0.02)):
+            before = begun[0]
+            # Whoever was killed goes to the end of the list, so it can finish something before its next turn.
+            wait_until(lambda seen=before: stop.is_set() or begun[0] >= seen + 3, 60)
             for pid in list(engines[-1].pids.values())[:1] if len(engines) > 1 else ():
                 try:
                     os.kill(pid, signal.SIGKILL)

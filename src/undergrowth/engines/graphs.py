@@ -32,7 +32,7 @@ class Unrecordable(Exception):
 class Recording:
     """One step, recorded for `clients` clients. `carry` is where it reads and writes."""
 
-    def __init__(self, step: Step, carry: Carry, batch: Batch, mask: Tensor | None) -> None:
+    def __init__(self, step: Step, carry: Carry, batch: Batch, mask: Tensor | None, pool: Any) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -43,7 +43,8 @@ class Recording:
             step(self.carry, self.batch, self.mask)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # One pool for all recordings: they never run at the same time, and nothing of one is needed after it.
+        with torch.cuda.graph(self._graph, pool=pool):
             _copy(step(self.carry, self.batch, self.mask), self.carry)
 
     def load(self, carry: Carry, clients: int) -> None:

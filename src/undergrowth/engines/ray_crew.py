@@ -73,23 +73,31 @@ class Crew:
 
     def muster(self) -> list[Member]:
         """All workers there are, after asking for those that are missing and waiting for them a while."""
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        for member in [member for member in self.members if member.node not in alive]:
-            self._dismiss(member)
-        self._ask_for(self._wanted() - len(self.members) - len(self._coming))
+        self._count()
         while self._coming:
             latest = max(asked for _, asked in self._coming.values())
-            left = latest + (PATIENCE if self.members else LONGEST) - time.monotonic()
-            come, _ = ray.wait(list(self._coming), num_returns=1, timeout=max(0.0, left))
-            if not come:
+            if time.monotonic() > latest + (PATIENCE if self.members else LONGEST):
                 break
-            self._welcome(come[0])
+            for word in ray.wait(list(self._coming), num_returns=1, timeout=0.5)[0]:
+                self._welcome(word)
+            self._count()
         if not self.members:
             there = f"{_total(self.resource):g} {self.resource}"
             raise RunError(f"no worker came up in {LONGEST:.0f} s; the Ray cluster has {there}")
         # By machine, so that where Ray happened to put the first of them does not change the order of sums.
         self.members.sort(key=lambda member: (member.node, member.number))
         return list(self.members)
+
+    def _count(self) -> None:
+        """Forgets who was on machines that are gone, and asks for as many as there should be."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        for member in [member for member in self.members if member.node not in alive]:
+            self._dismiss(member)
+        missing = self._wanted() - len(self.members) - len(self._coming)
+        self._ask_for(missing)
+        for word in list(self._coming)[missing:] if missing < 0 else ():  # there is no place for them any more
+            actor, _ = self._coming.pop(word)
+            ray.kill(actor)
 
     def _wanted(self) -> int:
         if self.settings.workers is not None:
@@ -181,20 +189,22 @@ class Crew:
         for call in calls:
             if call.report is not None and call.report.folds:
                 homes.setdefault(call.member.node, []).append(call)
-        asked = []
+        asked: list[tuple[Member | None, list[Any]]] = []
         for home, there in homes.items():
             parts = [call.totals for call in there]
-            hands = [member for member in self.members if member.node == home]
-            asked.append([hands[0].actor.combine.remote(*parts)] if hands and len(parts) > 1 else parts)
+            hand = next((member for member in self.members if member.node == home), None) if len(parts) > 1 else None
+            asked.append((hand, [hand.actor.combine.remote(*parts)] if hand else parts))
         sums: list[list[Outcome]] = []
-        for there, references in zip(homes.values(), asked):
+        for there, (hand, references) in zip(homes.values(), asked):
             try:
-                parts = [unpacked(crate) for crate in ray.get(references)]
+                found = [unpacked(crate) for crate in ray.get(references)]
             except RayError as error:
                 if not _lost(error):
                     raise
-                parts = self._rescue(there)
-            sums.append(list(together(self.servers, parts).values()))
+                if hand is not None:
+                    self._dismiss(hand)
+                found = self._rescue(there)
+            sums.append(list(together(self.servers, found).values()))
         return sums if all(call.report is not None for call in calls) else None
 
     def _rescue(self, calls: Sequence[Call]) -> list[list[Outcome]]:

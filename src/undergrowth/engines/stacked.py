@@ -49,11 +49,29 @@ def linear(stack: Stacked, x: Tensor, weight: Tensor, bias: Tensor | None = None
     if _shared(weight, bias):
         return F.linear(x, weight[0], None if bias is None else bias[0])
     rows = x.reshape(stack.clients, -1, x.shape[-1])
-    if bias is None:
-        out = torch.bmm(rows, weight.transpose(1, 2))
-    else:
-        out = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
+    out: Tensor = _Linear.apply(rows, weight, bias)
     return out.reshape(*x.shape[:-1], weight.shape[1])
+
+
+class _Linear(torch.autograd.Function):
+    """rows · weightᵀ + bias for every client; the gradient of the weights lies like the weights.
+
+    Torch's own lies the other way round, and an update of two that lie differently takes five times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        turned = weight.transpose(1, 2)
+        return torch.bmm(rows, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, turned)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        to_rows = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        to_weight = torch.bmm(gradient.transpose(1, 2), rows) if ctx.needs_input_grad[1] else None
+        to_bias = gradient.sum(1) if ctx.needs_input_grad[2] else None
+        return to_rows, to_weight, to_bias
 
 
 def conv2d(
@@ -141,8 +159,15 @@ def layer_norm(
     return out.reshape(x.shape)
 
 
-def embedding(stack: Stacked, x: Tensor, weight: Tensor, padding_idx: int | None = None, *rest: Any) -> Tensor:
-    if any(rest) or padding_idx is not None:
+def embedding(
+    stack: Stacked,
+    x: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    **rest: Any,
+) -> Tensor:
+    if padding_idx is not None or max_norm is not None or rest.get("sparse"):
         raise NotImplementedError("a stacked embedding has no padding, norm or sparse gradients")
     words = weight.shape[1]
     first = torch.arange(stack.clients, device=x.device).mul_(words)

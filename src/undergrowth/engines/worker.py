@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from time import perf_counter
@@ -75,28 +76,27 @@ class Worker:
 
     def serve(self) -> None:
         """Share after share, until the line ends."""
-        while True:
-            try:
+        with suppress(EOFError, OSError):  # the parent has hung up: nobody waits for this worker any more
+            while True:
                 message = json.loads(self.line.recv_bytes())
-            except (EOFError, OSError):
-                return
-            try:
-                self._start()
-                self._share(**message)
-                answer: dict[str, Any] = {"finished": perf_counter()}
-            except (InputError, RunError) as error:
-                answer = {"error": str(error), "input": isinstance(error, InputError), "trace": traceback.format_exc()}
-            self.line.send_bytes(json.dumps(answer).encode())
+                try:
+                    self._start()
+                    self._share(**message)
+                    answer: dict[str, Any] = {"finished": perf_counter()}
+                except Exception as error:
+                    kind, trace = isinstance(error, InputError), traceback.format_exc()
+                    answer = {"error": str(error), "input": kind, "trace": trace}
+                self.line.send_bytes(json.dumps(answer).encode())
 
     def _start(self) -> None:
         if self.started:
             return
         torch.set_num_threads(1)
+        probe = torch.ones((), requires_grad=True)
         try:
-            torch.autograd.grad(torch.ones((), requires_grad=True).exp(), [])
+            torch.autograd.grad(probe.exp(), [probe])
         except RuntimeError as error:
-            if "fork" in str(error):
-                raise RunError(FORKED_TOO_LATE) from None
+            raise RunError(FORKED_TOO_LATE if "fork" in str(error) else str(error)) from None
         try:
             self.world.task.model.to(self.world.device)
         except Exception as error:

@@ -49,9 +49,10 @@ def federate(
     method = method or method_of(experiment.method.name, experiment.method.options)
     check_options(method, "method")
     method.check()
-    if experiment.run.engine not in ENGINES:
-        hint = nearest(experiment.run.engine, ENGINES)
-        raise InputError(f"run.engine '{experiment.run.engine}' is not known; {hint}")
+    # What `auto` stands for is found out on a federation that is there already.
+    engine_name = "serial" if experiment.run.engine == "auto" else experiment.run.engine
+    if engine_name not in ENGINES:
+        raise InputError(f"run.engine '{engine_name}' is not known; {nearest(engine_name, [*ENGINES, 'auto'])}")
     places = [torch_device(name) for name in engine_settings(experiment).devices]
     # Worker processes have devices of their own; what the server does is done on the CPU.
     device = "cpu" if experiment.run.engine == "processes" else places[0]
@@ -93,7 +94,7 @@ def federate(
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     world = World(task, method.client, servers, population, links=links, device=device)
-    engine = ENGINES[experiment.run.engine](engine_settings(experiment))
+    engine = ENGINES[engine_name](engine_settings(experiment))
     engine.open(world)
     clock = clock_of(experiment, devices, population, world, population.train(asked[0]).x.dtype)
     for node in nodes.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -93,6 +94,8 @@ def torch_device(name: str) -> str:
         kind = torch.device(name).type
     except RuntimeError:
         raise InputError(f"run.device '{name}' is not a torch device; write cpu, cuda or cuda:0") from None
+    # Asked like this, torch does not start CUDA, which no process that is forked later could then use.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(f"run.device '{name}': torch finds no GPU on this machine; write cpu")
     return name

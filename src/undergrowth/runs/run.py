@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, moved
 from undergrowth.data import Dataset, Population
 from undergrowth.runs.checkpoint import Checkpoints, replace_file
+from undergrowth.runs.choice import choose
 from undergrowth.runs.config import Experiment, experiment
 from undergrowth.runs.evaluation import digest, score_all, score_devices
 from undergrowth.runs.federation import Federation, federate
@@ -158,6 +159,11 @@ def start(
     settings = experiment(tree)
     federation = federate(settings, method, data, model)
     check_deadline(federation)
+    if settings.run.engine == "auto":
+        name, reason = choose(federation)
+        settings = settings.model_copy(update={"run": settings.run.model_copy(update={"engine": name})})
+        federation = federate(settings, method, data, model)
+        federation.notes.append(f"engine auto took {name}: {reason}")
     store = Store(settings.run.out, create=True)
     try:
         given = {"method": method, "data": data, "model": model}

@@ -1,0 +1,76 @@
+"""What is packed comes out as it was, with its tensors beside the pickle."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("ray")
+
+from undergrowth.core import Model, Packet
+from undergrowth.engines.crate import Crate, packed, unpacked
+from undergrowth.engines.ray_crew import share
+
+TENSORS = {
+    "matrix": torch.arange(6.0).reshape(2, 3),
+    "number": torch.tensor(3.5),
+    "half": torch.arange(3).to(torch.bfloat16),
+    "flags": torch.tensor([True, False]),
+    "nothing": torch.empty(0, 4),
+    "turned": torch.arange(6).reshape(2, 3).T,
+    "every second": torch.arange(6)[::2],
+}
+
+
+def over_a_link(crate: Crate) -> Crate:
+    """As bytes that nobody may write into, which is what an object store gives."""
+    return Crate(crate.text, [memoryview(bytes(memoryview(buffer).cast("B"))) for buffer in crate.buffers])
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("value", TENSORS.values(), ids=TENSORS.keys())
+def test_tensors(value: Tensor, copy: bool):
+    back = unpacked(over_a_link(packed(value)), copy=copy)
+    assert (back.dtype, back.shape) == (value.dtype, value.shape)
+    assert torch.equal(back, value)
+
+
+def test_large_things_lie_beside():
+    crate = packed({"packet": Packet({"w": torch.zeros(10_000)}), "array": np.zeros(10_000)})
+    assert len(crate.text) < 1000
+    assert [len(memoryview(buffer).cast("B")) for buffer in crate.buffers] == [40_000, 80_000]
+
+
+def test_a_copy_may_be_written_into_and_is_aligned_like_other_tensors():
+    tensor, array = unpacked(over_a_link(packed((torch.zeros(3), np.zeros(3)))))
+    tensor += 1
+    array += 1
+    assert tensor.data_ptr() % 64 == 0
+
+
+def test_a_thing_that_stands_twice_is_packed_once():
+    one = torch.zeros(3)
+    first, second = unpacked(packed([one, one]))
+    assert first is second
+
+
+def test_models_made_by_closures():
+    width = 5
+    model = Model(lambda: nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2)))
+    back = unpacked(over_a_link(packed(model)))
+    x, weights = torch.randn(4, 3), model.initial(3)
+    assert torch.equal(back(weights, x), model(weights, x))
+    assert all(torch.equal(value, weights[name]) for name, value in back.initial(3).items())
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(model)
+
+
+@pytest.mark.parametrize(
+    ("workers", "there", "each"), [(None, 4, 1), (4, 4, 1), (2, 4, 1), (8, 4, 0.5), (9, 4, 1 / 3), (8, 0, 1)]
+)
+def test_the_part_of_a_gpu_that_a_worker_gets(workers, there, each):
+    assert share(workers, there) == each

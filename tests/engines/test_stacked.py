@@ -1,0 +1,101 @@
+"""Every stacked layer is the plain layer, client by client, forwards and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from undergrowth.engines.stacked import Stacked
+
+CLIENTS, BATCH = 3, 4
+
+
+def randoms(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(len(shapes))
+    return [torch.randn(CLIENTS, *shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def compare(layer: Callable[..., Tensor], x: Tensor, weights: list[Tensor]) -> None:
+    """Stacked against one client after the other: values and all gradients."""
+    with Stacked(CLIENTS, None):
+        together = layer(x.flatten(0, 1), *weights)
+    apart = torch.cat([layer(x[k], *(weight[k] for weight in weights)) for k in range(CLIENTS)])
+    torch.testing.assert_close(together, apart)
+    slope = torch.linspace(-1, 1, together.numel(), dtype=torch.float64).reshape(together.shape)
+    wanted = [tensor for tensor in (x, *weights) if tensor.requires_grad]
+    for one, other in zip(
+        torch.autograd.grad((together * slope).sum(), wanted), torch.autograd.grad((apart * slope).sum(), wanted)
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_linear() -> None:
+    x, weight, bias = randoms((BATCH, 6), (5, 6), (5,))
+    compare(F.linear, x, [weight, bias])
+    compare(F.linear, x, [weight])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1, "same"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolution(stride: int, padding: Any, groups: int) -> None:
+    if padding == "same" and stride == 2:
+        pytest.skip("torch has no such convolution either")
+    x, weight, bias = randoms((BATCH, 4, 8, 8), (6, 4 // groups, 3, 3), (6,))
+    compare(lambda x, w, b: F.conv2d(x, w, b, stride=stride, padding=padding, groups=groups), x, [weight, bias])
+
+
+def test_group_and_layer_norm() -> None:
+    x, weight, bias = randoms((BATCH, 6, 3, 3), (6,), (6,))
+    compare(lambda x, w, b: F.group_norm(x, 3, w, b), x, [weight, bias])
+    x, weight, bias = randoms((BATCH, 5), (5,), (5,))
+    compare(lambda x, w, b: F.layer_norm(x, (5,), w, b), x, [weight, bias])
+
+
+def test_embedding() -> None:
+    (weight,) = randoms((11, 3))
+    tokens = torch.arange(CLIENTS * BATCH * 2).reshape(CLIENTS, BATCH, 2) % 11
+    compare(F.embedding, tokens, [weight])
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 3), (6,)])
+def test_batch_norm_in_training_and_evaluation(shape: tuple[int, ...]) -> None:
+    x, weight, bias = randoms((BATCH, *shape), (6,), (6,))
+    mean, variance = torch.randn(CLIENTS, 6, dtype=torch.float64), torch.rand(CLIENTS, 6, dtype=torch.float64)
+    compare(lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b, training=False), x, [mean, variance, weight, bias])
+    stacked, plain = (mean.clone(), variance.clone()), (mean.clone(), variance.clone())
+    with Stacked(CLIENTS, None):
+        together = F.batch_norm(x.flatten(0, 1), *stacked, weight, bias, training=True)
+    apart = torch.cat([
+        F.batch_norm(x[k], plain[0][k], plain[1][k], weight[k], bias[k], training=True) for k in range(CLIENTS)
+    ])  # fmt: skip
+    torch.testing.assert_close(together, apart)
+    torch.testing.assert_close(stacked, plain)
+
+
+def test_batch_norm_does_not_see_samples_that_only_fill_up_the_stack() -> None:
+    x, weight, bias = randoms((BATCH, 6, 3, 3), (6,), (6,))
+    mean, variance = torch.zeros(CLIENTS, 6, dtype=torch.float64), torch.ones(CLIENTS, 6, dtype=torch.float64)
+    real = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]], dtype=torch.float64)
+    plain = mean.clone(), variance.clone()
+    with Stacked(CLIENTS, real):
+        together = F.batch_norm(x.flatten(0, 1), mean, variance, weight, bias, training=True).unflatten(
+            0, (CLIENTS, BATCH)
+        )
+    for k, count in enumerate((4, 2, 3)):
+        alone = F.batch_norm(x[k, :count], plain[0][k], plain[1][k], weight[k], bias[k], training=True)
+        torch.testing.assert_close(together[k, :count], alone)
+    torch.testing.assert_close((mean, variance), plain)
+
+
+def test_weights_that_all_share_and_nobody_trains_are_used_once() -> None:
+    x, weight = randoms((BATCH, 6), (5, 6))
+    shared = weight[:1].detach().expand(CLIENTS, 5, 6)
+    with Stacked(CLIENTS, None):
+        together = F.linear(x.flatten(0, 1), shared)
+    torch.testing.assert_close(together, F.linear(x.flatten(0, 1), weight[0]))

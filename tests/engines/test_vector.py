@@ -1,0 +1,178 @@
+"""The vector engine gives what the serial one gives, and says what it could not stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import undergrowth as ug
+from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Task, Train
+from undergrowth.data import load, partition
+from undergrowth.engines import Job, Outcome, Serial, Settings, Vector, World
+from undergrowth.learning import Averaging, GradientClient
+from undergrowth.methods import FedAvg, FedProx
+from undergrowth.models import builder
+
+DATA = load("digits")
+POPULATION = partition(DATA, "dirichlet:0.5", 7, 0, holdout=0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def outcomes(
+    engine: Serial | Vector, method: Method, model: str, fold: bool = True, limit: int | None = None, **train: Any
+) -> dict[str, Outcome]:
+    norm = {"norm": train.pop("norm")} if "norm" in train else {}
+    functional = Model(builder(model, DATA.shape, DATA.classes, **norm))
+    task = Task(functional, DATA.classes, Train(**{"batch": 16, "lr": 0.05, **train}))
+    world = World(task, method.client, {"server": method.server}, POPULATION)
+    engine.open(world)
+    down = Packet(functional.initial(3))
+    jobs = [Job("server", name, down, Context(1, name, 0), fold, limit) for name in POPULATION.devices]
+    found = {",".join(outcome.sent): outcome for outcome in engine.run(jobs)}
+    return found if not fold else {"all": next(iter(found.values()))}
+
+
+def same(a: dict[str, Outcome], b: dict[str, Outcome], tolerance: float = 2e-5) -> None:
+    assert a.keys() == b.keys()
+    for key, one in a.items():
+        other = b[key]
+        assert one.up is not None and other.up is not None
+        assert set(one.sent) == set(other.sent) and dict(one.sent) == dict(other.sent)
+        for name, value in one.up.tensors.items():
+            torch.testing.assert_close(other.up.tensors[name], value, rtol=1e-3, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("model", "train"),
+    [
+        ("logistic", {}),
+        ("mlp", {"momentum": 0.9, "weight_decay": 1e-3}),
+        ("mlp", {"epochs": 3, "batch": 10_000}),
+        ("cnn", {}),
+        ("wrn-10-1", {}),
+        ("wrn-10-1", {"norm": "group"}),
+        ("resnet-8", {"momentum": 0.5}),
+        ("mlp", {"optimiser": "adam", "lr": 0.001}),
+    ],
+)
+def test_many_clients_at_once_are_each_one_alone(model: str, train: dict[str, Any]) -> None:
+    vector = Vector()
+    same(outcomes(Serial(), FedAvg(), model, **train), outcomes(vector, FedAvg(), model, **train))
+    assert vector.facts() == {"stacked": 7.0, "not_stacked": 0.0}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_the_size_of_a_stack_changes_nothing(chunk: int) -> None:
+    method = FedProx(mu=0.5)
+    same(outcomes(Serial(), method, "mlp", epochs=2), outcomes(Vector(Settings(chunk=chunk)), method, "mlp", epochs=2))
+
+
+def test_uploads_that_do_not_fold_come_one_by_one_and_partial_work_stops_in_time() -> None:
+    for limit in (1, 4):
+        apart = outcomes(Serial(), FedAvg(), "mlp", fold=False, limit=limit)
+        assert len(apart) == 7
+        same(apart, outcomes(Vector(), FedAvg(), "mlp", fold=False, limit=limit))
+
+
+class Clipped(GradientClient):
+    """Looks at all parameters together, which a stack of clients must not do."""
+
+    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        carry = super().step(task, carry, batch)
+        norm = torch.stack([value.norm() for value in carry["parameters"].values()]).norm()
+        return {**carry, "parameters": {name: value / norm for name, value in carry["parameters"].items()}}
+
+
+@dataclass(frozen=True)
+class Clipping(Method):
+    client = Clipped()
+    server = Averaging()
+
+
+def test_a_step_that_cannot_be_stacked_is_done_serially_and_counted() -> None:
+    vector = Vector()
+    same(outcomes(Serial(), Clipping(), "mlp"), outcomes(vector, Clipping(), "mlp"))
+    assert vector.facts() == {"stacked": 0.0, "not_stacked": 7.0}
+
+
+class Odd(nn.Module):
+    """Mixes the samples of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        return self.head(flat - flat.mean(0))
+
+
+def test_a_model_that_mixes_samples_is_not_stacked(tmp_path: Any) -> None:
+    runs = {
+        engine: ug.run(model=Odd, rounds=2, clients=5, engine=engine, out=str(tmp_path))
+        for engine in ("serial", "vector")
+    }
+    assert runs["vector"].history[-1]["not_stacked"] == 5
+    assert runs["vector"].summary["model_digest"] == runs["serial"].summary["model_digest"]
+
+
+def test_an_update_that_is_not_finite_is_refused_by_name_and_the_others_count() -> None:
+    def spoiled(engine: Serial | Vector) -> Outcome:
+        task = Task(Model(builder("mlp", DATA.shape, 10)), 10, Train(batch=16, lr=0.05))
+        world = World(task, FedAvg().client, {"server": Averaging()}, POPULATION)
+        engine.open(world)
+        start = task.model.initial(3)
+        bad = Packet({**start, "head.bias": start["head.bias"] * float("nan")})
+        jobs = [
+            Job("server", name, bad if place == 2 else Packet(start), Context(1, name, 0), True)
+            for place, name in enumerate(POPULATION.devices)
+        ]
+        return next(iter(engine.run(jobs)))
+
+    one, other = spoiled(Serial()), spoiled(Vector())
+    assert set(one.refused) == set(other.refused) == {POPULATION.devices[2]}
+    assert "not finite" in other.refused[POPULATION.devices[2]]
+    same({"all": one}, {"all": other})
+
+
+def test_batch_statistics_are_those_of_each_clients_real_samples() -> None:
+    vector = outcomes(Vector(), FedAvg(), "wrn-10-1", fold=False)
+    for name, serial in outcomes(Serial(), FedAvg(), "wrn-10-1", fold=False).items():
+        assert serial.up is not None and vector[name].up is not None
+        for key in serial.up.tensors:
+            if "running" in key or "tracked" in key:
+                torch.testing.assert_close(vector[name].up.tensors[key], serial.up.tensors[key], rtol=1e-3, atol=1e-5)
+
+
+def test_own_states_stay_with_their_devices(tmp_path: Any) -> None:
+    runs = [
+        ug.run(method="local", model="mlp", rounds=2, clients=5, engine=engine, out=str(tmp_path), seed=4)
+        for engine in ("serial", "vector")
+    ]
+    for one, other in zip(runs[0].clients, runs[1].clients):
+        assert one["accuracy"] == other["accuracy"]
+    assert abs(runs[0].accuracy - runs[1].accuracy) < 1e-3
+
+
+def test_a_carry_with_other_settings_is_another_stack() -> None:
+    task = Task(Model(builder("mlp", DATA.shape, 10)), 10, Train(batch=16, lr=0.05, rounds=4, schedule="linear"))
+    down = Packet(task.model.initial(3))
+    names = POPULATION.devices
+    jobs = [Job("server", name, down, Context(1, name, place % 2), True) for place, name in enumerate(names)]
+    found = []
+    for engine in (Serial(), Vector()):
+        engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
+        found.append({"all": next(iter(engine.run(jobs)))})
+    same(*found)
+    assert replace(task.train, lr=1.0).lr == 1.0

@@ -1,0 +1,91 @@
+"""Every method on every engine, in a star and in a tree: same model, same ledger, resumable, nothing pickled."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import undergrowth as ug
+from undergrowth.engines import ENGINES
+from undergrowth.methods import METHODS
+from undergrowth.runs.result import MODEL_FILE
+from undergrowth.runs.run import Execution, start
+
+ENGINES_HERE = [name for name in ENGINES if name not in ("serial", "ray")]  # ray has tests of its own
+TOPOLOGIES = {"star": "star", "tree": "tree:2x3"}
+ROUNDS = 3
+
+CASES = [(method, engine, shape) for method in METHODS for engine in ENGINES_HERE for shape in TOPOLOGIES]
+
+
+def test_the_number_of_cases_does_not_shrink() -> None:
+    assert len(METHODS) >= 10
+    assert len(CASES) >= 10 * 2 * 2
+
+
+def settings(method: str, engine: str, shape: str, folder: Path) -> dict[str, Any]:
+    return {
+        "method": method,
+        "data": {"clients": 6, "partition": "dirichlet:1"},
+        "model": {"name": "cnn", "hidden": 16},
+        "fleet": "mixed-edge",
+        "topology": TOPOLOGIES[shape],
+        "train": {"rounds": ROUNDS, "lr": 0.05, "batch": 64},
+        "run": {"engine": engine, "workers": 2, "out": str(folder), "seed": 5},
+    }
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("conformance")
+
+
+@pytest.fixture(scope="session")
+def serial(folder: Path) -> Iterator[Any]:
+    yield cache(lambda method, shape: start(settings(method, "serial", shape, folder)))
+
+
+def weights(result: ug.Result) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(result.folder / MODEL_FILE)
+
+
+@pytest.mark.parametrize(("method", "engine", "shape"), CASES)
+def test_the_engine_does_not_matter(method: str, engine: str, shape: str, folder: Path, serial: Any) -> None:
+    reference, result = serial(method, shape), start(settings(method, engine, shape, folder))
+    for name, value in weights(reference).items():
+        torch.testing.assert_close(weights(result)[name], value, rtol=1e-3, atol=1e-4)
+    for total in ("bytes_down", "bytes_up", "flops", "simulated_seconds", "joules", "peak_device_bytes"):
+        assert getattr(result.ledger, total) == pytest.approx(getattr(reference.ledger, total), rel=1e-9)
+    assert sorted(result.ledger.rows()) == sorted(reference.ledger.rows())
+
+
+@pytest.mark.parametrize("shape", TOPOLOGIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stopped_run_goes_on_bit_for_bit(method: str, shape: str, folder: Path, serial: Any) -> None:
+    stopped: list[str] = []
+
+    def stop(row: Any, execution: Execution) -> None:
+        stopped.append(execution.run)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(settings(method, "serial", shape, folder), on_round=stop)
+    resumed = ug.resume(stopped[0], str(folder), progress=False)
+    assert resumed.summary["model_digest"] == serial(method, shape).summary["model_digest"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_pickled(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was pickled")
+
+    for name in ("dumps", "dump", "loads", "load"):
+        monkeypatch.setattr(pickle, name, refuse)
+    assert start(settings(method, "serial", "tree", folder)).accuracy >= 0
