@@ -1,27 +1,30 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check bench clean
+.PHONY: run test bench clean
 
-run: .venv/ready  ## sets up everything and runs the main job on an embedded data set
+run: .venv/base  ## sets up what a run needs and runs the main job on an embedded data set
 	$(BIN)/undergrowth run --method fedavg --rounds 20 --clients 20
 
-test: .venv/ready  ## sets up everything and passes the tests
+test: .venv/dev  ## sets up everything and passes the tests
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-check: test
-
-bench: .venv/ready  ## the benchmarks, each against a reference in the same run
+bench: .venv/base  ## the benchmarks, each against a reference in the same run
 	$(BIN)/undergrowth bench loop
 	$(BIN)/undergrowth bench clock
+	$(BIN)/undergrowth bench placement
 
-.venv/ready: pyproject.toml
+.venv/base: pyproject.toml
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable .
+	touch .venv/base
+
+.venv/dev: .venv/base
 	$(BIN)/pip install --quiet --editable ".[dev]"
-	touch .venv/ready
+	touch .venv/dev
 
 clean:
 	rm -rf .venv
