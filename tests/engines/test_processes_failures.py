@@ -10,22 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from undergrowth.core import Collect, InputError, Packet, RunError
+from undergrowth.core import InputError, Packet, RunError
 from undergrowth.engines import Processes, Settings
-from undergrowth.engines.arena import Arena
 from undergrowth.engines.processes import MOST_DEATHS
 from undergrowth.learning import Averaging
 from undergrowth.runs.run import start
 
 from ..runs.objects import Own, digest, linear
-from .test_processes import NAMES, assert_alike, by_serial, jobs, world
+from .dying import Countdown, die, killed_in
+from .test_processes_jobs import NAMES, Keeping, assert_alike, by_serial, jobs, world
 
 
 def alive(pid: int) -> bool:
@@ -47,62 +46,6 @@ def opened(place: Any, request: Any, workers: int = 2, **settings: Any) -> Proce
     engine.open(place)
     request.addfinalizer(engine.close)
     return engine
-
-
-class Countdown:
-    """A number that all processes share: says True once, when it was asked so many times."""
-
-    def __init__(self, asked: int, often: int = 1) -> None:
-        self.left = memoryview(mmap.mmap(-1, 8)).cast("q")
-        self.left[0] = asked
-        self.often = often
-
-    def __call__(self) -> bool:
-        self.left[0] -= 1
-        return -self.often < self.left[0] <= 0
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed_in(step: str, when: Countdown, monkeypatch: Any) -> None:
-    """Workers die in the middle of writing, before a record counts, or right after."""
-    parent, commit, write, words = os.getpid(), Arena.commit, Arena.write, Arena._write_bytes
-
-    def commit_and_die(self: Arena, record: Any) -> None:
-        now = os.getpid() != parent and when()
-        if now and step == "before":
-            die()
-        commit(self, record)
-        if now and step == "after":
-            die()
-
-    def write_and_die(self: Arena, *arguments: Any, **more: Any) -> Any:
-        if os.getpid() != parent and when():
-            self._view("float32", [64], arguments[1]).fill_(float("nan"))  # half a total
-            die()
-        return write(self, *arguments, **more)
-
-    def words_and_die(self: Arena, written: bytes, at: int) -> int:
-        if os.getpid() != parent and when():
-            words(self, written[: len(written) // 2], at)
-            die()
-        return words(self, written, at)
-
-    if step in ("before", "after"):
-        monkeypatch.setattr(Arena, "commit", commit_and_die)
-    elif step == "tensors":
-        monkeypatch.setattr(Arena, "write", write_and_die)
-    else:
-        monkeypatch.setattr(Arena, "_write_bytes", words_and_die)
-
-
-@dataclass(frozen=True)
-class Keeping(Averaging):
-    """Its totals grow with every upload."""
-
-    reducer = Collect()
 
 
 @pytest.mark.parametrize("server", [Averaging(), Keeping()], ids=["mean", "growing totals"])
@@ -253,7 +196,7 @@ def test_shards_that_cannot_be_made_are_a_sentence_with_the_device(request):
 
 PARENT = """
 import os, sys, time
-from tests.engines.test_processes import NAMES, jobs, world
+from tests.engines.test_processes_jobs import NAMES, jobs, world
 from undergrowth.engines import Processes, Settings
 
 def slow(up):

@@ -46,6 +46,8 @@ class Obedient:
             raise InputError("method.mu -1 must be at least 0")
         noise = torch.randn((), generator=context.generator("noise")) + (float("nan") if wish == "spoil" else 0)
         up = Packet({name: value + noise for name, value in down.tensors.items()}, {"samples": float(len(shard))})
+        if wish == "shrink":
+            up = Packet({name: value[:1] for name, value in up.tensors.items()}, up.scalars)
         kept = {"times": own.get("times", 0) + 1, "model": dict(up.tensors)}
         return (Packet(up.tensors) if wish == "forget the weight" else up), kept
 
@@ -76,9 +78,17 @@ class Brittle(WeightedMean):
         return merged
 
 
+class Trusting(Averaging):
+    """Takes uploads of any shape."""
+
+    def check(self, task: Task, up: Packet) -> str | None:
+        return None
+
+
 def world(folder: Path = Path()) -> World:
     brittle = Averaging(reducer=Brittle(armed=folder / "armed"))
-    return World(TASK, Obedient(), {"server": Averaging(), "edge": Averaging(), "brittle": brittle}, Sizes())
+    servers = {"server": Averaging(), "edge": Averaging(), "brittle": brittle, "trusting": Trusting()}
+    return World(TASK, Obedient(), servers, Sizes())
 
 
 def jobs(diary: Path, fold: bool = True, round: int = 0, **wishes: str) -> list[Job]:
@@ -159,6 +169,15 @@ def test_the_same_jobs_give_the_same_outcomes_and_states_in_the_same_order(engin
         (name, 2) for name in NAMES if name != "device-1" and not (fold and name == "device-2")
     ]
     assert set(states.take_changed()) == set(states.all())
+
+
+@pytest.mark.parametrize("odd", [["device_1"], ["device_0", "device_3", "device_4"], ["device_0"]])
+def test_uploads_that_do_not_go_together_are_refused_as_in_the_serial_engine(engine, tmp_path, odd):
+    given = [job._replace(node="trusting") for job in jobs(tmp_path, **dict.fromkeys(odd, "shrink"))]
+    outcomes, (expected, place) = list(engine.run(given)), serially(given)
+    check_same(outcomes, expected)
+    assert outcomes[0].refused
+    assert list(engine.world.states.all()) == list(place.states.all())
 
 
 def test_no_jobs_give_no_outcomes(engine):

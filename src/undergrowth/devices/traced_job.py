@@ -83,7 +83,9 @@ class Inputs:
         meter = Meter(guess)
         meter.ignore(x, y)
         meter.hold((down, own))
-        fused = torch._C._get_mkldnn_enabled()
+        fused, place = torch._C._get_mkldnn_enabled(), task.model.device
+        if self.looks_at != VALUES:
+            task.model.device = "meta"  # weights that a device makes itself have no values either
         if self.looks_at == VALUES:
             # oneDNN computes an LSTM in one operation that torch has no FLOP formula for; without it, the same
             # layer is a row of matrix products, as it is on tensors without values.
@@ -92,3 +94,4 @@ class Inputs:
             yield TracedJob(tracer.client, task, down, Shard(x, y), own, Context(0, "device", 0), meter)
         finally:
             torch._C._set_mkldnn_enabled(fused)
+            task.model.device = place

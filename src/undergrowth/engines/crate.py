@@ -18,7 +18,7 @@ from torch import Tensor
 
 class Crate(NamedTuple):
     text: bytes
-    buffers: list[Any]
+    buffers: list[Any]  # arrays of bytes: whoever passes them on can pickle those
 
 
 class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -34,9 +34,10 @@ class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 def packed(thing: Any) -> Crate:
     """Anything at all. Tensors arrive on the CPU, wherever they were."""
-    text, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
+    text = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
     _Packer(text, protocol=5, buffer_callback=buffers.append).dump(thing)
-    return Crate(text.getvalue(), buffers)
+    return Crate(text.getvalue(), [np.asarray(buffer.raw()) for buffer in buffers])
 
 
 def unpacked(crate: Crate, copy: bool = True) -> Any:
@@ -53,7 +54,7 @@ def _tensor(beside: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def _copy(buffer: Any) -> Any:
-    given = np.frombuffer(buffer, dtype=np.uint8)
+    given = np.asarray(buffer)
     # Memory of torch's own, aligned like every other tensor: sums may depend on the alignment in their last bit.
     ours = torch.empty(len(given), dtype=torch.uint8).numpy()
     ours[:] = given

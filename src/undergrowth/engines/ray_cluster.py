@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from undergrowth.core import InputError, Packet, moved
 from undergrowth.engines.placement import placement
-from undergrowth.engines.world import Job, Outcome, Settings, World
+from undergrowth.engines.world import Done, Folding, Job, Outcome, Settings, World
 
 if TYPE_CHECKING:  # Ray is loaded when it is used
     from undergrowth.engines.ray_crew import Call, Crew, Member
+    from undergrowth.engines.ray_worker import Report
 
 V = TypeVar("V")
 
@@ -38,18 +39,36 @@ class RayCluster:
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         if not jobs:
             return
-        if self._crew is None:
-            from undergrowth.engines.ray_crew import Crew
+        calls, totals = self._round(jobs)
+        if totals is None:
+            # Which of two uploads that do not go together is refused hangs on which came first.
+            calls, _ = self._round([job._replace(fold=False) for job in jobs])
+            totals = self._one_by_one(jobs, calls)
+        yield from self._settle(jobs, calls, totals)
 
+    def _round(self, jobs: Sequence[Job]) -> tuple[list[Call], dict[str, Outcome] | None]:
+        """Has the jobs done. None: some uploads do not go together."""
+        from undergrowth.engines.ray_crew import Crew
+        from undergrowth.engines.ray_worker import Unlike
+
+        if self._crew is None:
             self._crew = Crew(self.settings, self.world)
-        batches = [self._batches(job) for job in jobs]
         members = self._crew.muster()
-        shares = self._placement.place(batches, [member.node for member in members])
-        calls = self._calls(jobs, members, shares)
-        totals = self._crew.do(calls)
-        yield from self._settle(jobs, batches, calls, totals)
+        batches = [self._batches(job) for job in jobs]
+        calls = self._calls(jobs, members, self._placement.place(batches, [member.node for member in members]))
+        try:
+            totals: dict[str, Outcome] | None = self._crew.do(calls)
+        except Unlike:
+            totals = None
+        for call, report in _reports(calls):
+            for number, seconds in report.seconds.items():
+                self._placement.observe(call.member.node, batches[number], seconds)
         finished = [call.finished for call in calls]
         self._facts = {"workers": float(len(members)), "workers_timedelta": max(finished) - min(finished)}
+        failures = [report.failure for _, report in _reports(calls) if report.failure is not None]
+        if failures:
+            raise min(failures, key=lambda failure: failure[0])[1]
+        return calls, None if any(report.unlike for _, report in _reports(calls)) else totals
 
     def facts(self) -> Mapping[str, float]:
         return self._facts
@@ -90,16 +109,22 @@ class RayCluster:
                 calls.append(Call(devices, member, packed(orders), [stored[packet] for packet in packets]))
         return calls
 
-    def _settle(
-        self, jobs: Sequence[Job], batches: Sequence[int], calls: Sequence[Call], totals: Mapping[str, Outcome]
-    ) -> Iterator[Outcome]:
+    def _one_by_one(self, jobs: Sequence[Job], calls: Sequence[Call]) -> dict[str, Outcome]:
+        """Combines uploads here, in the order of their jobs."""
+        single = _single(calls)
+        sums: dict[str, Folding] = {}
+        for number, job in enumerate(jobs):
+            if job.fold:
+                total = sums.setdefault(job.node, Folding(job.node, self.world.servers[job.node]))
+                outcome = single[number]
+                up, size = outcome.up or Packet(), outcome.sent.get(job.device, 0)
+                total.add(job.device, Done(up, size, {}, {}, outcome.refused.get(job.device)))
+        return {node: total.outcome() for node, total in sums.items()}
+
+    def _settle(self, jobs: Sequence[Job], calls: Sequence[Call], totals: Mapping[str, Outcome]) -> Iterator[Outcome]:
         """Tells what came of the jobs in their own order, as if they had been done one after the other."""
-        reports = [(call.member.node, call.report) for call in calls if call.report is not None]
-        failures = [report.failure for _, report in reports if report.failure is not None]
-        if failures:
-            raise min(failures, key=lambda failure: failure[0])[1]
-        outcomes = {number: outcome for _, report in reports for number, outcome in report.outcomes.items()}
-        kept = {device: states for _, report in reports for device, states in report.kept.items()}
+        outcomes = _single(calls)
+        kept = {device: states for _, report in _reports(calls) for device, states in report.kept.items()}
         device = self.world.device
         for number, job in enumerate(jobs):
             outcome = totals[job.node] if job.fold else outcomes[number]
@@ -119,9 +144,15 @@ class RayCluster:
                 _in_order(order, total.scalars),
                 folded=True,
             )
-        for node, report in reports:
-            for number, seconds in report.seconds.items():
-                self._placement.observe(node, batches[number], seconds)
+
+
+def _reports(calls: Sequence[Call]) -> list[tuple[Call, Report]]:
+    return [(call, call.report) for call in calls if call.report is not None]
+
+
+def _single(calls: Sequence[Call]) -> dict[int, Outcome]:
+    """The outcomes that stand alone, by the numbers of their jobs."""
+    return {number: outcome for _, report in _reports(calls) for number, outcome in report.outcomes.items()}
 
 
 def _in_order(devices: Sequence[str], by_device: Mapping[str, V]) -> dict[str, V]:

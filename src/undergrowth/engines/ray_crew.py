@@ -139,7 +139,10 @@ class Crew:
     # What they do -------------------------------------------------------------------------------------------
 
     def do(self, calls: Sequence[Call]) -> dict[str, Outcome]:
-        """Does all calls, writes their reports into them, and gives the combined uploads by node of the tree."""
+        """Does all calls, writes their reports into them, and gives the combined uploads by node of the tree.
+
+        Raises Unlike where the sums of two workers do not go together.
+        """
         while True:
             self._work([call for call in calls if call.report is None])
             sums = self._sums(calls)
@@ -155,6 +158,8 @@ class Crew:
                 member = free.pop(free.index(call.member) if call.member in free else 0)
                 call.totals, report = member.actor.work.options(num_returns=2).remote(call.orders, *call.packets)
                 busy[report] = (member, call)
+            if not busy and not self._coming:
+                self._ask_for(1)
             heard, _ = ray.wait([*busy, *self._coming], num_returns=1, timeout=None if busy else LONGEST)
             if not heard:
                 raise RunError(f"all workers are gone, and no other came up in {LONGEST:.0f} s")

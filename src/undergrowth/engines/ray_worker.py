@@ -17,6 +17,10 @@ from undergrowth.engines.crate import Crate, packed, unpacked
 from undergrowth.engines.world import Folding, Job, Outcome, World, do
 
 
+class Unlike(Exception):
+    """The sums of two workers do not go together."""
+
+
 class Order(NamedTuple):
     """A job without what is sent down, which comes once for all jobs, and with what its device has kept."""
 
@@ -36,6 +40,7 @@ class Report:
     seconds: dict[int, float] = field(default_factory=dict)  # by number
     failure: tuple[int, Exception] | None = None  # the job that failed, after which it stopped
     folds: bool = False  # whether any uploads were combined
+    unlike: bool = False  # whether some upload did not go together with those before it
 
 
 class Worker:
@@ -64,6 +69,7 @@ class Worker:
                 if job.fold:
                     total = sums.setdefault(job.node, Folding(job.node, world.servers[job.node]))
                     used = total.add(job.device, done)
+                    report.unlike |= not used and done.problem is None
                 elif done.problem is None:
                     report.outcomes[number] = Outcome(job.node, done.up, {job.device: done.size})
                     used = True
@@ -101,8 +107,7 @@ def _joined(server: Server, first: Outcome, second: Outcome) -> Outcome:
     try:
         up = server.reducer.merge(first.up, second.up)
     except (ValueError, KeyError) as error:
-        # Serial would refuse the single upload that does not fit; who has combined already cannot tell which it was.
-        return replace(first, refused={**refused, **dict.fromkeys(second.sent, unusable(error))})
+        raise Unlike(unusable(error)) from error
     return Outcome(
         first.node, up, {**first.sent, **second.sent}, refused, {**first.scalars, **second.scalars}, folded=True
     )

@@ -6,7 +6,9 @@ from undergrowth.learning.optimisers import Adam, Optimiser, Sgd, learning_rate,
 from undergrowth.learning.selection import ByData, FedCS, Oort, PowerOfChoice, selection
 from undergrowth.learning.selectors import All, Entropy, FewShot, HighestLoss, Random, Selector
 from undergrowth.learning.servers import Adaptive, Averaging, Momentum, unlike_model
+from undergrowth.learning.slices import RATIOS, SliceClient, Slicing, check_ratios
 from undergrowth.learning.staleness import Staleness
+from undergrowth.learning.width import Widths, widths_of
 
 __all__ = [
     "Adam",
@@ -26,15 +28,21 @@ __all__ = [
     "Oort",
     "Optimiser",
     "PowerOfChoice",
+    "RATIOS",
     "Proximal",
     "Random",
     "Selector",
     "Sgd",
+    "SliceClient",
+    "Slicing",
     "Staleness",
+    "Widths",
+    "check_ratios",
     "gradients_of",
     "learning_rate",
     "optimiser_of",
     "ordered",
     "selection",
     "unlike_model",
+    "widths_of",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from undergrowth.core import InputError, Method, Node, Shard, Task, check_options, nearest
+from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
 from undergrowth.data import Dataset, Pooled, Population
 from undergrowth.devices import Failures, Fleet, availability, fleet
 from undergrowth.engines import ENGINES, Settings, World
@@ -42,9 +42,9 @@ def federate(
     experiment: Experiment,
     method: Method | None = None,
     data: Dataset | Population | None = None,
-    model: Callable[[], nn.Module] | None = None,
+    model: Callable[[], nn.Module] | Model | None = None,
 ) -> Federation:
-    """Builds what the experiment names; objects of the user's stand in for names."""
+    """Builds what the experiment names; objects of the user's stand in for names. A Model has been checked before."""
     settings = experiment.settings()
     method = method or method_of(experiment.method.name, experiment.method.options)
     check_options(method, "method")
@@ -73,7 +73,8 @@ def federate(
 
     functional = model_of(experiment, population, model).to(device)
     task = Task(functional, population.classes, settings, selection(experiment.train.selection, settings))
-    check_model(task, population, asked[0], device)
+    if not isinstance(model, Model):
+        check_model(task, population, asked[0], device)
 
     shape = tree("star" if method.pooled else experiment.topology, population.devices)
     with_samples = set(asked)

@@ -50,7 +50,9 @@ def population_of(experiment: Experiment, data: Dataset | Population | None) -> 
     return partition(data, section.partition, clients, experiment.run.seed, section.holdout)
 
 
-def model_of(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | None) -> Model:
+def model_of(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:
+    if isinstance(model, Model):
+        return model
     if model is None:
         return Model(builder(experiment.model.name, population.shape, population.classes, **experiment.model.options))
     if isinstance(model, nn.Module):

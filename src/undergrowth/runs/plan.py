@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from undergrowth.core import InputError, Method, Shard
+from undergrowth.core import InputError, Method, Model, Shard
 from undergrowth.data import Dataset, Population, describe, parse_rule
 from undergrowth.devices import Tracer
 from undergrowth.methods import METHODS
@@ -35,14 +35,17 @@ def plan_rows(
     """
     population = population_of(experiment, data) if data is not None else population_or_outline(experiment)
     section = experiment.model
-    recipe = model or builder(section.name, population.shape, population.classes, **section.options)
+    prepared: Callable[[], nn.Module] | Model = model or builder(
+        section.name, population.shape, population.classes, **section.options
+    )
     # The population is there already, with as many devices as it has.
     experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"clients": None})})
     tracers: list[Tracer] = []
     for method in methods or [name for name, kind in METHODS.items() if not kind.pooled]:
         options = experiment.method.options if method == experiment.method.name else {}
         chosen = method_of(method, options) if isinstance(method, str) else method
-        federation = federate(experiment, chosen, population, recipe)
+        federation = federate(experiment, chosen, population, prepared)
+        prepared = federation.task.model  # built and checked once for all methods
         # Many methods differ only at the server: what their devices do is traced once for all of them.
         clock = federation.clock
         clock.tracer = next((known for known in tracers if known.client == chosen.client), clock.tracer)

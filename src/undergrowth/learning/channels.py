@@ -1,0 +1,166 @@
+"""Channels: reads off a module's graph which dimensions of its tensors hold the same channels."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from undergrowth.core import InputError
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+# What changes no channel and mixes none with another.
+_KEEPING = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Identity,
+    nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+)  # fmt: skip
+_KEEPING_FUNCTIONS = {F.relu, torch.relu, F.gelu, F.silu, F.hardswish, F.hardsigmoid, torch.sigmoid, torch.tanh}
+_JOINING = {operator.add, operator.iadd, torch.add, operator.mul, torch.mul}
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+@dataclass(eq=False)
+class Set:
+    """Channels that layers share. One that was found to be the same as another points to it."""
+
+    count: int  # 0: those of the input
+    grain: int = 1
+    sliced: bool = True
+    same: Set | None = None
+
+    def found(self) -> Set:
+        return self if self.same is None else self.same.found()
+
+
+class Value(NamedTuple):
+    """What flows along an edge of the graph: its channels, and whether their pixels lie side by side."""
+
+    channels: Set
+    flat: bool
+
+
+@dataclass
+class Found:
+    axes: dict[str, list[tuple[int, Set, int]]] = field(default_factory=dict)  # tensor → dimension, channels, block
+    grouped: dict[str, tuple[str, int]] = field(default_factory=dict)  # layer → its attribute, channels of a group
+
+    def along(self, name: str, dimension: int, channels: Set, size: int) -> None:
+        """Notes that these channels lie along a dimension of so many entries."""
+        if not channels.count:
+            return
+        block, rest = divmod(size, channels.count)
+        if rest:
+            raise cannot(f"'{name}' has {size} entries for {channels.count} channels")
+        self.axes.setdefault(name, []).append((dimension, channels, block))
+
+
+def find_channels(module: nn.Module) -> Found:
+    """The sets of channels of a module; an InputError where it has a part that is not understood."""
+    from torch.fx import Tracer
+    from torch.fx.proxy import TraceError
+
+    try:
+        graph = Tracer().trace(module)
+    except (TraceError, TypeError, RuntimeError) as error:
+        raise cannot(f"{type(module).__name__} decides by its values what to compute ({error})") from None
+    found = Found()
+    values: dict[Node, Value] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = Value(Set(0, sliced=False), False)
+            continue
+        inputs = [values[each] for each in node.all_input_nodes]
+        if node.op == "output":
+            for value in inputs:
+                value.channels.found().sliced = False  # the classes
+        elif node.op == "call_module" and len(inputs) == 1:
+            values[node] = _layer(found, node.target, module.get_submodule(node.target), inputs[0])
+        else:
+            values[node] = _operation(node, inputs)
+    found.axes = {
+        name: kept
+        for name, axes in found.axes.items()
+        if (kept := [(place, one.found(), block) for place, one, block in axes if one.found().sliced])
+    }
+    return found
+
+
+def _layer(found: Found, name: str, layer: nn.Module, value: Value) -> Value:
+    channels, flat = value
+    if isinstance(layer, _KEEPING):
+        return value
+    if isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
+        return Value(channels, True)
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    if weight in found.axes:
+        raise cannot(f"the layer '{name}' is used twice")
+    if isinstance(layer, nn.Linear):
+        if channels.count and not flat:
+            raise cannot(f"the linear layer '{name}' works on maps that are not flat")
+        made = Set(layer.out_features)
+        found.along(weight, 0, made, layer.out_features)
+        found.along(weight, 1, channels, layer.in_features)
+        found.along(bias, 0, made, layer.out_features)
+        return Value(made, True)
+    if isinstance(layer, nn.Conv1d | nn.Conv2d) and layer.groups == 1:
+        made = Set(layer.out_channels)
+        found.along(weight, 0, made, layer.out_channels)
+        found.along(weight, 1, channels, layer.in_channels)
+        found.along(bias, 0, made, layer.out_channels)
+        return Value(made, False)
+    if isinstance(layer, nn.Conv1d | nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels:
+        found.grouped[name] = ("groups", 1)  # depthwise: each channel by itself
+        for each in (weight, bias):
+            found.along(each, 0, channels, layer.out_channels)
+        return value
+    if isinstance(layer, _NORMS):
+        for each in ("weight", "bias", "running_mean", "running_var"):
+            found.along(f"{name}.{each}", 0, channels, layer.num_features)
+        return value
+    if isinstance(layer, nn.GroupNorm) and layer.affine and layer.num_channels == channels.count:
+        size = layer.num_channels // layer.num_groups
+        channels.found().grain = math.lcm(channels.found().grain, size)
+        found.grouped[name] = ("num_groups", size)
+        for each in (weight, bias):
+            found.along(each, 0, channels, layer.num_channels)
+        return value
+    raise cannot(f"the layer '{name}' is a {type(layer).__name__}, whose channels are not known")
+
+
+def _operation(node: Node, inputs: list[Value]) -> Value:
+    if node.op == "call_function" and node.target in _KEEPING_FUNCTIONS:
+        return inputs[0]
+    if (node.op == "call_method" and node.target == "relu") or (node.target in _JOINING and len(inputs) == 1):
+        return inputs[0]  # a number added or multiplied
+    flattens = node.target is torch.flatten or (node.op == "call_method" and node.target == "flatten")
+    if flattens and (*node.args[1:], *node.kwargs.values()) == (1,):
+        return Value(inputs[0].channels, True)
+    if node.op == "call_function" and node.target in _JOINING:
+        return Value(_tied(*(each.channels for each in inputs)), inputs[0].flat)
+    raise cannot(f"it computes '{node.target}', which may mix channels" if inputs else f"it reads '{node.target}'")
+
+
+def _tied(one: Set, other: Set) -> Set:
+    """Two sets that are added channel by channel are one."""
+    one, other = one.found(), other.found()
+    if one is not other:
+        if one.count and other.count and one.count != other.count:
+            raise cannot(f"{one.count} channels meet {other.count}")
+        one.grain, one.sliced = math.lcm(one.grain, other.grain), one.sliced and other.sliced
+        one.count = one.count or other.count
+        other.same = one
+    return one
+
+
+def cannot(reason: Any) -> InputError:
+    return InputError(
+        f"model: it cannot be sliced by width: {reason}; choose mlp, cnn, wrn-D-K, resnet-8, resnet-18, resnet-34 or "
+        "vgg-16, or a model of your own of convolutions, linear layers, normalisation, pooling and sums"
+    )

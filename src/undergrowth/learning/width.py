@@ -1,0 +1,149 @@
+"""Width: which channels of a model belong together, and slices of the model that have only some of them.
+
+A channel that a layer makes is an output of that layer, an input of every layer that reads it and, across a residual
+sum, a channel of other layers too: a slice keeps it everywhere or nowhere. Who belongs together is read off the
+module's graph, once. The channels of the input and the classes are never sliced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from undergrowth.core import Model, Weights
+from undergrowth.learning.channels import Found, find_channels
+
+_KNOWN: WeakKeyDictionary[Model, Widths] = WeakKeyDictionary()
+
+
+class Axis(NamedTuple):
+    """A dimension of a tensor: which set of channels lies along it, and how many entries each channel has."""
+
+    dimension: int
+    channels: int  # a place in `Widths.channels`
+    block: int  # above 1 where maps were flattened: the pixels of a channel lie side by side
+
+
+@dataclass(frozen=True)
+class Channels:
+    """A set of channels that layers share. `grain`: so many are kept or left together (one group of a GroupNorm)."""
+
+    count: int
+    grain: int
+
+    def kept(self, ratio: float) -> int:
+        """The channels of a slice: that share of them, rounded up."""
+        # Rounded first, so that 0.1 of 30 is 3 and not a hair more.
+        return self.grain * max(1, math.ceil(round(ratio * self.count / self.grain, 9)))
+
+    def window(self, ratio: float, offset: int) -> Tensor:
+        """Which ones: a window that starts `offset` grains from the first and goes on at the start after the last."""
+        grains = torch.arange(self.kept(ratio) // self.grain).add(offset).remainder(self.count // self.grain)
+        # Sorted, so that a window over all channels is the model as it is.
+        return _blocks(grains.sort().values, self.grain)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How the tensors of one model are sliced. A slice is told by its ratio and its offset."""
+
+    shapes: Mapping[str, torch.Size]
+    channels: tuple[Channels, ...]
+    axes: Mapping[str, tuple[Axis, ...]]  # of the tensors that are sliced
+    grouped: Mapping[str, tuple[str, int]]  # layer that works on groups of channels → its attribute, channels of one
+
+    def shape(self, name: str, ratio: float) -> torch.Size:
+        """That of a tensor of the model in a slice."""
+        sizes = list(self.shapes[name])
+        for axis in self.axes.get(name, ()):
+            sizes[axis.dimension] = self.channels[axis.channels].kept(ratio) * axis.block
+        return torch.Size(sizes)
+
+    def cut(self, weights: Weights, ratio: float, offset: int = 0) -> Weights:
+        """The slice of these weights; with a ratio of 1 the weights themselves."""
+        if ratio == 1:
+            return weights
+        windows = [channels.window(ratio, offset) for channels in self.channels]
+        sliced = dict(weights)
+        for name in weights.keys() & self.axes.keys():
+            for axis in self.axes[name]:
+                index = _blocks(windows[axis.channels], axis.block).to(sliced[name].device)
+                sliced[name] = sliced[name].index_select(axis.dimension, index)
+        return sliced
+
+    def spread(self, cut: Weights, ratio: float, offset: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors of a slice at their places in tensors of full size, and masks of these places."""
+        windows = [channels.window(ratio, offset) for channels in self.channels]
+        values: dict[str, Tensor] = {}
+        masks: dict[str, Tensor] = {}
+        for name, value in cut.items():
+            places: list[Tensor] = [torch.arange(size) for size in self.shapes[name][:2]]
+            for axis in self.axes.get(name, ()):
+                places[axis.dimension] = _blocks(windows[axis.channels], axis.block)
+            at = tuple(place.to(value.device) for place in torch.meshgrid(places, indexing="ij")) if places else ()
+            values[name] = value.new_zeros(self.shapes[name]).index_put(at, value) if at else value
+            masks[name] = torch.zeros(self.shapes[name], dtype=torch.bool, device=value.device)
+            masks[name][at or ...] = True
+        return values, masks
+
+    def masks(self, weights: Weights, kept: Tensor) -> dict[str, Tensor]:
+        """Where the first channels of each set lie in these weights, for those that are sliced.
+
+        kept: how many of each set, … × sets. What stands before the sets comes first in the masks too, as it does
+        in the weights of many clients that an engine computes at once.
+        """
+        masks: dict[str, Tensor] = {}
+        for name in weights.keys() & self.axes.keys():
+            dimensions = len(self.shapes[name])
+            for axis in self.axes[name]:
+                size = weights[name].shape[axis.dimension - dimensions]
+                first = kept[..., axis.channels, None] * axis.block
+                line = torch.arange(size, device=kept.device) < first
+                ones = [size if dimension == axis.dimension else 1 for dimension in range(dimensions)]
+                mask = line.reshape(*kept.shape[:-1], *ones)
+                masks[name] = masks[name] & mask if name in masks else mask
+        return masks
+
+    @contextmanager
+    def fitting(self, model: Model, weights: Weights) -> Iterator[None]:
+        """While entered, layers that work on groups of channels have as many groups as these weights have."""
+        layers = [(model.module.get_submodule(name), *rest) for name, rest in self.grouped.items()]
+        before = [getattr(layer, attribute) for layer, attribute, _ in layers]
+        try:
+            for name, (layer, attribute, size) in zip(self.grouped, layers):
+                weight = f"{name}.weight"
+                # Counted from the back: in a stack of clients the client is the first dimension.
+                setattr(layer, attribute, weights[weight].shape[-len(self.shapes[weight])] // size)
+            yield
+        finally:
+            for (layer, attribute, _), number in zip(layers, before):
+                setattr(layer, attribute, number)
+
+
+def widths_of(model: Model) -> Widths:
+    """How a model is sliced; an InputError where it cannot be."""
+    known = _KNOWN.get(model)
+    if known is None:
+        known = _KNOWN[model] = _widths(dict(model.shapes), find_channels(model.module))
+    return known
+
+
+def _widths(shapes: Mapping[str, torch.Size], found: Found) -> Widths:
+    sets = list(dict.fromkeys(one for axes in found.axes.values() for _, one, _ in axes))
+    axes = {
+        name: tuple(Axis(dimension, sets.index(one), block) for dimension, one, block in found.axes[name])
+        for name in found.axes.keys() & shapes.keys()
+    }
+    return Widths(shapes, tuple(Channels(one.count, one.grain) for one in sets), axes, found.grouped)
+
+
+def _blocks(index: Tensor, size: int) -> Tensor:
+    """The entries of these channels, so many each."""
+    return index if size == 1 else (index[:, None] * size + torch.arange(size)).flatten()

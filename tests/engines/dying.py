@@ -1,0 +1,59 @@
+"""Worker processes that die at a chosen moment, for tests of what is lost then."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from typing import Any
+
+from undergrowth.engines.arena import Arena
+
+
+class Countdown:
+    """A number that all processes share: says True once, when it was asked so many times."""
+
+    def __init__(self, asked: int, often: int = 1) -> None:
+        self.left = memoryview(mmap.mmap(-1, 8)).cast("q")
+        self.left[0] = asked
+        self.often = often
+
+    def __call__(self) -> bool:
+        self.left[0] -= 1
+        return -self.often < self.left[0] <= 0
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_in(step: str, when: Countdown, monkeypatch: Any) -> None:
+    """Workers die in the middle of writing, before a record counts, or right after."""
+    parent, commit, write, words = os.getpid(), Arena.commit, Arena.write, Arena._write_bytes
+
+    def commit_and_die(self: Arena, record: Any) -> None:
+        now = os.getpid() != parent and when()
+        if now and step == "before":
+            die()
+        commit(self, record)
+        if now and step == "after":
+            die()
+
+    def write_and_die(self: Arena, *arguments: Any, **more: Any) -> Any:
+        if os.getpid() != parent and when():
+            self._view("float32", [64], arguments[1]).fill_(float("nan"))  # half a total
+            die()
+        return write(self, *arguments, **more)
+
+    def words_and_die(self: Arena, written: bytes, at: int) -> int:
+        if os.getpid() != parent and when():
+            words(self, written[: len(written) // 2], at)
+            die()
+        return words(self, written, at)
+
+    if step in ("before", "after"):
+        monkeypatch.setattr(Arena, "commit", commit_and_die)
+    elif step == "tensors":
+        monkeypatch.setattr(Arena, "write", write_and_die)
+    else:
+        monkeypatch.setattr(Arena, "_write_bytes", words_and_die)

@@ -1,0 +1,207 @@
+"""The engine `processes` by itself: jobs in, the serial engine's outcomes out, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from undergrowth.core import Collect, Context, Packet, Server, State
+from undergrowth.engines import ENGINES, Job, Processes, Serial, Settings, World
+from undergrowth.engines import arena as arena_module
+from undergrowth.learning import Averaging
+
+from ..simulation.federations import TASK, NoData, Nudge
+
+MODEL = TASK.model.initial(0)
+NAMES = [f"device-{number}" for number in range(8)]
+
+
+class Sized(NoData):
+    """Devices of different size, so that a placement changes their order."""
+
+    def size(self, device: str) -> int:
+        return 1 + int(device[-1]) * 40
+
+
+def world(server: Server | None = None, bad: dict[str, Any] | None = None) -> World:
+    return World(TASK, Nudge(bad or {}), {"server": server or Averaging(), "edge": Averaging()}, Sized())
+
+
+def jobs(names: list[str], fold: bool = True, round: int = 0, node: str = "server") -> list[Job]:
+    down = Packet(MODEL)
+    return [Job(node, name, down, Context(1, name, round), fold) for name in names]
+
+
+@pytest.fixture
+def opened(request):
+    def go(place: World, workers: int = 2, **settings: Any) -> Processes:
+        engine = Processes(Settings(workers=workers, **settings))
+        engine.open(place)
+        request.addfinalizer(engine.close)
+        return engine
+
+    return go
+
+
+def by_serial(place: World, work: list[Job]) -> list[Any]:
+    engine = Serial()
+    engine.open(place)
+    return list(engine.run(work))
+
+
+def assert_alike(ours: list[Any], serial: list[Any]) -> None:
+    assert len(ours) == len(serial)
+    for one, other in zip(ours, serial):
+        for name in ("node", "sent", "refused", "scalars", "folded"):
+            assert getattr(one, name) == getattr(other, name), name
+            assert str(getattr(one, name)) == str(getattr(other, name)), f"the order of {name}"
+        assert (one.up is None) == (other.up is None)
+        for name in other.up.tensors if other.up else ():
+            torch.testing.assert_close(one.up.tensors[name], other.up.tensors[name])
+
+
+def test_the_table_of_engines_has_it():
+    assert ENGINES["processes"] is Processes
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_outcomes_and_states_are_those_of_the_serial_engine_in_the_same_order(opened, workers):
+    ours, serial = world(), world()
+    engine = opened(ours, workers)
+    mixed = [*jobs(NAMES[:3]), *jobs(NAMES[3:5], node="edge"), *jobs(NAMES[5:], fold=False)]
+    for round in range(2):
+        work = [job._replace(context=job.context._replace(round=round)) for job in mixed]
+        assert_alike(list(engine.run(work)), by_serial(serial, work))
+    assert ours.states.snapshot() == serial.states.snapshot()
+    assert list(ours.states.all()) == list(serial.states.all())
+
+
+def wrong_names(up: Packet) -> Packet:
+    return Packet({f"odd.{name}": value for name, value in up.tensors.items()}, up.scalars)
+
+
+@dataclass(frozen=True)
+class Careless(Averaging):
+    """Checks nothing, so that what does not go together is found only when it is combined."""
+
+    def check(self, task: Any, up: Packet) -> str | None:
+        return None
+
+
+ODD = {
+    "the first": {"device-0": wrong_names},
+    "the last": {"device-7": wrong_names},
+    "two": {"device-2": wrong_names, "device-5": wrong_names},
+    "one that can never be combined": {"device-3": lambda up: Packet(up.tensors)},
+    "all of a worker": dict.fromkeys(NAMES[::2], wrong_names),
+}
+
+
+@pytest.mark.parametrize("bad", ODD.values(), ids=ODD.keys())
+def test_uploads_that_do_not_go_together_are_refused_as_in_the_serial_engine(opened, bad):
+    ours, serial = world(Careless(), bad), world(Careless(), bad)
+    for round in range(2):
+        work = jobs(NAMES, round=round)
+        assert_alike(list(opened(ours, placement="rr").run(work)), by_serial(serial, work))
+    assert ours.states.snapshot() == serial.states.snapshot()
+
+
+@dataclass(frozen=True)
+class Keeping(Averaging):
+    """Its totals grow with every upload."""
+
+    reducer = Collect()
+
+
+def test_totals_that_grow_come_back_whole(opened):
+    assert_alike(list(opened(world(Keeping())).run(jobs(NAMES))), by_serial(world(Keeping()), jobs(NAMES)))
+
+
+@pytest.mark.parametrize("server", [Averaging(), Keeping()])
+@pytest.mark.parametrize("fold", [True, False])
+def test_a_crowded_arena_is_emptied_on_the_way(opened, monkeypatch, server, fold):
+    monkeypatch.setattr(arena_module, "machine_memory", lambda: 1 << 24)
+    monkeypatch.setattr(arena_module, "CROWDED", 1 << 13)  # 2 kB for the parent, 1 kB for a worker
+    ours, serial = world(server), world(server)
+    work = jobs(NAMES, fold)
+    packets = {name: Packet({k: v.clone() for k, v in MODEL.items()}) for name in NAMES}
+    work = [job._replace(down=packets[job.device]) for job in work]
+    outcomes, reference = list(opened(ours).run(work)), by_serial(serial, work)
+    if not fold:
+        assert_alike(outcomes, reference)
+    assert {name: size for one in outcomes for name, size in one.sent.items()} == {
+        name: size for one in reference for name, size in one.sent.items()
+    }
+    assert ours.states.snapshot() == serial.states.snapshot()
+
+
+def test_what_leaves_the_engine_stays_as_it_is(opened):
+    engine = opened(world())
+    first = [*engine.run(jobs(NAMES)), *engine.run(jobs(NAMES[:2], fold=False, round=1))]
+    before = [{name: value.clone() for name, value in one.up.tensors.items()} for one in first]
+    for round in range(2, 5):
+        list(engine.run(jobs(NAMES, round=round)))
+    for one, kept in zip(first, before):
+        assert all(torch.equal(one.up.tensors[name], kept[name]) for name in kept)
+
+
+@dataclass
+class Lazy(Nudge):
+    """Gives back its own state as it was."""
+
+    def local(self, task: Any, down: Packet, shard: Any, own: State, context: Context) -> tuple[Packet, State]:
+        return super().local(task, down, shard, own, context)[0], own
+
+
+def test_a_state_that_stays_the_same_is_not_written_down_again(opened):
+    place = world()
+    place.client = Lazy()
+    place.states.put("device-1", {"model": torch.ones(3)})
+    place.states.take_changed()
+    list(opened(place).run(jobs(NAMES)))
+    assert not place.states.take_changed()
+
+
+def test_no_jobs_are_no_outcomes(opened):
+    assert list(opened(world()).run([])) == []
+
+
+def test_after_many_rounds_and_close_nothing_is_left(opened):
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    engine = opened(world())
+    list(engine.run(jobs(NAMES)))
+    warm, pids = descriptors(), list(engine.pids.values())
+    for round in range(200):
+        list(engine.run(jobs(NAMES[:3], round=round)))
+    assert descriptors() == warm
+    assert list(engine.pids.values()) == pids
+    engine.close()
+    engine.close()
+    assert descriptors() == before
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    with pytest.raises(ChildProcessError):  # nobody is left to wait for
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_an_engine_that_nobody_closes_takes_its_workers_along():
+    engine = Processes(Settings(workers=2))
+    engine.open(world())
+    list(engine.run(jobs(NAMES)))
+    pids = list(engine.pids.values())
+    assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+    del engine
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def test_a_closed_engine_can_be_used_again(opened):
+    engine = opened(world())
+    list(engine.run(jobs(NAMES)))
+    engine.close()
+    assert_alike(list(engine.run(jobs(NAMES, round=1))), by_serial(world(), jobs(NAMES, round=1)))
