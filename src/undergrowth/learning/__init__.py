@@ -11,6 +11,7 @@ from undergrowth.learning.staleness import Staleness
 from undergrowth.learning.width import Widths, widths_of
 
 __all__ = [
+    "RATIOS",
     "Adam",
     "Adaptive",
     "All",
@@ -28,7 +29,6 @@ __all__ = [
     "Oort",
     "Optimiser",
     "PowerOfChoice",
-    "RATIOS",
     "Proximal",
     "Random",
     "Selector",

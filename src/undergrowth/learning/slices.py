@@ -1,4 +1,4 @@
-"""Slices of a model by width, one for every device: who gets which, who trains it, how the server puts them together."""
+"""Slices of a model by width, one for every device: who gets which, who trains it, how the server joins them."""
 
 from __future__ import annotations
 

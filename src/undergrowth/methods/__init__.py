@@ -10,6 +10,9 @@ from undergrowth.methods.fedavgm import FedAvgM
 from undergrowth.methods.fedbuff import FedBuff
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from undergrowth.methods.fedprox import FedProx
+from undergrowth.methods.fedrolex import FedRolex
+from undergrowth.methods.fjord import FjORD
+from undergrowth.methods.heterofl import HeteroFL
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -22,9 +25,12 @@ METHODS: dict[str, type[Method]] = {
     "fedadagrad": FedAdagrad,
     "fedasync": FedAsync,
     "fedbuff": FedBuff,
+    "heterofl": HeteroFL,
+    "fjord": FjORD,
+    "fedrolex": FedRolex,
 }
 
 __all__ = [
-    "METHODS", "Central", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedProx", "FedYogi",
-    "Local",
+    "METHODS", "Central", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedProx", "FedRolex",
+    "FedYogi", "FjORD", "HeteroFL", "Local",
 ]  # fmt: skip

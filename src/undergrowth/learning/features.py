@@ -1,0 +1,46 @@
+"""Features: what crosses a split of the model, and the part above it as a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from undergrowth.core import Model, Output, Task, Weights
+from undergrowth.learning.selectors import EVALUATION_BATCH
+
+
+def features(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
+    """The maps that cross the split for all samples, in evaluation mode and without gradient.
+
+    In evaluation mode the maps of a sample do not hang on the others of its batch, so they can be computed once
+    and kept for as long as the weights below the split stay the same.
+    """
+    with torch.no_grad():
+        return torch.cat([task.model.run(weights, some, stop=level).logits for some in x.split(EVALUATION_BATCH)])
+
+
+class UpperPart(Model):
+    """A model whose inputs are the feature maps at `level` of another: only the part above it runs.
+
+    Parameters and buffers are those of the whole model, by the same names.
+    """
+
+    def __init__(self, whole: Model, level: str) -> None:
+        vars(self).update(vars(whole))
+        # Every pass goes through the whole model, because that knows in which mode its layers are.
+        self._whole = whole
+        self._input = level
+
+    def run(
+        self,
+        weights: Weights,
+        x: Tensor,
+        *,
+        training: str | bool = False,
+        maps: Sequence[str] = (),
+        start: str | None = None,
+        stop: str | None = None,
+    ) -> Output:
+        return self._whole.run(weights, x, training=training, maps=maps, start=start or self._input, stop=stop)
