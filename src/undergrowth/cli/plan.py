@@ -41,7 +41,7 @@ def plan(
 ) -> None:
     """Say what one round would cost every class of devices with every method, and who could take part.
 
-    A row is about the device with the median number of samples in its class.
+    A row is about the device of its class whose round takes the median time.
 
     Examples:
 

@@ -59,7 +59,7 @@ def page(rows: Sequence[Row], chosen: Experiment, notes: Sequence[str] = ()) -> 
     built.add(f'<p class="quiet">{escape(heading(chosen))}. Nothing was trained.</p>')
     for note in notes:
         built.add(f"<p>Note: {escape(note)}.</p>")
-    text = "For one device with the median number of samples in its class. Darker: longer."
+    text = "For the device of its class whose round takes the median time. Darker: longer."
     built.section("Seconds of a round", text)
     built.figures([seconds(rows)])
     built.section("Who could take part", "Devices that hold the work and are back by the deadline.")

@@ -30,7 +30,7 @@ def plan_rows(
 ) -> Iterator[Row]:
     """A row for every method and class of devices, all for one round of one device.
 
-    The device is the one with the median number of samples in its class; `fitting` counts those in the class that
+    The device is the one whose round takes the median time in its class; `fitting` counts those in the class that
     could take part. Without methods, all that run on devices are priced.
     """
     population = population_of(experiment, data) if data is not None else population_or_outline(experiment)
@@ -67,8 +67,8 @@ def _row(
     population: Population,
     deadline: float | None,
 ) -> Row:
-    by_size = sorted(looked_at, key=lambda prospect: population.size(prospect.device))
-    typical = by_size[len(by_size) // 2]
+    by_time = sorted(looked_at, key=lambda prospect: prospect.timing.seconds)
+    typical = by_time[(len(by_time) - 1) // 2]
     fitting = sum(prospect.verdict(deadline) == "fits" for prospect in looked_at)
     able = sum(population.size(device) > 0 for device in devices)  # who has no sample is never asked
     return {
