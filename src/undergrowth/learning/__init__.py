@@ -1,5 +1,8 @@
 """The parts that methods are put together from."""
 
+from undergrowth.learning.contrastive import Contrastive, with_references
+from undergrowth.learning.features import UpperPart, features_of
+from undergrowth.learning.fine_tuning import WARM, FineTuning
 from undergrowth.learning.gradient_client import GradientClient, gradients_of, ordered
 from undergrowth.learning.objectives import CrossEntropy, Look, Objective, Proximal
 from undergrowth.learning.optimisers import Adam, Optimiser, Sgd, learning_rate, optimiser_of
@@ -12,15 +15,18 @@ from undergrowth.learning.width import Widths, widths_of
 
 __all__ = [
     "RATIOS",
+    "WARM",
     "Adam",
     "Adaptive",
     "All",
     "Averaging",
     "ByData",
+    "Contrastive",
     "CrossEntropy",
     "Entropy",
     "FedCS",
     "FewShot",
+    "FineTuning",
     "GradientClient",
     "HighestLoss",
     "Look",
@@ -36,8 +42,10 @@ __all__ = [
     "SliceClient",
     "Slicing",
     "Staleness",
+    "UpperPart",
     "Widths",
     "check_ratios",
+    "features_of",
     "gradients_of",
     "learning_rate",
     "optimiser_of",
@@ -45,4 +53,5 @@ __all__ = [
     "selection",
     "unlike_model",
     "widths_of",
+    "with_references",
 ]  # fmt: skip

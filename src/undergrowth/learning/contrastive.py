@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Shard, Steps, Task, Weights
-from undergrowth.learning.features import features
+from undergrowth.learning.features import features_of
 from undergrowth.learning.objectives import Look, Objective
 
 NEAR, FAR = "near", "far"  # the entries of a batch that hold the features of the two models
@@ -39,6 +39,6 @@ def with_references(task: Task, steps: Steps, shard: Shard, near: Weights, far: 
     Both models stand still while the device trains and run in evaluation mode, so one pass over the samples
     serves all epochs; a pass in training mode would also average over the batch, which the next epoch shuffles.
     """
-    to = features(task, near, shard.x, "head").flatten(1)
-    away = to if far is None else features(task, far, shard.x, "head").flatten(1)
+    to = features_of(task, near, shard.x, "head").flatten(1)
+    away = to if far is None else features_of(task, far, shard.x, "head").flatten(1)
     return replace(steps, data={**steps.data, NEAR: to, FAR: away})

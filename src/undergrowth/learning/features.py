@@ -11,7 +11,7 @@ from undergrowth.core import Model, Output, Task, Weights
 from undergrowth.learning.selectors import EVALUATION_BATCH
 
 
-def features(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
+def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
     """The maps that cross the split for all samples, in evaluation mode and without gradient.
 
     In evaluation mode the maps of a sample do not hang on the others of its batch, so they can be computed once
@@ -29,6 +29,7 @@ class UpperPart(Model):
 
     def __init__(self, whole: Model, level: str) -> None:
         vars(self).update(vars(whole))
+        self._stage(level)  # refuses a level that there is not
         # Every pass goes through the whole model, because that knows in which mode its layers are.
         self._whole = whole
         self._input = level

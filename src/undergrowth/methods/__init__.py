@@ -8,11 +8,13 @@ from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedavg import FedAvg
 from undergrowth.methods.fedavgm import FedAvgM
 from undergrowth.methods.fedbuff import FedBuff
+from undergrowth.methods.fedft import FedFT, FedFTEDS, FedFTRDS
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from undergrowth.methods.fedprox import FedProx
 from undergrowth.methods.fedrolex import FedRolex
 from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.heterofl import HeteroFL
+from undergrowth.methods.moon import Moon
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -25,12 +27,16 @@ METHODS: dict[str, type[Method]] = {
     "fedadagrad": FedAdagrad,
     "fedasync": FedAsync,
     "fedbuff": FedBuff,
+    "moon": Moon,
+    "fedft": FedFT,
+    "fedft-rds": FedFTRDS,
+    "fedft-eds": FedFTEDS,
     "heterofl": HeteroFL,
     "fjord": FjORD,
     "fedrolex": FedRolex,
 }
 
 __all__ = [
-    "METHODS", "Central", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedProx", "FedRolex",
-    "FedYogi", "FjORD", "HeteroFL", "Local",
+    "METHODS", "Central", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedFT", "FedFTEDS",
+    "FedFTRDS", "FedProx", "FedRolex", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
 ]  # fmt: skip

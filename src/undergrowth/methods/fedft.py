@@ -6,8 +6,8 @@ fedft all samples; fedft-rds a random share; fedft-eds those of highest entropy 
 it; after that only θ travels. φ runs in evaluation mode, so its BatchNorm statistics stay what they are. With share = 1
 all three are the same, bit for bit.
 
-The source pretrains: weights of a source domain (here `model.weights`), then one round of FedAvg by all devices without a
-deadline, then all are given φ. `warm_rounds` is the number of such rounds, in which everybody trains the whole model
+The source pretrains: weights of a source domain (here `model.weights`), then one round of FedAvg by all devices without
+a deadline, then all are given φ. `warm_rounds` is the number of such rounds, in which everybody trains the whole model
 on all samples with the run's epochs; the round after them hands out φ to all, also without a deadline.
 
 cache_features: φ(x) never changes, so a device computes it once, keeps it, and later picks and trains from there.
@@ -21,67 +21,88 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+from undergrowth.core import Context, Method, Packet, Plan, State, Task, View, option
+from undergrowth.learning import WARM, All, Averaging, Entropy, FineTuning, GradientClient, Random, Selector
 
-from undergrowth.core import (
-    Batch,
-    Carry,
-    Context,
-    LoopClient,
-    Method,
-    Packet,
-    Plan,
-    Shard,
-    State,
-    Steps,
-    Task,
-    View,
-    option,
-)  # fmt: skip
-from undergrowth.learning import All, Averaging, Entropy, GradientClient, Random, Selector, UpperPart, features
-
-WARM, HANDING = "warm", "handing out"  # the tag "phase" of what goes down before the rounds of the method itself
+HANDING = "handing out"  # the phase of the round after the warm ones
 
 
 @dataclass(frozen=True)
-class Tuning(LoopClient):
-    """Trains the whole model in a warm round, and else the upper part on top of what it keeps of the lower one."""
+class Parts(Averaging):
+    """Sends φ to whoever has not answered in a round in which it was fixed, and to the others θ alone."""
 
-    upper: GradientClient
-    cached: bool
-    whole = GradientClient()
+    split: str = "mid"
+    warm_rounds: int = 0
 
-    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        if down.tags.get("phase") == WARM:
-            carry, steps = self.whole.begin(task, down, shard, own, context)
-            return {**carry, "split": None}, steps
-        model = replace(down, tensors={**own.get("lower", {}), **down.tensors})
-        maps = self._maps(task, model, shard, own) if self.cached else None
-        above = shard if maps is None else Shard(maps, shard.y)
-        carry, steps = self.upper.begin(self._seen(task), model, above, own, context)
-        return {**carry, "split": self.upper.split, "finish": {**carry["finish"], "maps": maps}}, steps
+    def init(self, task: Task, context: Context) -> State:
+        return {**super().init(task, context), "phase": WARM if self.warm_rounds else "", "rounds": 0}
 
-    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
-        if carry["split"] is None:
-            return self.whole.step(task, carry, batch)
-        return self.upper.step(self._seen(task), carry, batch)
+    def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
+        return {"model": {**state.get("model", {}), **down.tensors}, "phase": down.tags.get("phase", "")}
 
-    def finish(
-        self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
-    ) -> tuple[Packet, State]:
-        if carry["split"] is None:
-            up, own = self.whole.finish(task, down, carry, shard, own, context)
-            return replace(up, scalars={**up.scalars, WARM: 1.0}), own
-        up, own = self.upper.finish(task, down, carry, shard, own, context)
-        maps = carry["finish"]["maps"]
-        sent = {name: value for name, value in down.tensors.items() if name not in up.tensors}
-        if not sent and maps is own.get("maps"):
-            return up, own  # the same object, so that it is not written down again
-        return up, {"lower": sent or own.get("lower", {}), **({} if maps is None else {"maps": maps})}
+    def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
+        model, phase = state["model"], state["phase"]
+        names = (*task.model.trainable(self.split), *task.model.upper_buffers(self.split))
+        if phase:
+            return Plan(dict.fromkeys(view.idle, Packet(model, tags={"phase": phase})))
+        whole, upper = Packet(model), Packet({name: model[name] for name in names})
+        holders = {child for child, said in view.heard.items() if WARM not in said}
+        plan = self.ask(task, view, context, upper if holders.issuperset(view.idle) else whole)
+        return replace(plan, sends={child: upper if child in holders else whole for child in plan.sends})
 
-    def _maps(self, task: Task, model: Packet, shard: Shard, own: State) -> Tensor:
-        kept = own.get("maps")
-        # φ comes once, and anew if the server does not know that it came. Other samples need other maps too.
-        if kept is not None and model.tensors.keys() == own["lower"].keys() | self._upper_names(task):
-            ...
-        return features(task, model.tensors, shard.x, str(self.upper.split))
+    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+        rounds = state["rounds"] + 1
+        after = HANDING if rounds == self.warm_rounds else ""
+        phase = WARM if rounds < self.warm_rounds else after
+        return {**super().step(task, state, total, context), "phase": phase, "rounds": rounds}
+
+
+@dataclass(frozen=True)
+class Tuned(Method):
+    """What the three share; they differ in the samples that a device trains on."""
+
+    split: str = option("mid", "level of the model below which nothing is trained")
+    epochs: int | None = option(5, "epochs of tuning a round; None: the run's", at_least=1)
+    cache_features: bool = option(False, "devices keep the features of their samples instead of computing them again")
+    warm_rounds: int = option(0, "rounds at the start in which all devices train the whole model", at_least=0)
+
+    @property
+    def selector(self) -> Selector:
+        return All()
+
+    @property
+    def client(self) -> FineTuning:  # type: ignore[override]
+        tuned = GradientClient(split=self.split, selector=self.selector, epochs=self.epochs)
+        return FineTuning(tuned, self.cache_features)
+
+    @property
+    def server(self) -> Parts:  # type: ignore[override]
+        return Parts(split=self.split, warm_rounds=self.warm_rounds)
+
+
+@dataclass(frozen=True)
+class FedFT(Tuned):
+    """Federated fine-tuning of the upper part on all samples."""
+
+
+@dataclass(frozen=True)
+class FedFTRDS(Tuned):
+    """Federated fine-tuning of the upper part on random samples."""
+
+    share: float = option(0.1, "share of the samples that a device trains on", above=0, at_most=1)
+
+    @property
+    def selector(self) -> Selector:
+        return Random(self.share) if self.share < 1 else All()
+
+
+@dataclass(frozen=True)
+class FedFTEDS(Tuned):
+    """Federated fine-tuning of the upper part on the samples that the model is least certain of."""
+
+    share: float = option(0.1, "share of the samples that a device trains on", above=0, at_most=1)
+    temperature: float = option(0.1, "divides the logits before the entropy; below 1 it hardens", above=0)
+
+    @property
+    def selector(self) -> Selector:
+        return Entropy(self.share, self.temperature) if self.share < 1 else All()
