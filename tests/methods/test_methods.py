@@ -14,8 +14,15 @@ from undergrowth.core import Context, Method, Model, Node, Send, Shard, State, T
 from undergrowth.methods import METHODS, Central, FedAdam, FedAvg, FedAvgM, FedProx, Local
 
 
+class Net(nn.Sequential):
+    levels = {"low": "1", "mid": "2", "up": "2", "head": "3"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
 def build() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    return Net()
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class Processes:
     def _start(self) -> Crew:
         self.close()
         self._ours, *self._theirs = arenas(1 + len(self.kinds))
-        self._crew = Crew(partial(serve, self.world, self.kinds, self._ours, self._theirs))
+        self._crew = Crew(partial(serve, self.world, self.kinds, self.settings, self._ours, self._theirs))
         # Also when nobody closes this engine: when it is thrown away, and at the end of the program.
         self._closing = weakref.finalize(self, self._crew.close)
         return self._crew
@@ -192,10 +192,16 @@ class Processes:
 
 
 def serve(
-    world: World, kinds: Sequence[str], theirs: Arena, ours: Sequence[Arena], number: int, line: Connection
+    world: World,
+    kinds: Sequence[str],
+    settings: Settings,
+    theirs: Arena,
+    ours: Sequence[Arena],
+    number: int,
+    line: Connection,
 ) -> None:
     """What a worker does in its own process."""
-    Worker(world, kinds[number], theirs, ours[number], line).serve()
+    Worker(world, kinds[number], settings, theirs, ours[number], line).serve()
 
 
 def cores() -> int:

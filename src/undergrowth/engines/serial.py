@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from undergrowth.engines.world import Folding, Job, Outcome, Settings, World, do
+from undergrowth.engines.world import Job, Outcome, Settings, World, do, settled
 
 
 class Serial:
@@ -16,22 +16,8 @@ class Serial:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         states = self.world.states
-        sums: dict[str, Folding] = {}
-        for job in jobs:
-            done = do(self.world, job, states.get(job.device), states.residual(job.device))
-            used = done.problem is None
-            if job.fold:
-                if job.node not in sums:
-                    sums[job.node] = Folding(job.node, self.world.servers[job.node])
-                used = sums[job.node].add(job.device, done)
-            elif done.problem is None:
-                yield Outcome(job.node, done.up, {job.device: done.size})
-            else:
-                yield Outcome(job.node, None, refused={job.device: done.problem})
-            if used:
-                states.put(job.device, done.own, done.residual)
-        for total in sums.values():
-            yield total.outcome()
+        done = ((job, do(self.world, job, states.get(job.device), states.residual(job.device))) for job in jobs)
+        return settled(self.world, done)
 
     def facts(self) -> Mapping[str, float]:
         return {}

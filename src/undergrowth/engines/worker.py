@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -20,7 +21,8 @@ import torch
 
 from undergrowth.core import Context, InputError, Packet, RunError, State, moved
 from undergrowth.engines.arena import Arena, Full
-from undergrowth.engines.world import Done, Folding, Job, States, World, do
+from undergrowth.engines.stacking import Stacking
+from undergrowth.engines.world import Done, Folding, Job, Settings, States, World, do
 
 UNCHANGED, EMPTY = -1, 0  # in place of where a state is
 LARGER = 4  # a total is noted after each job unless it is so many times larger than the upload; then the upload is
@@ -65,10 +67,14 @@ class Entry(NamedTuple):
 class Worker:
     """`theirs`: the parent's arena, which is only read here. `ours`: this worker's, which the parent only reads."""
 
-    def __init__(self, world: World, device: str, theirs: Arena, ours: Arena, line: Connection) -> None:
+    def __init__(
+        self, world: World, device: str, settings: Settings, theirs: Arena, ours: Arena, line: Connection
+    ) -> None:
         self.world = replace(world, device=device, states=States())
+        self.settings = settings
         self.theirs, self.ours, self.line = theirs, ours, line
         self.started = False
+        self.stacking: Stacking | None = None
         self.downs: dict[int, Packet] = {}  # where → a packet of this share that was read
         self.sums: dict[str, Folding] = {}
         self.slots: dict[tuple[str, bool], tuple[int, int]] = {}  # node and side → where a slot begins and ends
@@ -104,28 +110,46 @@ class Worker:
         self.started = True
 
     def _share(self, jobs: Sequence[Any], totals: dict[str, int], top: int) -> None:
-        device = self.world.device
         self.ours.top = top
         self.slots.clear()
         self.downs.clear()
         self.sums = {node: self._folding(node, self.ours.take(where)) for node, where in totals.items()}
-        entries = [Entry(*entry) for entry in jobs]
-        last = {entry.node: entry.position for entry in entries}
-        for entry in entries:
-            began = perf_counter()
-            own = moved(self.theirs.get(entry.own), device) if entry.own else {}
-            residual = moved(self.theirs.get(entry.residual), device) if entry.residual else {}
-            context = Context(*entry.context)
-            job = Job(entry.node, entry.device, self._down(entry.packet), context, entry.fold, entry.limit)
+        entries = {entry.device: entry for entry in (Entry(*entry) for entry in jobs)}
+        left = Counter(entry.node for entry in entries.values())
+        began = perf_counter()
+        for job, done in self._done(entries.values()):
+            entry = entries[job.device]
+            left[entry.node] -= 1
             try:
-                done = do(self.world, job, own, residual)
-                self._note(entry, done, own, residual, began, entry.position == last[entry.node])
+                self._note(entry, done, began, last=not left[entry.node])
             except (InputError, RunError):
                 raise
             except Exception as error:
-                raise RunError(f"{entry.device} failed in round {context.round + 1}: {error!r}") from error
+                raise RunError(f"{entry.device} failed in round {job.context.round + 1}: {error!r}") from error
             if self.ours.crowded:
                 self._flush()
+            began = perf_counter()
+
+    def _done(self, entries: Iterable[Entry]) -> Iterator[tuple[Job, Done]]:
+        """The jobs of a share: one by one, or, where the settings say so, in stacks."""
+        self.world.states = States()
+        if not self.settings.stack:
+            for entry in entries:
+                job = self._job(entry)
+                states = self.world.states
+                yield job, do(self.world, job, states.get(job.device), states.residual(job.device))
+            return
+        if self.stacking is None:
+            self.stacking = Stacking(self.world, self.settings)
+        yield from self.stacking.done([self._job(entry) for entry in entries])
+
+    def _job(self, entry: Entry) -> Job:
+        device = self.world.device
+        own = moved(self.theirs.get(entry.own), device) if entry.own else {}
+        residual = moved(self.theirs.get(entry.residual), device) if entry.residual else {}
+        self.world.states.put(entry.device, own, residual)
+        context = Context(*entry.context)
+        return Job(entry.node, entry.device, self._down(entry.packet), context, entry.fold, entry.limit)
 
     def _down(self, where: int) -> Packet:
         """A packet that was sent; the same object for all jobs that it was sent to."""
@@ -138,8 +162,9 @@ class Worker:
     def _folding(self, node: str, total: Packet | None = None) -> Folding:
         return Folding(node, self.world.servers[node], moved(total, self.world.device))
 
-    def _note(self, entry: Entry, done: Done, own: State, residual: State, began: float, last: bool) -> None:
+    def _note(self, entry: Entry, done: Done, began: float, last: bool) -> None:
         """Combines the upload if it may be, and writes down what came of the job."""
+        own, residual = self.world.states.get(entry.device), self.world.states.residual(entry.device)
         problem, uncombined, total = done.problem, False, None
         if entry.fold:
             folding = self.sums.setdefault(entry.node, self._folding(entry.node))

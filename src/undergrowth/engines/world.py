@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -38,7 +38,7 @@ class Settings:
     workers: int | None = None  # None: as many as the machine has cores
     devices: tuple[str, ...] = ("cpu",)  # torch devices, dealt to the workers in turn
     placement: str = "bu"  # which worker does which job: rr, srr, bu, lb or lpt
-    precision: str = "float32"  # of batched computation: float32, tf32 or bf16
+    stack: bool = False  # worker processes compute many clients at once, as the engine `vector` does
     chunk: int | None = None  # clients computed at once; None: as many as fit
     address: str | None = None  # of a Ray cluster; None: this machine
 
@@ -158,17 +158,23 @@ class Done:
 
 def do(world: World, job: Job, own: State, residual: State) -> Done:
     """One job, here and now, with what the device has kept."""
-    shard = world.shards.train(job.device).to(world.device)
+    shard: Shard | None = None
     limited = {} if job.limit is None else {"limit": job.limit}
     try:
+        shard = world.shards.train(job.device).to(world.device)
         up, kept = world.client.local(world.task, job.down, shard, own, job.context, **limited)
+        return delivered(world, job, up, kept, residual, checked=True)
     except InputError:
         raise
     except Exception as error:
-        raise RunError(
-            f"{job.device} failed in round {job.context.round + 1} with {len(shard)} samples: {error}"
-        ) from error
-    return delivered(world, job, up, kept, residual, checked=True)
+        raise failed(job, shard, error) from error
+
+
+def failed(job: Job, shard: Shard | None, error: Exception) -> RunError:
+    """The sentence for a client that raised; some errors are nothing but a word, so their kind is told too."""
+    told = repr(error) if isinstance(error, KeyError) or not str(error) else str(error)
+    samples = "" if shard is None else f" with {len(shard)} samples"
+    return RunError(f"{job.device} failed in round {job.context.round + 1}{samples}: {told}")
 
 
 def delivered(world: World, job: Job, up: Packet, kept: State, residual: State, checked: bool) -> Done:
@@ -206,3 +212,22 @@ class Folding:
 
     def outcome(self) -> Outcome:
         return Outcome(self.node, self.total, self.sent, self.refused, self.scalars, folded=True)
+
+
+def settled(world: World, done: Iterable[tuple[Job, Done]]) -> Iterator[Outcome]:
+    """The outcomes of jobs that were done: combined where they may be; what devices keep goes to their states."""
+    sums: dict[str, Folding] = {}
+    for job, one in done:
+        used = one.problem is None
+        if job.fold:
+            if job.node not in sums:
+                sums[job.node] = Folding(job.node, world.servers[job.node])
+            used = sums[job.node].add(job.device, one)
+        elif one.problem is None:
+            yield Outcome(job.node, one.up, {job.device: one.size})
+        else:
+            yield Outcome(job.node, None, refused={job.device: one.problem})
+        if used:
+            world.states.put(job.device, one.own, one.residual)
+    for total in sums.values():
+        yield total.outcome()

@@ -27,9 +27,10 @@ from undergrowth.core import (
 )  # fmt: skip
 from undergrowth.core.reducers import FOLDED
 from undergrowth.learning.gradient_client import GradientClient
-from undergrowth.learning.width import widths_of
+from undergrowth.learning.width import Widths, widths_of
 
 RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)
+NEARLY = 1.1  # half of the channels are a little more than a quarter of the weights: rounding, input, classes
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,12 @@ class Slicing(Server):
     reducer = BySlice()
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        ratios = ratios_of(view, self.ratios)
+        widths = widths_of(task.model)
+        ratios = ratios_of(view, widths, self.ratios)
         offset = context.round if self.rolls else 0
         # One packet for all devices with the same slice: prices and links are remembered by packet.
-        cut = widths_of(task.model).cut
         slices = {
-            ratio: Packet(cut(state["model"], ratio, offset), {"ratio": ratio, "offset": float(offset)})
+            ratio: Packet(widths.cut(state["model"], ratio, offset), {"ratio": ratio, "offset": float(offset)})
             for ratio in self.ratios
             if ratio in ratios.values()
         }
@@ -141,10 +142,11 @@ class OfSlices:
         return self.knows.profile(device)
 
 
-def ratios_of(view: View, ratios: tuple[float, ...]) -> dict[str, float]:
-    """Device → its ratio: the largest that is not above its speed as a share of the fastest device's, or the smallest.
+def ratios_of(view: View, widths: Widths, ratios: tuple[float, ...]) -> dict[str, float]:
+    """Device → its ratio: the largest whose slice has about the device's share of the weights, or the smallest.
 
-    A slice of ratio r costs between r² and r of the model, so nobody takes longer to train than the fastest.
+    That share is its speed divided by that of the fastest device. A slice of ratio r has between r² and r of the
+    weights, and its steps about as much of the FLOPs, so all take about as long as the fastest with the whole model.
     Devices that are all alike are dealt the ratios in turn.
     """
     devices = view.devices
@@ -152,8 +154,12 @@ def ratios_of(view: View, ratios: tuple[float, ...]) -> dict[str, float]:
     fastest = max(rates.values(), default=1.0)
     if fastest == min(rates.values(), default=1.0):
         return {device: ratios[place % len(ratios)] for place, device in enumerate(devices)}
-    fitting = {rate: [ratio for ratio in ratios if ratio <= rate / fastest + 1e-9] for rate in set(rates.values())}
-    return {device: (fitting[rate] or ratios[-1:])[0] for device, rate in rates.items()}
+    shares = {ratio: widths.share(ratio) for ratio in ratios}
+    fitting = {
+        rate: next((ratio for ratio in ratios if shares[ratio] <= NEARLY * rate / fastest), ratios[-1])
+        for rate in set(rates.values())
+    }
+    return {device: fitting[rate] for device, rate in rates.items()}
 
 
 def check_ratios(ratios: tuple[float, ...]) -> None:

@@ -66,6 +66,11 @@ class Widths:
             sizes[axis.dimension] = self.channels[axis.channels].kept(ratio) * axis.block
         return torch.Size(sizes)
 
+    def share(self, ratio: float) -> float:
+        """The weights of a slice as a share of the model's."""
+        whole, kept = (sum(self.shape(name, part).numel() for name in self.shapes) for part in (1.0, ratio))
+        return kept / whole
+
     def cut(self, weights: Weights, ratio: float, offset: int = 0) -> Weights:
         """The slice of these weights; with a ratio of 1 the weights themselves."""
         if ratio == 1:

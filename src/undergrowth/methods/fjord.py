@@ -7,7 +7,7 @@ Server: every coordinate i ← Σ n_k·w_k,i / Σ n_k over the devices k whose s
 value. So the first channels learn to do without the others, and a narrow slice of the result is a model by itself.
 
 r is that of HeteroFL: by the device's speed against the fastest that the same server sees, or dealt in turn where all
-are alike. With ratios=(1.0,) it is FedAvg, to float error.
+are alike. With ratios=(1.0,) it is FedAvg, bit for bit.
 
 Departures: a step with a smaller ratio is computed by zeros inside the device's slice, so that devices which drew other
 ratios can be computed at once; it is priced as what it is, a step of the whole slice, where the paper saves more. The

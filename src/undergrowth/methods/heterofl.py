@@ -5,9 +5,10 @@ stay whole), r and an offset, which is 0. A device: E epochs of SGD on that smal
 Server: every coordinate i ← Σ n_k·w_k,i / Σ n_k over the devices k whose slice has it; one that nobody has keeps its
 value. With ratios=(1.0,) it is FedAvg, bit for bit.
 
-r is the largest of `ratios` that is not above the device's speed divided by that of the fastest device that the same
-server sees (in a tree every edge server compares its own devices); devices that are all alike are dealt the ratios in
-turn. Layers of GroupNorm are sliced by whole groups.
+r is the largest of `ratios` whose slice has about the share of the weights that the device has of the fastest one's
+speed, so that all take about as long; devices that are all alike are dealt the ratios in turn. The fastest is that of
+the devices which the same server sees: in a tree every edge server compares its own. Layers of GroupNorm are sliced by
+whole groups.
 
 Departures: the paper's scaler (activations times 1/r in training) is left out, so a model without normalisation has
 smaller signals in its slices; the paper's masked cross-entropy (only over the classes that a device has) is left out;

@@ -49,6 +49,7 @@ def run(
     workers: int | None = None,
     placement: str | None = None,
     precision: str | None = None,
+    stack: bool | None = None,
     chunk: int | None = None,
     address: str | None = None,
     device: str | None = None,
@@ -110,7 +111,8 @@ _PLACES = {
         "over_select", "quorum",
     ),
     "run": (
-        "seed", "engine", "workers", "placement", "precision", "chunk", "address", "device", "out", "threads",
+        "seed", "engine", "workers", "placement", "precision", "stack", "chunk", "address", "device", "out",
+        "threads",
         "evaluate_every", "checkpoint_every",
     ),
 }  # fmt: skip

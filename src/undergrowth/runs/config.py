@@ -99,7 +99,8 @@ class RunSection(Section):
     out: str = "runs"
     workers: Count | None = None
     placement: Literal["rr", "srr", "bu", "lb", "lpt"] = "bu"
-    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    precision: Literal["float32", "tf32"] = "float32"
+    stack: bool = False
     chunk: Count | None = None
     address: str | None = None
     threads: Count = 1  # of torch in one process: the batches of devices are too small to share

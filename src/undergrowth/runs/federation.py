@@ -108,7 +108,14 @@ def engine_settings(experiment: Experiment) -> Settings:
     section = experiment.run
     # Worker processes may be on several devices: cuda:0,cuda:1.
     devices = tuple(section.device.split(",")) if section.engine == "processes" else (section.device,)
-    return Settings(section.workers, devices, section.placement, section.precision, section.chunk, section.address)
+    return Settings(
+        workers=section.workers,
+        devices=devices,
+        placement=section.placement,
+        stack=section.stack,
+        chunk=section.chunk,
+        address=section.address,
+    )
 
 
 def clock_of(

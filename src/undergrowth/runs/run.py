@@ -160,10 +160,10 @@ def start(
     federation = federate(settings, method, data, model)
     check_deadline(federation)
     if settings.run.engine == "auto":
-        name, reason = choose(federation)
-        settings = settings.model_copy(update={"run": settings.run.model_copy(update={"engine": name})})
+        chosen, reason = choose(federation)
+        settings = settings.model_copy(update={"run": settings.run.model_copy(update=chosen)})
         federation = federate(settings, method, data, model)
-        federation.notes.append(f"engine auto took {name}: {reason}")
+        federation.notes.append(f"engine auto: {reason}")
     store = Store(settings.run.out, create=True)
     try:
         given = {"method": method, "data": data, "model": model}
@@ -253,8 +253,11 @@ def _carry_out(
     on_round: OnRound | None,
 ) -> Result:
     store, run = execution.store, execution.run
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.set_num_threads(execution.settings.run.threads)
+    # Torch's own default differs between matrix products and convolutions; here both do what the run says.
+    shorter = execution.settings.run.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = shorter
     try:
         if on_start:
             on_start(execution)
@@ -273,7 +276,8 @@ def _carry_out(
         raise
     finally:
         execution.federation.simulation.engine.close()
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before[0])
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before[1:]
     return result_of(store, run, model)
 
 

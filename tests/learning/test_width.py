@@ -1,0 +1,185 @@
+"""Slices by width: they are models by themselves, they lie inside each other, and they find their way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from undergrowth.core import InputError, Model, Packet, Task, View
+from undergrowth.learning import RATIOS, Widths, widths_of
+from undergrowth.learning.slices import OfSlices, Slicing, ratios_of
+from undergrowth.learning.width import Channels
+from undergrowth.models import builder
+
+SHAPE = (1, 32, 32)
+ZOO = {
+    "mlp": {"hidden": [24, 16]},
+    "cnn": {"hidden": 48},
+    "wrn-10-1": {},
+    "wrn-16-2": {"norm": "group"},
+    "resnet-8": {},
+    "resnet-18": {"norm": "group", "width": 16},
+    "vgg-16": {"width": 8, "hidden": 32},
+}
+ALL = pytest.mark.parametrize("name", ZOO)
+
+
+class Separable(nn.Module):
+    """A depthwise convolution and a gate, as in mobile networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 8, 3, padding=1)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 8, 1), nn.Hardsigmoid())
+        self.pool = nn.AdaptiveAvgPool2d(4)
+        self.head = nn.Linear(8 * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.depthwise(self.first(x)))
+        return self.head(torch.flatten(self.pool(x * self.gate(x)), 1))
+
+
+@cache
+def model(name: str) -> Model:
+    return Model(builder(name, SHAPE, 10, **ZOO[name]))
+
+
+def started(model: Model) -> dict[str, Tensor]:
+    """Weights in which no channel is like another, as after training."""
+    torch.manual_seed(3)
+    return {n: v + 0.1 * torch.rand(v.shape) if v.is_floating_point() else v for n, v in model.initial(0).items()}
+
+
+@ALL
+@pytest.mark.parametrize(("ratio", "offset"), [(0.5, 0), (0.3, 5), (0.0625, 40)])
+def test_a_slice_computes_what_the_model_computes_without_the_other_channels(name, ratio, offset) -> None:
+    whole = model(name)
+    widths, weights, x = widths_of(whole), started(whole), torch.rand(2, *SHAPE)
+    cut = widths.cut(weights, ratio, offset)
+    assert {key: value.shape for key, value in cut.items()} == {key: widths.shape(key, ratio) for key in weights}
+    values, masks = widths.spread(cut, ratio, offset)
+    for key, value in weights.items():
+        assert torch.equal(values[key], value * masks[key])
+    before = repr(whole.module)
+    with widths.fitting(whole, cut):
+        logits = whole(cut, x)
+    torch.testing.assert_close(logits, whole(values, x), rtol=1e-4, atol=1e-4)
+    assert repr(whole.module) == before, "the module is as it was"
+
+
+@ALL
+def test_first_channels_lie_inside_each_other_and_weigh_the_square(name) -> None:
+    widths = widths_of(model(name))
+    for channels in widths.channels:
+        windows = [set(channels.window(ratio, 0).tolist()) for ratio in RATIOS]
+        assert all(narrow <= wide for wide, narrow in pairwise(windows))
+        assert windows[0] == set(range(channels.count))
+    assert widths.share(1.0) == 1
+    assert widths.share(0.25) == pytest.approx(0.25 if name == "mlp" else 0.0625, rel=0.35)
+    assert widths_of(Model(model(name).build)) == widths, "the same model is sliced in the same way"
+
+
+def test_a_ratio_of_one_is_the_model_itself() -> None:
+    whole = model("wrn-10-1")
+    weights = whole.initial(0)
+    assert widths_of(whole).cut(weights, 1.0, 7) is weights
+
+
+@pytest.mark.parametrize("ratio", [0.0625, 0.3, 0.5])
+@pytest.mark.parametrize(("count", "grain"), [(32, 1), (30, 1), (32, 4)])
+def test_a_window_that_rolls_has_been_everywhere_equally_often_after_one_cycle(count, grain, ratio) -> None:
+    channels = Channels(count, grain)
+    cycle = count // grain
+    seen = torch.zeros(count, dtype=torch.int64)
+    for offset in range(cycle):
+        window = channels.window(ratio, offset)
+        assert len(set(window.tolist())) == len(window) == channels.kept(ratio)
+        seen[window] += 1
+    assert (seen == channels.kept(ratio) // grain).all()
+    assert torch.equal(channels.window(ratio, cycle), channels.window(ratio, 0))
+
+
+def test_grouped_norms_are_sliced_by_whole_groups() -> None:
+    sets = widths_of(model("wrn-16-2")).channels
+    assert {channels.grain for channels in sets} == {2, 4}  # 128 channels have 32 groups, the most there are
+    assert all(channels.kept(0.01) == channels.grain for channels in sets)
+
+
+def test_depthwise_convolutions_and_gates() -> None:
+    whole, x = Model(Separable), torch.rand(2, 1, 8, 8)
+    widths = widths_of(whole)
+    cut = widths.cut(whole.initial(0), 0.5, 6)
+    assert cut["depthwise.weight"].shape == (4, 1, 3, 3) and cut["head.weight"].shape == (10, 64)
+    with widths.fitting(whole, cut):
+        logits = whole(cut, x)
+    torch.testing.assert_close(logits, whole(widths.spread(cut, 0.5, 6)[0], x))
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (builder("lstm", (80,), 80), "Embedding"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(6, 3), nn.Flatten()), "not flat"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 8, 3, groups=2)), "Conv2d"),
+        (lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2), "used twice"),
+    ],
+)
+def test_a_model_that_is_not_understood_is_refused(build, reason) -> None:
+    with pytest.raises(InputError, match=rf"cannot be sliced by width: .*{reason}.*choose mlp, cnn"):
+        widths_of(Model(build))
+
+
+@dataclass(frozen=True)
+class Known:
+    """Devices whose names are their speeds."""
+
+    def samples(self, device: str) -> int:
+        return 1
+
+    def seconds(self, device: str, down: Packet) -> float:
+        return down.nbytes / float(device)
+
+    def window(self, device: str) -> float:
+        return 9.0
+
+    def profile(self, device: str) -> object:
+        return type("Profile", (), {"rate": float(device)})
+
+
+def ratios(widths: Widths, *devices: str) -> list[float]:
+    return list(ratios_of(View(devices, knows=Known()), widths, RATIOS).values())
+
+
+def test_a_device_gets_the_ratio_that_suits_its_speed() -> None:
+    cnn, mlp = widths_of(model("cnn")), widths_of(model("mlp"))
+    assert ratios(cnn, "100", "60", "25", "7", "0.001") == [1.0, 0.5, 0.5, 0.25, 0.0625]
+    assert ratios(mlp, "100", "60", "25", "7", "0.001") == [1.0, 0.5, 0.25, 0.0625, 0.0625]
+    assert ratios(cnn, "5", "5.0", "5.00", "5e0", "05", "005") == [*RATIOS, 1.0], "all alike: in turn"
+    assert ratios_of(View(("a", "b")), cnn, (0.5, 0.25)) == {"a": 0.5, "b": 0.25}, "nothing known: in turn"
+
+
+def test_a_selection_is_told_the_seconds_of_the_slice() -> None:
+    small, large = Packet(scalars={"a": 1.0}), Packet(scalars={"a": 1.0, "b": 2.0})
+    knows = OfSlices(Known(), {"4": small})
+    assert knows.seconds("4", large) == 2.0 and knows.seconds("2", large) == 8.0
+    assert (knows.samples("4"), knows.window("4"), knows.profile("4").rate) == (1, 9.0, 4.0)  # type: ignore[attr-defined]
+
+
+def test_an_upload_that_is_no_slice_is_refused() -> None:
+    whole = model("mlp")
+    task = Task(whole, classes=10)
+    server, cut = Slicing((1.0, 0.5)), widths_of(whole).cut(whole.initial(0), 0.5)
+    good = {"ratio": 0.5, "offset": 3.0, "samples": 1.0}
+    assert server.check(task, Packet(cut, good)) is None
+    assert "nobody was sent" in str(server.check(task, Packet(cut, {**good, "ratio": 0.3})))
+    assert "nobody was sent" in str(server.check(task, Packet(cut, {**good, "offset": 0.5})))
+    assert "nobody was sent" in str(server.check(task, Packet(cut)))
+    assert "the slice's is" in str(server.check(task, Packet(whole.initial(0), good)))
+    assert "not a tensor of the model" in str(server.check(task, Packet({"odd": torch.ones(1)}, good)))
+    assert "no tensor" in str(server.check(task, Packet({}, good)))
