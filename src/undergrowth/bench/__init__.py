@@ -44,9 +44,16 @@ def _placement() -> Iterator[Measurement]:
     return measure()
 
 
+def _engines() -> Iterator[Measurement]:
+    from undergrowth.bench.engines import measure
+
+    return measure()
+
+
 # name → what it shows, and the function that measures it line by line
 BENCHMARKS: dict[str, tuple[str, Callable[[], Iterator[Measurement]]]] = {
     "loop": ("the serial engine against a hand-written PyTorch loop, one thread", _loop),
+    "engines": ("worker processes against a hand-written push loop, on all cores", _engines),
     "clock": ("a million device-rounds of bookkeeping, and what the clock and ledger add to training", _clock),
     "placement": ("simulated: placement policies on workers of different speeds, against the lower bound", _placement),
 }

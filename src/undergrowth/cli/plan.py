@@ -70,6 +70,9 @@ def plan(
             f"{population.samples} samples on each of {population.clients} devices"
         )
     rows = list(_watched(plan_rows(chosen, methods, population), len(methods) or None))
+    unfit = [] if methods else [name for name in _on_devices() if name not in {row["method"] for row in rows}]
+    if unfit:
+        notes.append(f"left out, because they cannot do with model '{chosen.model.name}': {', '.join(unfit)}")
     path = write(rows, chosen, notes, target) if target is not None else None
     for note in notes:
         typer.echo(f"note: {note}", err=True)
@@ -81,16 +84,20 @@ def plan(
         typer.echo(f"the page is in '{path}'", err=True)
 
 
+def _on_devices() -> list[str]:
+    from undergrowth.methods import METHODS
+
+    return [name for name, kind in METHODS.items() if not kind.pooled]
+
+
 def _watched(rows: Iterable[dict[str, Any]], methods: int | None) -> Iterator[dict[str, Any]]:
     """Shows which method is looked at, on standard error, where someone sees it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from undergrowth.methods import METHODS
-
     if not sys.stderr.isatty():
         yield from rows
         return
-    total = methods or sum(not kind.pooled for kind in METHODS.values())
+    total = methods or len(_on_devices())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("planning", total=total)

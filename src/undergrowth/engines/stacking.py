@@ -23,7 +23,7 @@ from undergrowth.engines.stack import FINISH, Batches, Begun, moved_out, part, s
 from undergrowth.engines.stacked import Stacked
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
-CPU_CHUNK = 32  # clients; more do not fit into the caches of a core
+CPU_CHUNK = 16  # clients; more do not fit into the caches of a core
 FIRST_CHUNK = 24  # clients on a GPU whose memory is measured before more are taken
 MEMORY_SHARE = 0.4  # of what is free on the GPU: a recording needs as much again
 ALLOWED = 0.02  # of the length of a step, between a step in a stack and the same alone

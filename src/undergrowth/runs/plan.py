@@ -31,7 +31,7 @@ def plan_rows(
     """A row for every method and class of devices, all for one round of one device.
 
     The device is the one whose round takes the median time in its class; `fitting` counts those in the class that
-    could take part. Without methods, all that run on devices are priced.
+    could take part. Without methods, all are priced that run on devices and can do with the model.
     """
     population = population_of(experiment, data) if data is not None else population_or_outline(experiment)
     section = experiment.model
@@ -44,13 +44,18 @@ def plan_rows(
     for method in methods or [name for name, kind in METHODS.items() if not kind.pooled]:
         options = experiment.method.options if method == experiment.method.name else {}
         chosen = method_of(method, options) if isinstance(method, str) else method
-        federation = federate(experiment, chosen, population, prepared)
-        prepared = federation.task.model  # built and checked once for all methods
-        # Many methods differ only at the server: what their devices do is traced once for all of them.
-        clock = federation.clock
-        clock.tracer = next((known for known in tracers if known.client == chosen.client), clock.tracer)
-        tracers.append(clock.tracer)
-        prospects = {prospect.device: prospect for prospect in outlook(federation, chosen.server.accepts_partial)}
+        try:
+            federation = federate(experiment, chosen, population, prepared)
+            prepared = federation.task.model  # built and checked once for all methods
+            # Many methods differ only at the server: what their devices do is traced once for all of them.
+            clock = federation.clock
+            clock.tracer = next((known for known in tracers if known.client == chosen.client), clock.tracer)
+            tracers.append(clock.tracer)
+            prospects = {each.device: each for each in outlook(federation, chosen.server.accepts_partial)}
+        except InputError:
+            if methods or not isinstance(prepared, Model):
+                raise
+            continue  # of all methods, some cannot do with this model; nobody has asked for this one
         name = method if isinstance(method, str) else type(method).__name__.lower()
         deadline = None if chosen.server.asynchronous else experiment.fleet.deadline
         for tier, devices in federation.fleet.classes.items():

@@ -1,0 +1,225 @@
+"""FedFT and its kin: what each must equal, what travels, what stays fixed, what it costs, whom it keeps in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import undergrowth as ug
+from tests.methods.test_methods import play
+from undergrowth.core import Context, Model, Packet, Shard, Task, Train
+from undergrowth.data import load
+from undergrowth.methods import FedAvg, FedFT, FedFTEDS, FedFTRDS
+from undergrowth.models import builder
+from undergrowth.runs.config import experiment
+from undergrowth.runs.federation import federate
+from undergrowth.runs.outlook import outlook
+
+Run = Callable[..., ug.Result]
+SMALL = {"clients": 5, "rounds": 3, "model": "cnn", "model_options": {"hidden": 16}, "partition": "dirichlet:1"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def go(method: str, settings: dict[str, Any] | None = None, **options: Any) -> ug.Result:
+        return ug.run(method, options=options, **{**SMALL, "out": str(tmp_path), **(settings or {})})
+
+    return go
+
+
+def digits(count: int, start: int = 0) -> Shard:
+    data = load("digits", None)
+    return Shard(*(torch.as_tensor(values[start : start + count]) for values in (data.x, data.y)))
+
+
+def digits_task(name: str, **train: Any) -> Task:
+    return Task(Model(builder(name, (1, 8, 8), 10)), 10, Train(**{"epochs": 1, "batch": 16, **train}))
+
+
+def test_the_whole_share_is_fedft_bit_for_bit(run: Run) -> None:
+    digest = run("fedft").summary["model_digest"]
+    for method in ("fedft-rds", "fedft-eds"):
+        assert run(method, share=1.0).summary["model_digest"] == digest
+        assert run(method, share=0.5).summary["model_digest"] != digest
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_eds_picks_what_a_direct_computation_picks(cached: bool) -> None:
+    task, shard = digits_task("wrn-10-1"), digits(120)
+    weights = task.model.initial(3)
+    client = FedFTEDS(share=0.25, temperature=0.2, cache_features=cached).client
+    _, steps = client.begin(task, Packet(weights), shard, {}, Context(0, "a", 0))
+    net = task.model.build().eval()
+    net.load_state_dict(weights)
+    with torch.no_grad():
+        chances = (net(shard.x).double() / 0.2).softmax(1)
+    entropy = -(chances * chances.clamp_min(1e-300).log()).sum(1)
+    assert len(steps.epochs) == 5
+    for order in steps.epochs:
+        assert sorted(order.tolist()) == sorted(entropy.topk(30).indices.tolist())
+
+
+@pytest.mark.parametrize("method", [FedFT(), FedFTEDS(share=0.5, cache_features=True)], ids=["plain", "cached"])
+def test_the_lower_part_and_its_statistics_stay_bit_for_bit(method: FedFT | FedFTEDS) -> None:
+    task = digits_task("wrn-10-1", lr=0.1, momentum=0.5)
+    state, own = play(method, task, {"a": digits(20), "b": digits(31, 100)}, rounds=2)
+    start = task.model.initial(Context(9, "root", 0).key("model"))
+    upper = {*task.model.trainable("mid"), *task.model.upper_buffers("mid")}
+    lower = start.keys() - upper
+    assert {"stem.weight", "group2.0.norm1.running_mean"} <= lower
+    assert all(torch.equal(state["model"][name], start[name]) for name in lower)
+    assert all(torch.equal(kept["lower"][name], start[name]) for kept in own.values() for name in lower)
+    assert not any(torch.equal(state["model"][name], start[name]) for name in upper)
+
+
+def test_devices_count_for_the_samples_that_they_picked() -> None:
+    task, shard = digits_task("mlp"), digits(50)
+    for method, count in ((FedFT(), 50), (FedFTRDS(share=0.1), 5), (FedFTEDS(share=0.3), 15)):
+        up, _ = method.client.local(task, Packet(task.model.initial(0)), shard, {}, Context(0, "a", 0))
+        assert up.scalars == {"samples": count}
+
+
+def sizes(model: str = "cnn", split: str = "mid", hidden: int = 16) -> tuple[int, int]:
+    """Bytes of the model, and of its upper part."""
+    module = Model(builder(model, (1, 8, 8), 10, hidden=hidden))
+    weights = module.initial(0)
+    names = (*module.trainable(split), *module.upper_buffers(split))
+    return Packet(weights).nbytes, Packet({name: weights[name] for name in names}).nbytes
+
+
+@pytest.mark.parametrize("topology", ["star", "tree:2x3"])
+def test_the_lower_part_crosses_a_link_once(run: Run, topology: str) -> None:
+    result = run("fedft", {"topology": topology, "clients": 6, "sample": 0.5, "rounds": 5})
+    whole, upper = sizes()
+    seen: set[str] = set()
+    for row in sorted(result.ledger.rows(), key=lambda row: row.round):
+        assert row.bytes_down == (upper if row.child in seen else whole), (row.round, row.child)
+        if row.child.startswith("device"):
+            assert row.bytes_up == upper + 8
+        seen.add(row.child)
+    assert len(seen) > 3 and upper < whole / 5
+
+
+@pytest.mark.parametrize("topology", ["star", "tree:2x3"])
+def test_after_the_warm_rounds_all_are_given_what_is_fixed_then(run: Run, topology: str) -> None:
+    settings = {"topology": topology, "clients": 6, "sample": 0.5, "rounds": 5}
+    result = run("fedft", settings, warm_rounds=2)
+    whole, upper = sizes()
+    rows = [row for row in result.ledger.rows() if row.child.startswith("device")]
+    down = [[row.bytes_down for row in rows if row.round == number] for number in range(1, 6)]
+    warm, handing = whole + len("warm"), whole + len("handing out")
+    assert down[:3] == [[warm] * 6, [warm] * 6, [handing] * 6], "everybody is asked, whatever the share"
+    assert all(set(sent) == {upper} and len(sent) < 6 for sent in down[3:])
+
+
+def test_warm_rounds_are_fedavg_bit_for_bit(run: Run) -> None:
+    assert run("fedft", warm_rounds=3).summary["model_digest"] == run("fedavg").summary["model_digest"]
+
+
+@pytest.mark.parametrize(("method", "options"), [("fedft", {}), ("fedft-eds", {"share": 0.5, "warm_rounds": 1})])
+def test_kept_features_change_the_price_and_not_the_result(run: Run, method: str, options: dict[str, Any]) -> None:
+    plain, kept = (run(method, cache_features=kept, **options) for kept in (False, True))
+    weights = plain.model.state_dict()
+    torch.testing.assert_close(kept.model.state_dict(), weights, rtol=1e-3, atol=1e-4)
+    per_round = [
+        [after["flops"] - before["flops"] for before, after in zip(r.history, r.history[1:])] for r in (plain, kept)
+    ]
+    assert per_round[1][-1] < per_round[0][-1] / 20, "the convolutions are below the split"
+    assert kept.ledger.bytes_up == plain.ledger.bytes_up
+
+
+def test_every_saving_shows_up_in_the_price(run: Run) -> None:
+    full = run("fedavg", {"epochs": 5}).ledger.flops
+    frozen, half = run("fedft").ledger.flops, run("fedft-rds", share=0.5).ledger.flops
+    kept, least = (
+        run(m, cache_features=True, **o).ledger.flops for m, o in (("fedft", {}), ("fedft-rds", {"share": 0.1}))
+    )
+    assert least < kept < half < frozen < full
+    assert run("fedft", epochs=None).ledger.flops == pytest.approx(frozen / 5)
+
+
+@pytest.mark.parametrize("model", ["cnn", "wrn-10-1"])
+def test_stacked_clients_give_the_same(run: Run, model: str) -> None:
+    settings = {"model": model, "model_options": None, "batch": 64, "lr": 0.01, "clients": 3}
+    for options in ({}, {"cache_features": True, "warm_rounds": 1}):
+        serial, vector = (
+            run("fedft-eds", {**settings, "engine": e}, share=0.5, **options) for e in ("serial", "vector")
+        )
+        assert [row["not_stacked"] for row in vector.history] == [0, 0, 0]
+        torch.testing.assert_close(vector.model.state_dict(), serial.model.state_dict(), rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_what_devices_keep_survives_a_restart(tmp_path: Path, run: Run, after: int) -> None:
+    from undergrowth.runs.run import start
+
+    options = {"name": "fedft-eds", "share": 0.5, "cache_features": True, "warm_rounds": 1}
+    tree = {
+        "method": options, "data": {"clients": 6, "partition": "dirichlet:1"}, "topology": "tree:2x3",
+        "model": {"name": "cnn", "hidden": 16}, "train": {"rounds": 4, "sample": 0.7}, "run": {"out": str(tmp_path)},
+    }  # fmt: skip
+    runs: list[str] = []
+
+    def stop(row: Any, execution: Any) -> None:
+        runs.append(execution.run)
+        if row["round"] == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(tree, on_round=stop)
+    resumed, whole = ug.resume(runs[0], str(tmp_path), progress=False), start(tree)
+    assert resumed.summary["model_digest"] == whole.summary["model_digest"]
+    assert resumed.ledger.bytes_down == whole.ledger.bytes_down
+
+
+def test_a_level_that_there_is_not_is_refused_before_the_warm_rounds(run: Run) -> None:
+    with pytest.raises(ug.InputError, match="split 'middle' is not a level of this model; did you mean 'mid'"):
+        run("fedft", split="middle", warm_rounds=1)
+
+
+def test_whose_answer_was_lost_is_given_the_lower_part_again(run: Run) -> None:
+    result = run("fedft", {"quorum": 0.4, "fleet": "mixed-edge", "rounds": 4}, cache_features=True)
+    arrived: set[str] = set()
+    whole, upper = sizes()
+    for row in sorted(result.ledger.rows(), key=lambda row: (row.round, row.outcome != "arrived")):
+        if row.outcome == "arrived":
+            assert row.bytes_down == (upper if row.child in arrived else whole)
+            arrived.add(row.child)
+    assert result.history[-1]["late"] and result.accuracy > 0
+
+
+def test_stragglers_that_can_tune_beat_those_that_are_dropped(run: Run) -> None:
+    """60 % of the devices cannot train the whole model by the deadline, and all can tune its upper part."""
+    accuracies: dict[str, list[float]] = {"fedavg": [], "fedft-eds": []}
+    for seed in (0, 1, 2):
+        settings = {
+            "clients": 20, "rounds": 8, "epochs": 5, "partition": "dirichlet:0.1", "fleet": "mixed-edge", "seed": seed,
+            "model_options": {"hidden": 64}, "engine": "vector", "evaluate_every": 8, "deadline": deadline_of(seed),
+        }  # fmt: skip
+        dropped = run("fedavg", settings)
+        tuned = run("fedft-eds", settings, share=0.5, cache_features=True, warm_rounds=1)
+        assert dropped.history[-1]["late"] == 12 and tuned.history[-1]["late"] == 0
+        assert tuned.ledger.flops < dropped.ledger.flops / 3
+        accuracies["fedavg"].append(dropped.accuracy)
+        accuracies["fedft-eds"].append(tuned.accuracy)
+    assert sum(accuracies["fedft-eds"]) > sum(accuracies["fedavg"]) + 3 * 0.05
+
+
+def deadline_of(seed: int) -> float:
+    """The seconds in which eight of twenty devices can do a round of FedAvg."""
+    settings = experiment(
+        {
+            "data": {"clients": 20, "partition": "dirichlet:0.1"},
+            "model": {"name": "cnn", "hidden": 64},
+            "fleet": "mixed-edge",
+            "train": {"epochs": 5},
+            "run": {"seed": seed},
+        }
+    )
+    times = sorted(prospect.timing.seconds for prospect in outlook(federate(settings, FedAvg())))
+    assert len(times) == 20
+    return times[7] * 1.0001
