@@ -7,7 +7,7 @@ import os
 import signal
 from typing import Any
 
-from undergrowth.engines.arena import Arena
+from undergrowth.engines.processes.arena import Arena
 
 
 class Countdown:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from undergrowth.core import Packet
-from undergrowth.engines.arena import HEAD, Arena, Full, arenas, machine_memory
+from undergrowth.engines.processes.arena import HEAD, Arena, Full, arenas, machine_memory
 
 TYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8", "bool", "complex64"]
 

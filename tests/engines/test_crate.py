@@ -12,8 +12,8 @@ from torch import Tensor, nn
 pytest.importorskip("ray")
 
 from undergrowth.core import Model, Packet
-from undergrowth.engines.crate import Crate, packed, unpacked
-from undergrowth.engines.ray_crew import share
+from undergrowth.engines.cluster.crate import Crate, packed, unpacked
+from undergrowth.engines.cluster.crew import share
 
 TENSORS = {
     "matrix": torch.arange(6.0).reshape(2, 3),

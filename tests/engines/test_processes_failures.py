@@ -18,7 +18,7 @@ import torch
 
 from undergrowth.core import InputError, Packet, RunError
 from undergrowth.engines import Processes, Settings
-from undergrowth.engines.processes import MOST_DEATHS
+from undergrowth.engines.processes.engine import MOST_DEATHS
 from undergrowth.learning import Averaging
 from undergrowth.runs.run import start
 

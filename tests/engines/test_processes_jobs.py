@@ -11,7 +11,7 @@ import torch
 
 from undergrowth.core import Collect, Context, Packet, Server, State
 from undergrowth.engines import ENGINES, Job, Processes, Serial, Settings, World
-from undergrowth.engines import arena as arena_module
+from undergrowth.engines.processes import arena as arena_module
 from undergrowth.learning import Averaging
 
 from ..simulation.federations import TASK, NoData, Nudge

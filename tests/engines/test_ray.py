@@ -14,7 +14,8 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.core import InputError, RunError
-from undergrowth.engines import ENGINES, Job, Outcome, RayCluster, Serial, Settings, World, ray_cluster
+from undergrowth.engines import ENGINES, Job, Outcome, RayCluster, Serial, Settings, World
+from undergrowth.engines.cluster import engine as ray_engine
 
 from ..simulation.federations import close_model, same_model
 from .obedient import NAMES, days, jobs, world
@@ -59,7 +60,7 @@ def test_importing_the_engines_does_not_load_ray():
 
 
 def test_without_the_extra_it_is_refused(monkeypatch):
-    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_engine, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"run.engine 'ray' needs the extra: pip install 'undergrowth\[ray\]'"):
         ENGINES["ray"](Settings())
 
@@ -148,7 +149,7 @@ def test_a_worker_that_dies_while_it_combines_costs_no_job(engine, folder, tmp_p
 
 
 def test_a_job_that_kills_every_worker_ends_the_run_and_is_named(engine, tmp_path, monkeypatch):
-    from undergrowth.engines import ray_crew
+    from undergrowth.engines.cluster import crew as ray_crew
 
     monkeypatch.setattr(ray_crew, "RETRIES", 1)
     with pytest.raises(RunError, match=r"the worker of device-.*device-2.* died 2 times"):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.engines.stacked import Stacked
+from undergrowth.engines.vector.layers import Stacked
 
 CLIENTS, BATCH = 3, 4
 

@@ -21,7 +21,7 @@ from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemory, Writers
 from undergrowth.core import Context, Model, Packet, Task, Train, Weights
 from undergrowth.engines import Job, Processes, Settings, World
-from undergrowth.engines.processes import cores
+from undergrowth.engines.processes.engine import cores
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from undergrowth.engines.processes import Processes
-from undergrowth.engines.ray_cluster import RayCluster
+from undergrowth.engines.cluster.engine import RayCluster
+from undergrowth.engines.processes.engine import Processes
 from undergrowth.engines.serial import Serial
-from undergrowth.engines.vector import Vector
+from undergrowth.engines.vector.engine import Vector
 from undergrowth.engines.world import Engine, Job, Outcome, Settings, States, World
 
 ENGINES: dict[str, Callable[[Settings], Engine]] = {

@@ -10,7 +10,7 @@ import torch
 
 from undergrowth.core import Context
 from undergrowth.engines import Engine, Job, Serial, States, Vector
-from undergrowth.engines.processes import cores
+from undergrowth.engines.processes.engine import cores
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.outlook import first_packets
 

@@ -19,12 +19,12 @@ from time import perf_counter
 from typing import Any
 
 from undergrowth.core import InputError, RunError
-from undergrowth.engines.arena import Arena, Full, Place, arenas
-from undergrowth.engines.crew import Crew
-from undergrowth.engines.gathering import gather, quality, results_of
 from undergrowth.engines.placement import placement
-from undergrowth.engines.share import Result, Share
-from undergrowth.engines.worker import EMPTY, Entry, Worker
+from undergrowth.engines.processes.arena import Arena, Full, Place, arenas
+from undergrowth.engines.processes.crew import Crew
+from undergrowth.engines.processes.gathering import gather, quality, results_of
+from undergrowth.engines.processes.share import Result, Share
+from undergrowth.engines.processes.worker import EMPTY, Entry, Worker
 from undergrowth.engines.world import Job, Outcome, Settings, World
 
 MOST_DEATHS = 3  # of workers in a row at the same job

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from undergrowth.engines.stacking import Stacking
+from undergrowth.engines.vector.stacking import Stacking
 from undergrowth.engines.world import Job, Outcome, Settings, World, settled
 
 

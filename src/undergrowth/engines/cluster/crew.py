@@ -21,8 +21,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from undergrowth.core import InputError, RunError
-from undergrowth.engines.crate import Crate, packed, unpacked
-from undergrowth.engines.ray_worker import Report, Worker, together
+from undergrowth.engines.cluster.crate import Crate, packed, unpacked
+from undergrowth.engines.cluster.worker import Report, Worker, together
 from undergrowth.engines.world import Outcome, Settings, World
 
 RETRIES = 3  # of a call whose worker died, and of a worker that does not come up

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from undergrowth.engines.stacked_convolution import convolve
+from undergrowth.engines.vector.convolution import convolve
 
 
 class Stacked(TorchFunctionMode):

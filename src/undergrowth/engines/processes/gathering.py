@@ -11,7 +11,7 @@ import numpy as np
 
 from undergrowth.core import Packet
 from undergrowth.engines.placement import lower_bound
-from undergrowth.engines.share import Result, Share
+from undergrowth.engines.processes.share import Result, Share
 from undergrowth.engines.world import Done, Folding, Job, Outcome, World
 
 Again = Callable[[Sequence[Job]], Sequence[Result]]

@@ -17,8 +17,8 @@ from undergrowth.engines.placement import placement
 from undergrowth.engines.world import Done, Folding, Job, Outcome, Settings, World
 
 if TYPE_CHECKING:  # Ray is loaded when it is used
-    from undergrowth.engines.ray_crew import Call, Crew, Member
-    from undergrowth.engines.ray_worker import Report
+    from undergrowth.engines.cluster.crew import Call, Crew, Member
+    from undergrowth.engines.cluster.worker import Report
 
 V = TypeVar("V")
 
@@ -48,8 +48,8 @@ class RayCluster:
 
     def _round(self, jobs: Sequence[Job]) -> tuple[list[Call], dict[str, Outcome] | None]:
         """Has the jobs done. None: some uploads do not go together."""
-        from undergrowth.engines.ray_crew import Crew
-        from undergrowth.engines.ray_worker import Unlike
+        from undergrowth.engines.cluster.crew import Crew
+        from undergrowth.engines.cluster.worker import Unlike
 
         if self._crew is None:
             self._crew = Crew(self.settings, self.world)
@@ -87,9 +87,9 @@ class RayCluster:
         """One message for each worker that has something to do."""
         import ray
 
-        from undergrowth.engines.crate import packed
-        from undergrowth.engines.ray_crew import Call
-        from undergrowth.engines.ray_worker import Order
+        from undergrowth.engines.cluster.crate import packed
+        from undergrowth.engines.cluster.crew import Call
+        from undergrowth.engines.cluster.worker import Order
 
         states = self.world.states
         stored: dict[int, Any] = {}  # a packet goes to many devices, and into the object store once

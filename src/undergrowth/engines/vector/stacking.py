@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, InputError, LoopClient, RunError
-from undergrowth.engines.graphs import Recording, Unrecordable, size_for
-from undergrowth.engines.stack import FINISH, Batches, Begun, moved_out, part, stacked, wider
-from undergrowth.engines.stacked import Stacked
+from undergrowth.engines.vector.layers import Stacked
+from undergrowth.engines.vector.recording import Recording, Unrecordable, size_for
+from undergrowth.engines.vector.stack import FINISH, Batches, Begun, moved_out, part, stacked, wider
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
 CPU_CHUNK = 16  # clients; more do not fit into the caches of a core

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from undergrowth.core import Context, InputError, Packet, RunError, State, moved
-from undergrowth.engines.arena import Arena, Full
-from undergrowth.engines.stacking import Stacking
+from undergrowth.engines.processes.arena import Arena, Full
+from undergrowth.engines.vector.stacking import Stacking
 from undergrowth.engines.world import Done, Folding, Job, Settings, States, World, do
 
 UNCHANGED, EMPTY = -1, 0  # in place of where a state is

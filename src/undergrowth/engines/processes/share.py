@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from undergrowth.core import Packet, Reducer, State, fold
-from undergrowth.engines.arena import Arena
-from undergrowth.engines.worker import EMPTY, UNCHANGED, Record
+from undergrowth.engines.processes.arena import Arena
+from undergrowth.engines.processes.worker import EMPTY, UNCHANGED, Record
 from undergrowth.engines.world import Job
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
-from undergrowth.engines.nursery import Nursery, Serve
+from undergrowth.engines.processes.nursery import Nursery, Serve
 
 
 class Crew:

@@ -39,7 +39,7 @@ def _grouped(
 def _kernels() -> ModuleType | None:
     """Our own kernels, where Triton is there to compile them."""
     try:
-        return import_module("undergrowth.engines.stacked_kernels")
+        return import_module("undergrowth.engines.vector.kernels")
     except ImportError:
         return None
 

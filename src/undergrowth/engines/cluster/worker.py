@@ -13,7 +13,7 @@ import torch
 from ray import cloudpickle
 
 from undergrowth.core import RunError, Server, State, moved, unusable
-from undergrowth.engines.crate import Crate, packed, unpacked
+from undergrowth.engines.cluster.crate import Crate, packed, unpacked
 from undergrowth.engines.world import Folding, Job, Outcome, World, do
 
 

@@ -1,0 +1,1 @@
+"""Worker processes that share memory with the process that runs the server."""
