@@ -167,10 +167,8 @@ class Node:
     def stop(self) -> None:
         """The parent does not wait for this node any more; its children are not waited for either."""
         self.left = 0
-        self._open = self._expired = False
-        self._total = None
-        self._arrived, self._lost, self._refused = [], {}, {}
         self._out.clear()
+        self._turn_over()
 
     def expire(self, round: int) -> None:
         """The deadline of that round has passed."""
@@ -257,6 +255,10 @@ class Node:
         )
         if not self.left and not self.is_root:
             commands.append(Report(self.server.report(self.task, self.state, total, self.context())))
+        self._turn_over()
+
+    def _turn_over(self) -> None:
+        """To a new round, which no alarm of the last one can end."""
         self.round += 1
         self._asks = 0
         self._open = self._expired = False
