@@ -12,7 +12,7 @@ from undergrowth.core import Context
 from undergrowth.engines import Engine, Job, Serial, States, Vector
 from undergrowth.engines.processes.engine import cores
 from undergrowth.runs.federation import Federation
-from undergrowth.runs.outlook import first_packets
+from undergrowth.runs.outlook import first_round
 
 TRIED = 8  # jobs
 CLEARLY = 1.5  # times faster: less may be noise, and another engine next time would give other last bits
@@ -23,7 +23,7 @@ def choose(federation: Federation) -> tuple[dict[str, Any], str]:
     """The settings of an engine, and why these, in words."""
     if torch.device(federation.world.device).type == "cuda":
         return {"engine": "vector"}, "took vector: many clients at once are what a GPU is for"
-    packets = first_packets(federation)
+    packets, _ = first_round(federation)
     # Those in the middle of the order by samples: the typical size, not the smallest.
     names = sorted(packets, key=federation.population.size)
     middle = names[max(0, len(names) // 2 - TRIED // 2) :][:TRIED]

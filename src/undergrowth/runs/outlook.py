@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from undergrowth.core import InputError, Node, Packet, Send
+from undergrowth.core import Alarm, InputError, Node, Packet, Send
 from undergrowth.runs.federation import Federation
 from undergrowth.simulation import Timing
 
@@ -30,37 +30,38 @@ class Prospect:
 
 def outlook(federation: Federation, partial: bool = False) -> list[Prospect]:
     """The first job of every device that has samples. `partial`: with as many steps as the deadline leaves room for."""
-    simulation, population = federation.simulation, federation.population
-    packets = first_packets(federation)
+    packets, _ = first_round(federation)
     usual = next(iter(packets.values()))
+    population = federation.population
     devices = [device for device in population.devices if population.size(device)]
     by = federation.task.train.deadline if partial else None
     prospects = []
     for device in devices[:: math.ceil(len(devices) / MOST_DEVICES)]:
-        down, size = simulation.links.down(packets.get(device, usual))
+        down, size = federation.simulation.links.down(packets.get(device, usual))
         work, timing = federation.clock.plain_timing(device, down, size, by)
         prospects.append(Prospect(device, size, work.bytes_up, timing))
     return prospects
 
 
-def first_packets(federation: Federation) -> Mapping[str, Packet]:
-    """What each device is sent first; one that is not asked in the first round is not in it."""
+def first_round(federation: Federation) -> tuple[Mapping[str, Packet], float | None]:
+    """What each device is sent first, and the deadline of that round; who is not asked in it is not there."""
     root = federation.simulation.root
     children = tuple(device for device in federation.population.devices if federation.population.size(device))
     server = federation.method.server
     node = Node(root.name, server, federation.task, children, 1, seed=root.seed, knows=root.knows)
     node.start()
-    sends = [command for command in node.advance() if isinstance(command, Send)]
-    if not sends:
+    commands = node.advance()
+    packets = {command.child: command.packet for command in commands if isinstance(command, Send)}
+    if not packets:
         raise InputError(f"method '{type(federation.method).__name__}' asks no device in its first round")
-    return {send.child: send.packet for send in sends}
+    return packets, next((command.seconds for command in commands if isinstance(command, Alarm)), None)
 
 
 def check_deadline(federation: Federation) -> None:
     """Refuses a deadline that nobody can meet and a model that nobody can hold; notes how many cannot."""
-    server, deadline = federation.method.server, federation.task.train.deadline
-    prospects = outlook(federation, partial=server.accepts_partial)
-    verdicts = [prospect.verdict(None if server.asynchronous else deadline) for prospect in prospects]
+    _, deadline = first_round(federation)
+    prospects = outlook(federation, partial=federation.method.server.accepts_partial)
+    verdicts = [prospect.verdict(deadline) for prospect in prospects]
     if "fits" not in verdicts:
         if "too slow" not in verdicts:
             raise InputError(f"fleet: no device can hold the work: {prospects[0].timing.lost}; choose a smaller model")
