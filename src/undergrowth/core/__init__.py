@@ -20,7 +20,7 @@ from undergrowth.core.reducers import (
     unusable,
 )
 from undergrowth.core.selection import Knowledge, Selection, Uniform, View, sampled
-from undergrowth.core.server import Inner, Plan, Progress, Server, not_finite
+from undergrowth.core.server import Inner, Plan, Progress, Server, finite, not_finite
 from undergrowth.core.shard import Shard
 from undergrowth.core.task import Task, Train
 from undergrowth.core.tree import State, moved, pack, unpack
@@ -67,6 +67,7 @@ __all__ = [
     "WeightedMean",
     "Weights",
     "check_options",
+    "finite",
     "fold",
     "folded",
     "moved",

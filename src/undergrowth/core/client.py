@@ -49,7 +49,8 @@ class LoopClient:
     """A client written as begin, many steps, finish: the form that every engine can batch and price.
 
     All randomness and the order of the data are settled in `begin`. `step` is pure: the same carry and batch
-    give the same result, and neither is changed. What only `finish` needs goes into ``carry["finish"]``.
+    give the same result, and neither is changed; except that a step may take the memory of a carry that a step made,
+    since nobody looks at that one again. What only `finish` needs goes into ``carry["finish"]``.
     """
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:

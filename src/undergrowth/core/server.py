@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
@@ -135,13 +136,22 @@ def _up(number: float) -> int:
 def not_finite(up: Packet) -> str | None:
     """Names the first tensor or number of an upload that is not finite."""
     tensors = {name: value for name, value in up.tensors.items() if value.is_floating_point() and value.numel()}
-    if tensors:
-        # The largest magnitude of each is not finite where any value is not: one pass, one look for all.
-        largest = torch.stack([value.float() for value in torch._foreach_norm(list(tensors.values()), float("inf"))])
-        if not bool(torch.isfinite(largest).all()):
-            bad = torch.isfinite(largest).tolist().index(False)
-            return f"'{list(tensors)[bad]}' has values that are not finite"
+    for name, fine in zip(tensors, finite(list(tensors.values()))):
+        if not fine:
+            return f"'{name}' has values that are not finite"
     for name, number in up.scalars.items():
         if not abs(number) < float("inf"):
             return f"'{name}' is {number}"
     return None
+
+
+def finite(tensors: list[Tensor]) -> list[bool]:
+    """For each tensor whether all its values are finite. A GPU is asked once for all."""
+    if not tensors:
+        return []
+    if tensors[0].is_cuda:
+        # The largest magnitude is not finite where any value is not.
+        largest = torch.stack([value.float() for value in torch._foreach_norm(tensors, float("inf"))])
+        found: list[bool] = torch.isfinite(largest).tolist()
+        return found
+    return [all(math.isfinite(float(edge)) for edge in value.aminmax()) for value in tensors]

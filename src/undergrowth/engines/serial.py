@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from undergrowth.engines.memory import keep_memory
 from undergrowth.engines.world import Job, Outcome, Settings, World, do, settled
 
 
@@ -12,6 +13,7 @@ class Serial:
         """It has nothing to set."""
 
     def open(self, world: World) -> None:
+        keep_memory()
         self.world = world
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:

@@ -69,9 +69,15 @@ class GradientClient(LoopClient):
             task, self.objective, carry["parameters"], carry["buffers"], carry["received"], batch, self.split
         )
         parameters, optimiser = self._optimiser(task).update(
-            list(carry["parameters"].values()), gradients, carry["optimiser"], carry["lr"]
+            list(carry["parameters"].values()), gradients, carry["optimiser"], carry["lr"], "stepped" in carry
         )
-        carry = {**carry, "parameters": dict(zip(names, parameters)), "buffers": buffers, "optimiser": optimiser}
+        carry = {
+            **carry,
+            "parameters": dict(zip(names, parameters)),
+            "buffers": buffers,
+            "optimiser": optimiser,
+            "stepped": True,
+        }
         if "loss" in carry:
             carry["loss"], carry["steps"] = carry["loss"] + loss.detach(), carry["steps"] + 1
         return carry

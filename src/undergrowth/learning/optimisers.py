@@ -23,9 +23,9 @@ class Optimiser(Protocol):
     def init(self, parameters: Tensors) -> OptimiserState: ...
 
     def update(
-        self, parameters: Tensors, gradients: Tensors, state: OptimiserState, lr: float
+        self, parameters: Tensors, gradients: Tensors, state: OptimiserState, lr: float, reuse: bool = False
     ) -> tuple[Tensors, OptimiserState]:
-        """New parameters and state; what is handed in is left as it is."""
+        """New parameters and state. With `reuse` they may take the memory of the old ones."""
         ...
 
 
@@ -38,14 +38,20 @@ class Sgd:
         return {"velocity": [torch.zeros_like(p) for p in parameters]} if self.momentum else {}
 
     def update(
-        self, parameters: Tensors, gradients: Tensors, state: OptimiserState, lr: float
+        self, parameters: Tensors, gradients: Tensors, state: OptimiserState, lr: float, reuse: bool = False
     ) -> tuple[Tensors, OptimiserState]:
         if self.weight_decay:
             gradients = torch._foreach_add(gradients, parameters, alpha=self.weight_decay)
-        if self.momentum:
-            velocity = torch._foreach_mul(state["velocity"], self.momentum)
-            gradients = torch._foreach_add(velocity, gradients)
+        if self.momentum and reuse:
+            torch._foreach_mul_(state["velocity"], self.momentum)
+            torch._foreach_add_(state["velocity"], gradients)
+            gradients = state["velocity"]
+        elif self.momentum:
+            gradients = torch._foreach_add(torch._foreach_mul(state["velocity"], self.momentum), gradients)
             state = {"velocity": gradients}
+        if reuse:  # fresh memory in every step would be cold, and the system would have to clear it first
+            torch._foreach_add_(parameters, gradients, alpha=-lr)
+            return parameters, state
         return torch._foreach_add(parameters, gradients, alpha=-lr), state
 
 
@@ -64,7 +70,7 @@ class Adam:
         return {"step": 0, "mean": zeros, "square": zeros}
 
     def update(
-        self, parameters: Tensors, gradients: Tensors, state: OptimiserState, lr: float
+        self, parameters: Tensors, gradients: Tensors, state: OptimiserState, lr: float, reuse: bool = False
     ) -> tuple[Tensors, OptimiserState]:
         step = state["step"] + 1
         if self.weight_decay and self.decoupled:

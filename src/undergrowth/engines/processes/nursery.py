@@ -25,9 +25,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from undergrowth.core import InputError
+from undergrowth.engines.memory import keep_memory
 
 PATIENCE = 0.5  # seconds in which a worker that has nothing to do should have ended by itself
-KEPT = 1 << 26  # bytes of free memory that a worker holds on to
 _REQUEST = struct.Struct("<cI")  # b"+" and a worker's number: fork it; b"-" and a process id: end it
 _ANSWER = struct.Struct("<I")  # the id of the process that was forked or ended
 
@@ -139,9 +139,7 @@ def _live(serve: Serve, number: int, line: Connection, nursery: int) -> None:
         system.prctl(1, signal.SIGKILL)
         if os.getppid() != nursery:
             return
-        if hasattr(system, "mallopt"):  # memory that a job gives back is kept for the next one, which needs as much
-            system.mallopt(-1, KEPT)
-            system.mallopt(-3, KEPT // 2)
+    keep_memory()
     serve(number, line)
 
 

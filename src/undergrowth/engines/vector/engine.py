@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from undergrowth.engines.memory import keep_memory
 from undergrowth.engines.vector.stacking import Stacking
 from undergrowth.engines.world import Job, Outcome, Settings, World, settled
 
@@ -16,6 +17,7 @@ class Vector:
         self.settings = settings or Settings()
 
     def open(self, world: World) -> None:
+        keep_memory()
         self.world = world
         self.stacking = Stacking(world, self.settings)
 

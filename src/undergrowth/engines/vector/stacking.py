@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, InputError, LoopClient, RunError
+from undergrowth.core import Batch, Carry, InputError, LoopClient, RunError, finite
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.recording import Recording, Unrecordable, size_for
 from undergrowth.engines.vector.stack import FINISH, Batches, Begun, moved_out, part, stacked, wider
@@ -202,7 +202,7 @@ class Stacking:
             together = self._step(stacked([each.carry for each in some]), batch, mask, len(some))
             for place, each in enumerate(some):
                 apart = client.step(task, each.carry, next(iter(each.steps)))  # type: ignore[attr-defined]
-                if not all(_close(part(together[key], place), apart[key], each.carry[key]) for key in together):
+                if not all(_close(part(together[key], place), apart[key], each.carry.get(key)) for key in together):
                     return False
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
             return False
@@ -229,11 +229,9 @@ def not_finite_of(uploads: Sequence[Mapping[str, Tensor]]) -> list[str | None]:
         if value.is_floating_point() and value.numel()
     ]
     problems: list[str | None] = [None] * len(uploads)
-    if named:
-        largest = torch.stack([v.float() for v in torch._foreach_norm([value for _, _, value in named], float("inf"))])
-        for (place, name, _), fine in zip(named, torch.isfinite(largest).tolist()):
-            if not fine and problems[place] is None:
-                problems[place] = f"'{name}' has values that are not finite"
+    for (place, name, _), fine in zip(named, finite([value for _, _, value in named])):
+        if not fine and problems[place] is None:
+            problems[place] = f"'{name}' has values that are not finite"
     return problems
 
 
