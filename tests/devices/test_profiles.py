@@ -65,7 +65,8 @@ def test_zero_is_refused_where_it_would_divide(field):
 
 
 def test_zero_latency_power_and_no_battery_are_fine():
-    replace(PROFILES["uniform"], latency=0, compute_watts=0, radio_watts=0, battery=None)
+    free = replace(PROFILES["uniform"], latency=0, compute_watts=0, radio_watts=0, battery=None)
+    assert free.rate == PROFILES["uniform"].rate
 
 
 def test_a_share_above_one_is_refused():

@@ -20,7 +20,7 @@ def randoms(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(CLIENTS, *shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
-def compare(layer: Callable[..., Tensor], x: Tensor, weights: list[Tensor]) -> None:
+def check_layer(layer: Callable[..., Tensor], x: Tensor, weights: list[Tensor]) -> None:
     """Stacked against one client after the other: values and all gradients."""
     with Stacked(CLIENTS, None):
         together = layer(x.flatten(0, 1), *weights)
@@ -36,8 +36,8 @@ def compare(layer: Callable[..., Tensor], x: Tensor, weights: list[Tensor]) -> N
 
 def test_linear() -> None:
     x, weight, bias = randoms((BATCH, 6), (5, 6), (5,))
-    compare(F.linear, x, [weight, bias])
-    compare(F.linear, x, [weight])
+    check_layer(F.linear, x, [weight, bias])
+    check_layer(F.linear, x, [weight])
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -47,27 +47,27 @@ def test_convolution(stride: int, padding: Any, groups: int) -> None:
     if padding == "same" and stride == 2:
         pytest.skip("torch has no such convolution either")
     x, weight, bias = randoms((BATCH, 4, 8, 8), (6, 4 // groups, 3, 3), (6,))
-    compare(lambda x, w, b: F.conv2d(x, w, b, stride=stride, padding=padding, groups=groups), x, [weight, bias])
+    check_layer(lambda x, w, b: F.conv2d(x, w, b, stride=stride, padding=padding, groups=groups), x, [weight, bias])
 
 
 def test_group_and_layer_norm() -> None:
     x, weight, bias = randoms((BATCH, 6, 3, 3), (6,), (6,))
-    compare(lambda x, w, b: F.group_norm(x, 3, w, b), x, [weight, bias])
+    check_layer(lambda x, w, b: F.group_norm(x, 3, w, b), x, [weight, bias])
     x, weight, bias = randoms((BATCH, 5), (5,), (5,))
-    compare(lambda x, w, b: F.layer_norm(x, (5,), w, b), x, [weight, bias])
+    check_layer(lambda x, w, b: F.layer_norm(x, (5,), w, b), x, [weight, bias])
 
 
 def test_embedding() -> None:
     (weight,) = randoms((11, 3))
     tokens = torch.arange(CLIENTS * BATCH * 2).reshape(CLIENTS, BATCH, 2) % 11
-    compare(F.embedding, tokens, [weight])
+    check_layer(F.embedding, tokens, [weight])
 
 
 @pytest.mark.parametrize("shape", [(6, 3, 3), (6,)])
 def test_batch_norm_in_training_and_evaluation(shape: tuple[int, ...]) -> None:
     x, weight, bias = randoms((BATCH, *shape), (6,), (6,))
     mean, variance = torch.randn(CLIENTS, 6, dtype=torch.float64), torch.rand(CLIENTS, 6, dtype=torch.float64)
-    compare(lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b, training=False), x, [mean, variance, weight, bias])
+    check_layer(lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b, training=False), x, [mean, variance, weight, bias])
     stacked, plain = (mean.clone(), variance.clone()), (mean.clone(), variance.clone())
     with Stacked(CLIENTS, None):
         together = F.batch_norm(x.flatten(0, 1), *stacked, weight, bias, training=True)

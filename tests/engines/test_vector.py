@@ -43,7 +43,7 @@ def outcomes(
     return found if not fold else {"all": next(iter(found.values()))}
 
 
-def same(a: dict[str, Outcome], b: dict[str, Outcome], tolerance: float = 2e-5) -> None:
+def check_same(a: dict[str, Outcome], b: dict[str, Outcome], tolerance: float = 2e-5) -> None:
     assert a.keys() == b.keys()
     for key, one in a.items():
         other = b[key]
@@ -68,21 +68,23 @@ def same(a: dict[str, Outcome], b: dict[str, Outcome], tolerance: float = 2e-5) 
 )
 def test_many_clients_at_once_are_each_one_alone(model: str, train: dict[str, Any]) -> None:
     vector = Vector()
-    same(outcomes(Serial(), FedAvg(), model, **train), outcomes(vector, FedAvg(), model, **train))
+    check_same(outcomes(Serial(), FedAvg(), model, **train), outcomes(vector, FedAvg(), model, **train))
     assert vector.facts() == {"stacked": 7.0, "not_stacked": 0.0}
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_the_size_of_a_stack_changes_nothing(chunk: int) -> None:
     method = FedProx(mu=0.5)
-    same(outcomes(Serial(), method, "mlp", epochs=2), outcomes(Vector(Settings(chunk=chunk)), method, "mlp", epochs=2))
+    check_same(
+        outcomes(Serial(), method, "mlp", epochs=2), outcomes(Vector(Settings(chunk=chunk)), method, "mlp", epochs=2)
+    )
 
 
 def test_uploads_that_do_not_fold_come_one_by_one_and_partial_work_stops_in_time() -> None:
     for limit in (1, 4):
         apart = outcomes(Serial(), FedAvg(), "mlp", fold=False, limit=limit)
         assert len(apart) == 7
-        same(apart, outcomes(Vector(), FedAvg(), "mlp", fold=False, limit=limit))
+        check_same(apart, outcomes(Vector(), FedAvg(), "mlp", fold=False, limit=limit))
 
 
 class Clipped(GradientClient):
@@ -102,7 +104,7 @@ class Clipping(Method):
 
 def test_a_step_that_cannot_be_stacked_is_done_serially_and_counted() -> None:
     vector = Vector()
-    same(outcomes(Serial(), Clipping(), "mlp"), outcomes(vector, Clipping(), "mlp"))
+    check_same(outcomes(Serial(), Clipping(), "mlp"), outcomes(vector, Clipping(), "mlp"))
     assert vector.facts() == {"stacked": 0.0, "not_stacked": 7.0}
 
 
@@ -143,7 +145,7 @@ def test_an_update_that_is_not_finite_is_refused_by_name_and_the_others_count() 
     one, other = spoiled(Serial()), spoiled(Vector())
     assert set(one.refused) == set(other.refused) == {POPULATION.devices[2]}
     assert "not finite" in other.refused[POPULATION.devices[2]]
-    same({"all": one}, {"all": other})
+    check_same({"all": one}, {"all": other})
 
 
 def test_batch_statistics_are_those_of_each_clients_real_samples() -> None:
@@ -174,5 +176,5 @@ def test_a_carry_with_other_settings_is_another_stack() -> None:
     for engine in (Serial(), Vector()):
         engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
         found.append({"all": next(iter(engine.run(jobs)))})
-    same(*found)
+    check_same(*found)
     assert replace(task.train, lr=1.0).lr == 1.0
