@@ -57,7 +57,7 @@ _TABLE: tuple[tuple[str, float, float, float, tuple[float, float, float], float,
     # Source 003, section 5.2, gives no more than the GFLOPS of its five clients; the rest is that of `uniform`.
     *((f"reft-{speed}", speed, 1.0, 1000, (1, 1, 0), 5, 1, None, f"source 003: a client of {speed} GFLOPS")
       for speed in (10, 20, 40, 60, 100)),
-    ("uniform", 10, 1.0, 1000, (1, 1, 0), 5, 1, None, "round figures, no real device"),
+    ("uniform", 10, 1.0, 1_000_000, (1, 1, 0), 5, 1, None, "round figures, no real device; all the memory it needs"),
 )  # fmt: skip
 
 PROFILES: dict[str, Profile] = {
