@@ -30,7 +30,7 @@ def test_names_are_those_shown_to_users() -> None:
 @pytest.mark.parametrize(
     ("name", "published"),
     [
-        # Table 5.5 of source 000.
+        # Table 5.5 of Shi, Improving the Participation of Resource-Constrained Devices in Federated Learning.
         ("wrn-10-1", 79_000),
         ("wrn-16-1", 177_000),
         ("wrn-22-1", 274_000),
@@ -40,7 +40,7 @@ def test_names_are_those_shown_to_users() -> None:
         # Zagoruyko and Komodakis, table 4.
         ("wrn-40-4", 8_900_000),
         ("wrn-28-10", 36_500_000),
-        # Source 003.
+        # Desai (REFT, 2023).
         ("vgg-16", 33_600_000),
         ("resnet-8", 78_042),
         ("resnet-18", 11_173_962),

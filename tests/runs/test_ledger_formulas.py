@@ -69,7 +69,7 @@ def test_the_history_adds_up_the_rounds_and_devices_add_up_to_the_totals(run, tr
 
 
 def test_learning_efficiency_is_best_accuracy_over_all_the_time_that_devices_computed(run):
-    """Source 000: the best accuracy over the seconds of local work of all devices."""
+    """As Shi defines it: the best accuracy over the seconds of local work of all devices."""
     result = run(data=Own(), model=linear, fleet="reft-5", epochs=2)
     devices = fleet("reft-5", Own().devices, 0)
     seconds = sum(row.flops / devices.profile(row.child).rate for row in result.ledger.rows())

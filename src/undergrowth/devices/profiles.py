@@ -31,7 +31,7 @@ _TABLE: tuple[tuple[str, float, float, float, tuple[float, float, float], float,
      "4 × Cortex-A53 1.0 GHz, 512 MB; 2.1 W under HPL, which needs more memory than it has; share assumed; "
      "2.4 GHz Wi-Fi"),
     ("raspberry-pi-3b+", 44.8, 0.2, 256, HOME, 5, 1, None,
-     "4 × Cortex-A53 1.4 GHz, 1 GB; share assumed (source 003 puts Pi 3 and 4 at 8 to 40 GFLOPS)"),
+     "4 × Cortex-A53 1.4 GHz, 1 GB; share assumed (Desai, REFT, 2023, puts Pi 3 and 4 at 8 to 40 GFLOPS)"),
     ("raspberry-pi-4", 57.6, 0.3, 1024, HOME, 7.2, 1, None,
      "4 × Cortex-A72 1.8 GHz, 4 GB; HPL 11.9 GFLOPS at 7.2 W, 0.41 of the peak"),
     ("raspberry-pi-5", 153.6, 0.3, 4096, HOME, 11, 1, None,
@@ -54,8 +54,8 @@ _TABLE: tuple[tuple[str, float, float, float, tuple[float, float, float], float,
      "Jetson Orin Nano: 1024 CUDA cores 0.625 GHz, 8 GB shared, 15 W (NVIDIA); share assumed"),
     ("edge-server", 8140, 0.3, 15_000, (125, 125, 1), 70, 1, None,
      "NVIDIA T4: 2560 CUDA cores 1.59 GHz, 16 GB, 70 W (NVIDIA); share assumed; a line of 1 Gbit/s"),
-    # Source 003, section 5.2, gives no more than the GFLOPS of its five clients; the rest is that of `uniform`.
-    *((f"reft-{speed}", speed, 1.0, 1000, (1, 1, 0), 5, 1, None, f"source 003: a client of {speed} GFLOPS")
+    # Desai (REFT, 2023), section 5.2, gives no more than the GFLOPS of its five clients; the rest is that of `uniform`.
+    *((f"reft-{speed}", speed, 1.0, 1000, (1, 1, 0), 5, 1, None, f"Desai (REFT, 2023): a client of {speed} GFLOPS")
       for speed in (10, 20, 40, 60, 100)),
     ("uniform", 10, 1.0, 1_000_000, (1, 1, 0), 5, 1, None, "round figures, no real device; all the memory it needs"),
 )  # fmt: skip

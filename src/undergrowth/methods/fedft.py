@@ -1,4 +1,4 @@
-"""FedFT, FedFT-RDS, FedFT-EDS (source 000 §6.4): φ, the part below `split`, is fixed and only θ above it is tuned.
+"""FedFT, FedFT-RDS, FedFT-EDS (Shi, Sheffield thesis, §6.4): φ below `split` is fixed, only θ above it is tuned.
 
 A device picks samples with the received model, trains θ on them for `epochs` and sends θ_k and their number n_k:
 fedft all samples; fedft-rds a random share; fedft-eds those of highest entropy H = −Σ p·log p, p = softmax(z/ρ), with

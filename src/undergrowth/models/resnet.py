@@ -1,7 +1,7 @@
 """ResNets of basic blocks: resnet-8 as made for CIFAR, resnet-18 and resnet-34 as made for ImageNet.
 
 resnet-8 is He et al.'s CIFAR form, depth 6n+2 with n=1: one block in each of three groups of 16, 32 and 64
-channels. Some works give that name to a wider network, as source 003 seems to: `width=128` has 4.9 M
+channels. Some works give that name to a wider network, as Desai (REFT, 2023) seems to: `width=128` has 4.9 M
 parameters. Wherever the shape changes, the shortcut is a 1×1 convolution with normalisation.
 """
 

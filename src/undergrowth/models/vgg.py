@@ -1,7 +1,7 @@
 """VGG-16 for small images: thirteen convolutions in five blocks, two hidden layers of 4096, the head.
 
 At 32×32 the last map has one pixel, so the hidden layers stand on 512 features: 33.64 M parameters for ten
-classes, the 33.6 M (128.4 MB) of source 003. The last map of a larger image is averaged to one pixel. There
+classes, the 33.6 M (128.4 MB) of Desai (REFT, 2023). The last map of a larger image is averaged to one pixel. There
 is no dropout: it would draw from a random state that engines do not share.
 """
 
