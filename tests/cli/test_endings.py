@@ -16,7 +16,7 @@ from undergrowth.core import RunError
 from undergrowth.runs import Store
 from undergrowth.runs.run import Execution
 
-LONG = ("run", "--model", "logistic", "--clients", "4", "--rounds", "60", "--json")
+LONG = ("run", "--model", "logistic", "--clients", "4", "--rounds", "300", "--json")
 
 
 @pytest.fixture

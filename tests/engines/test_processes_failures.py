@@ -34,7 +34,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(true: Any, seconds: float = 10.0) -> bool:
+def wait_until(true: Any, seconds: float = 40.0) -> bool:
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -23,7 +23,7 @@ def copied(tree: Any) -> Any:
         return tree.clone()
     if isinstance(tree, dict):
         return {key: copied(value) for key, value in tree.items()}
-    return [copied(value) for value in tree] if isinstance(tree, list) else tree
+    return type(tree)(copied(value) for value in tree) if isinstance(tree, list | tuple) else tree
 
 
 def equal(a: Any, b: Any) -> bool:
