@@ -17,7 +17,8 @@ FILES = [name for name in names() if not describe(name).embedded]
 
 def test_all_that_was_promised_is_there() -> None:
     assert names()[0] == "digits"
-    assert {"mnist", "fashion-mnist", "cifar10", "cifar100", "femnist", "shakespeare", "npz", "images"} <= set(names())
+    files = {"mnist", "fashion-mnist", "cifar10", "cifar100", "femnist", "shakespeare", "agnews", "speech-commands"}
+    assert files | {"npz", "images"} <= set(names())
 
 
 @pytest.mark.parametrize("name", names())
@@ -27,6 +28,7 @@ def test_every_entry_tells_what_a_user_needs(name: str) -> None:
     assert entry.title and entry.licence and entry.how_to_get and entry.layout
     assert entry.example.startswith(f'load("{name}"')
     assert "seed" in entry.options or entry.shape
+    assert entry.meanings.keys() == entry.options.keys() and all(entry.meanings.values())
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -61,7 +63,7 @@ def test_wrong_names_and_options_are_refused(tmp_path: Path) -> None:
         load("mnst")
     with pytest.raises(InputError, match="did you mean 'size'"):
         load("images", tmp_path, sise=3)
-    with pytest.raises(InputError, match="'mnist' has no option 'size'; it takes none"):
+    with pytest.raises(InputError, match="'mnist' has no option 'size'; choose one of: test_samples, train_samples"):
         load("mnist", tmp_path, size=3)
     with pytest.raises(InputError, match="takes no path"):
         load("digits", tmp_path)
@@ -69,6 +71,27 @@ def test_wrong_names_and_options_are_refused(tmp_path: Path) -> None:
         load("mnist", 3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no-such-user"):
         load("mnist", "~no-such-user/data")
+
+
+def test_a_part_of_any_set_has_every_class_in_its_share() -> None:
+    whole, part = load("digits"), load("digits", train_samples=200, test_samples=50)
+    assert (len(part), len(part.test_y)) == (200, 50)
+    shares = np.bincount(whole.labels) / len(whole)
+    assert np.abs(np.bincount(part.labels) - 200 * shares).max() <= 1
+    assert np.array_equal(part.x, load("digits", train_samples=200).x)
+    smaller = {row.tobytes() for row in load("digits", train_samples=100).x}
+    assert smaller < {row.tobytes() for row in part.x}
+    assert len(load("digits", train_samples=10**6)) == len(whole)
+    for wrong in (0, -1, 0.5, True, "many"):
+        with pytest.raises(InputError, match=r"train_samples is .* must be a whole number from 1 on"):
+            load("digits", train_samples=wrong)
+
+
+def test_a_part_keeps_its_fields(tmp_path: Path) -> None:
+    x = np.arange(40.0).reshape(20, 2)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(20) % 2, x_test=x, y_test=np.arange(20) % 2, row=x[:, 0])
+    part = load("npz", tmp_path / "mine.npz", train_samples=6)
+    assert len(part) == 6 and np.array_equal(part.x[:, 0], part.fields["row"]) and len(part.test_y) == 20
 
 
 def test_importing_stays_light() -> None:

@@ -23,7 +23,8 @@ def parameters(name: str, shape: tuple[int, ...], classes: int, **options: objec
 
 def test_names_are_those_shown_to_users() -> None:
     assert names() == [
-        "logistic", "mlp", "cnn", "wrn-D-K", "resnet-8", "resnet-18", "resnet-34", "vgg-16", "lstm",
+        "logistic", "mlp", "cnn", "wrn-D-K", "resnet-8", "resnet-18", "resnet-34", "vgg-16",
+        "mobilenetv3-small", "efficientnet-b0", "lstm", "lstm-words",
     ]  # fmt: skip
 
 
@@ -63,6 +64,11 @@ def test_parameters_of_the_models_for_other_data() -> None:
     # ImageNet's ResNets.
     assert parameters("resnet-18", (3, 224, 224), 1000) == pytest.approx(11_689_512, rel=0.001)
     assert parameters("resnet-34", (3, 224, 224), 1000) == pytest.approx(21_797_672, rel=0.001)
+    # The numbers that other libraries give for the published networks for phones, whatever the stride of the stem.
+    assert parameters("mobilenetv3-small", (3, 224, 224), 1000, stride=2) == 2_542_856
+    assert parameters("efficientnet-b0", (3, 224, 224), 1000) == 5_288_548
+    # Table 4.9 of Shi's thesis: 4.0 M for CIFAR-10.
+    assert parameters("efficientnet-b0", (3, 32, 32), 10) == 4_020_358
 
 
 @pytest.mark.parametrize("name", [*names(), "wrn-40-2"])
@@ -72,6 +78,7 @@ def test_a_description_is_complete_and_its_example_works(name: str) -> None:
     assert entry.title
     assert entry.source
     assert "head" in entry.levels
+    assert entry.options.keys() == entry.meanings.keys() and all(entry.meanings.values())
     example = yaml.safe_load(entry.example)["model"]
     make = builder(example.pop("name"), entry.shape, entry.classes, **example)
     assert isinstance(make, Recipe)
@@ -118,7 +125,7 @@ IMAGE = (3, 32, 32)
         (("wrn-D-K", IMAGE, 10), {}, "unknown name 'wrn-D-K'; did you mean 'wrn-16-1'?"),
         (("wrn-16", IMAGE, 10), {}, "did you mean 'wrn-16-1'?"),
         (("wrn-16-0", IMAGE, 10), {}, "did you mean 'wrn-16-1'?"),
-        (("zzz", IMAGE, 10), {}, "choose one of: cnn, logistic,"),
+        (("zzz", IMAGE, 10), {}, "choose one of: cnn, efficientnet-b0, logistic,"),
         (("", IMAGE, 10), {}, "unknown name ''; choose one of"),
         (("wrn-15-1", IMAGE, 10), {}, "6n+4 and at least 10, not 15; did you mean wrn-10-1 or wrn-16-1?"),
         (("wrn-4-1", IMAGE, 10), {}, "not 4; did you mean wrn-10-1 or wrn-16-1?"),
@@ -149,6 +156,14 @@ IMAGE = (3, 32, 32)
         (("cnn", IMAGE, 2), {"norm": "batch"}, "model cnn: norm 'batch' is not offered; choose one of: none"),
         (("wrn-16-1", IMAGE, 2), {"norm": "none"}, "norm 'none' is not offered; choose one of: batch, group"),
         (("vgg-16", IMAGE, 2), {"norm": "layer"}, "choose one of: batch, group, none"),
+        (
+            ("mobilenetv3-small", IMAGE, 2),
+            {"stride": 3},
+            "model mobilenetv3-small: option stride must be 1 or 2, not 3",
+        ),
+        (("efficientnet-b0", (1, 16, 16), 2), {}, "at least 17×17 pixels, not 16×16; norm 'group' would do"),
+        (("lstm-words", (5,), 2), {"embeddings": 3}, "option embeddings must be the name of a file, not 3"),
+        (("lstm-words", (5,), 2), {"embeddings": "nowhere.txt"}, "embeddings: there is no file 'nowhere.txt'"),
         (("mlp", (4,), 2), {"weights": "nowhere.pt"}, "weights: there is no file 'nowhere.pt'"),
     ],
 )

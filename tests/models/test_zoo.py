@@ -38,8 +38,14 @@ CASES: list[Case] = [
     *[("resnet-34", (1, 12, 16), norm, {"width": 4}) for norm in ("batch", "group")],
     *[("vgg-16", (3, 32, 32), norm, {"width": 4, "hidden": 16}) for norm in ("batch", "group", "none")],
     ("vgg-16", (1, 40, 64), "batch", {"width": 4, "hidden": 16}),
+    *[("mobilenetv3-small", shape, "batch", {}) for shape in ((1, 17, 17), (3, 20, 40))],
+    ("mobilenetv3-small", (3, 8, 8), "group", {}),
+    ("mobilenetv3-small", (3, 40, 40), "batch", {"stride": 2}),
+    ("efficientnet-b0", (1, 17, 17), "batch", {}),
+    ("efficientnet-b0", (3, 8, 8), "group", {}),
     ("lstm", (6,), "none", {"vocabulary": 11, "hidden": 8}),
     ("lstm", (1,), "none", {"vocabulary": 11, "hidden": 8}),
+    ("lstm-words", (6,), "none", {"vocabulary": 11, "embedding": 5, "hidden": 8}),
 ]
 
 
@@ -51,7 +57,7 @@ def title(case: Case) -> str:
 every_case = pytest.mark.parametrize("case", CASES, ids=title)
 # Recurrent layers and running statistics do not batch.
 every_batchable_case = pytest.mark.parametrize(
-    "case", [case for case in CASES if case[0] != "lstm" and case[2] != "batch"], ids=title
+    "case", [case for case in CASES if not case[0].startswith("lstm") and case[2] != "batch"], ids=title
 )
 
 
@@ -70,7 +76,7 @@ def fresh(case: Case, seed: int = 0) -> Staged:
 def samples(case: Case, count: int = 4) -> Tensor:
     name, shape, _, _ = case
     generator = torch.Generator().manual_seed(1)
-    if name == "lstm":
+    if name.startswith("lstm"):
         return torch.randint(0, 11, (count, *shape), generator=generator)
     return torch.randn(count, *shape, generator=generator)
 
@@ -125,7 +131,7 @@ def test_levels_of_a_deep_mlp_are_spread_and_those_of_a_shallow_one_coincide() -
     assert levels(4, 4, 4, 4) == ["hidden2", "hidden3", "hidden4", "head"]
 
 
-def test_features_of_wrn_have_the_sizes_of_source_000() -> None:
+def test_features_of_wrn_have_the_sizes_of_shis_thesis() -> None:
     module = builder("wrn-40-1", (3, 32, 32), 10)()
     assert isinstance(module, Staged)
     inputs = torch.zeros(1, 3, 32, 32)

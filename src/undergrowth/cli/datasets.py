@@ -10,7 +10,7 @@ from undergrowth.cli.output import AsJson, console, print_json
 
 _KEPT = (
     "name", "title", "shape", "classes", "train", "test", "megabytes", "licence", "how_to_get", "layout", "fields",
-    "embedded", "options",
+    "embedded", "options", "meanings",
 )  # fmt: skip
 
 
@@ -66,11 +66,11 @@ def _tell(entry: Any, json: bool) -> None:
         print_json({**_facts(entry), "example": example})
         return
     size = "depends on your files" if entry.megabytes is None else f"{entry.megabytes:g} MB in memory"
-    options = ", ".join(f"{key} ({default!r})" for key, default in entry.options.items())
+    options = "\n".join(f"{key}={default}: {entry.meanings[key]}" for key, default in entry.options.items())
     rows = [
         ("input", _shape(entry.shape)), ("classes", count(entry.classes)), ("train", count(entry.train)),
         ("test", count(entry.test)), ("size", size), ("licence", entry.licence), ("how to get it", entry.how_to_get),
-        ("layout", entry.layout), ("natural groups", ", ".join(entry.fields) or "none"), ("options", options or "none"),
+        ("layout", entry.layout), ("natural groups", ", ".join(entry.fields) or "none"), ("options", options),
         ("example", example), ("in Python", f"undergrowth.data.{entry.example}"),
     ]  # fmt: skip
     screen = console()

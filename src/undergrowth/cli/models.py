@@ -37,11 +37,12 @@ def models(
     if json:
         print_json(asdict(entry))
         return
+    options = "\n".join(f"{key}={value}: {entry.meanings[key]}" for key, value in entry.options.items())
     about = [
         ("parameters", f"{count(entry.parameters)} for {_input(entry)}"),
         ("split levels", ", ".join(f"{level} (before {stage})" for level, stage in entry.levels.items())),
         ("normalisation", ", ".join(entry.norms)),
-        ("options", ", ".join(f"{key}={value}" for key, value in entry.options.items()) or "none"),
+        ("options", options or "none"),
         ("weights", "weights: FILE (.safetensors or .pt) starts from a file, skip_head: true leaves its last layer"),
         ("source", entry.source),
         ("example", f"undergrowth run --model {_example_name(entry)}"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from undergrowth.core.errors import InputError, nearest
-from undergrowth.data.dataset import Dataset
-from undergrowth.data.entry import Entry
+from undergrowth.data.dataset import Dataset, to_numpy
+from undergrowth.data.entry import SAMPLES, Entry
 from undergrowth.data.loaders import (
+    agnews,
     cifar10,
     cifar100,
     digits,
@@ -19,8 +21,10 @@ from undergrowth.data.loaders import (
     mnist,
     npz,
     shakespeare,
+    speech_commands,
 )
 from undergrowth.data.loaders.files import NotThere
+from undergrowth.data.split import proportional_sample
 
 FOLDER_VARIABLE = "UNDERGROWTH_DATA"
 
@@ -32,6 +36,8 @@ _ENTRIES = (
     cifar100.ENTRY,
     femnist.ENTRY,
     shakespeare.ENTRY,
+    agnews.ENTRY,
+    speech_commands.ENTRY,
     npz.ENTRY,
     images.ENTRY,
 )
@@ -58,8 +64,8 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
     entry = describe(name)
     for option in options:
         if option not in entry.options:
-            hint = nearest(option, entry.options) if entry.options else "it takes none"
-            raise InputError(f"data set '{name}' has no option '{option}'; {hint}")
+            raise InputError(f"data set '{name}' has no option '{option}'; {nearest(option, entry.options)}")
+    numbers = {option: options.pop(option, None) for option in SAMPLES}
     if entry.embedded:
         if path is not None:
             raise InputError(f"data set '{name}' takes no path, but path is '{path}': it needs no files")
@@ -67,6 +73,20 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
     else:
         dataset = _load_files(entry, path, options)
     dataset.check()
+    return _sampled(dataset, **numbers)
+
+
+def _sampled(dataset: Dataset, train_samples: int | None, test_samples: int | None) -> Dataset:
+    for option, count in (("train_samples", train_samples), ("test_samples", test_samples)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise InputError(f"{option} is {count!r}; it must be a whole number from 1 on")
+    if train_samples is not None:
+        kept = proportional_sample(dataset.labels, train_samples)
+        fields = {key: values[kept] for key, values in dataset.fields.items()}
+        dataset = replace(dataset, x=dataset.x[kept], y=dataset.y[kept], fields=fields)
+    if test_samples is not None:
+        kept = proportional_sample(to_numpy(dataset.test_y), test_samples)
+        dataset = replace(dataset, test_x=dataset.test_x[kept], test_y=dataset.test_y[kept])
     return dataset
 
 

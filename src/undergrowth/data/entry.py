@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from undergrowth.data.dataset import Dataset
+
+# Options of every data set. None: all.
+SAMPLES = {
+    "train_samples": "training samples to keep, every class in its share",
+    "test_samples": "test samples to keep, every class in its share",
+}
 
 
 @dataclass(frozen=True)
@@ -28,9 +34,16 @@ class Entry:
     loader: Callable[..., Dataset] = field(repr=False)
     fields: tuple[str, ...] = ()  # natural groupings that a partition can use
     embedded: bool = False  # comes with the package's dependencies: takes no path
+    explained: Mapping[str, str] = field(default_factory=dict)  # what the loader's own options mean
 
     @property
     def options(self) -> dict[str, Any]:
         """What `load` takes for this data set beside name and path, each with its default."""
         parameters = inspect.signature(self.loader).parameters.values()
-        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+        own = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+        return {**own, **dict.fromkeys(SAMPLES)}
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """What every option means."""
+        return {**self.explained, **SAMPLES}

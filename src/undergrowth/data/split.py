@@ -1,4 +1,4 @@
-"""Sets a central test part aside where a data set comes without one."""
+"""Parts of a data set that hold every class in its share: a central test part, or a smaller set."""
 
 from __future__ import annotations
 
@@ -27,3 +27,15 @@ def stratified_split(labels: np.ndarray, share: float, seed: int) -> tuple[np.nd
     held = np.zeros(len(labels), dtype=bool)
     held[chosen] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def proportional_sample(labels: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+    """Positions of `count` samples, each class in its share, the same for the same seed; fewer are among more."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    place = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        place[members] = (np.arange(len(members)) + 0.5) / len(members)
+    # Of equal places, the one that was drawn first.
+    chosen = order[np.argsort(place[order], kind="stable")[:count]]
+    return np.sort(chosen)

@@ -9,7 +9,8 @@ from typing import Literal
 
 from undergrowth.models.staged import Staged
 
-Option = int | tuple[int, ...]
+# None: a file that need not be given.
+Option = int | tuple[int, ...] | str | None
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Architecture:
     shape: tuple[int, ...]
     classes: int
     options: Mapping[str, Option] = field(default_factory=dict)
+    meanings: Mapping[str, str] = field(default_factory=dict)  # of every option, for users
     # What the numbers in the name mean, each with its value in the example.
     numbers: Mapping[str, int] = field(default_factory=dict)
 

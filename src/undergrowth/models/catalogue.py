@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from undergrowth.core.errors import InputError, nearest
-from undergrowth.models import cnn, logistic, lstm, mlp, resnet, vgg, wrn
+from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet, resnet, vgg, wrn
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.inputs import check_classes, check_norm, check_options, check_shape
 from undergrowth.models.staged import Staged
@@ -29,7 +29,10 @@ TABLE: tuple[Architecture, ...] = (
     resnet.RESNET_18,
     resnet.RESNET_34,
     vgg.VGG_16,
+    mobilenet.MOBILENETV3_SMALL,
+    efficientnet.EFFICIENTNET_B0,
     lstm.LSTM,
+    lstm.LSTM_WORDS,
 )
 
 
@@ -41,6 +44,7 @@ class Entry:
     title: str
     source: str
     options: Mapping[str, Option]  # with their defaults
+    meanings: Mapping[str, str]  # of the options
     norms: tuple[str, ...]  # the default first
     levels: Mapping[str, str]  # split level → first stage of the upper part
     parameters: int  # for this shape and number of classes
@@ -102,6 +106,7 @@ def describe(name: str) -> Entry:
         title=row.title,
         source=row.source,
         options=dict(row.options),
+        meanings=dict(row.meanings),
         norms=tuple(row.norms),
         levels=module.levels,
         parameters=sum(parameter.numel() for parameter in module.parameters()),

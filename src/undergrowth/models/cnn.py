@@ -38,4 +38,5 @@ CNN = Architecture(
     shape=(1, 28, 28),
     classes=62,
     options={"hidden": 512},
+    meanings={"hidden": "units of the hidden layer"},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
 
 from undergrowth.core.errors import InputError, nearest
 from undergrowth.models.architecture import Architecture, Option
@@ -66,6 +67,10 @@ def check_options(architecture: Architecture, name: str, given: Mapping[str, obj
 
 
 def _check_option(name: str, key: str, value: object, default: Option) -> Option:
+    if default is None:
+        if value is not None and not isinstance(value, str | PathLike):
+            raise InputError(f"model {name}: option {key} must be the name of a file, not {value!r}")
+        return None if value is None else fspath(value)
     if isinstance(default, tuple):
         values = value if isinstance(value, list | tuple) else (value,)
         if not all(map(_is_count, values)):

@@ -22,14 +22,17 @@ def normalisation(kind: str, channels: int) -> nn.Module:
     return nn.Identity()
 
 
-def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
+def convolution(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, bias: bool = False, groups: int = 1
+) -> nn.Conv2d:
     """A convolution that keeps the size (or divides it by the stride), with He's initialisation.
 
     Torch's own initialisation shrinks the signal in every layer, which deep models without normalisation do
     not survive.
     """
-    layer = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=bias)
-    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    layer = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=bias, groups=groups)
+    # Torch counts the outputs of all groups; with one channel a group the inputs are as many as the outputs of one.
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out" if groups == 1 else "fan_in", nonlinearity="relu")
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer

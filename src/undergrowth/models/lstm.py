@@ -1,10 +1,11 @@
-"""LEAF's Shakespeare model: embedded characters, two LSTM layers, the last position."""
+"""Two LSTM layers and the last position: on characters, as in LEAF's Shakespeare model, or on words."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from undergrowth.models.architecture import Architecture
+from undergrowth.models.embeddings import FrozenWords, LearntWords, read_vectors
 from undergrowth.models.staged import Staged
 
 
@@ -28,9 +29,30 @@ class LastPosition(nn.Module):
 
 
 def make(_shape: tuple[int, ...], classes: int, _norm: str, vocabulary: int, embedding: int, hidden: int) -> Staged:
-    """Takes int64 tokens below `vocabulary`. Levels lie after the embedding and after each LSTM layer."""
+    """Takes int64 tokens below `vocabulary`."""
+    return _recurrent(nn.Embedding(vocabulary, embedding), embedding, hidden, classes)
+
+
+def make_words(
+    _shape: tuple[int, ...],
+    classes: int,
+    _norm: str,
+    vocabulary: int,
+    embedding: int,
+    hidden: int,
+    embeddings: str | None,
+) -> Staged:
+    """Takes ranks of words, see `embeddings.py`. Words of a file have as many numbers as the file has."""
+    if embeddings is None:
+        return _recurrent(LearntWords(vocabulary, embedding), embedding, hidden, classes)
+    vectors = read_vectors(embeddings, vocabulary)
+    return _recurrent(FrozenWords(vectors), vectors.shape[1], hidden, classes)
+
+
+def _recurrent(words: nn.Module, embedding: int, hidden: int, classes: int) -> Staged:
+    """Levels lie after the embedding and after each LSTM layer."""
     stages: dict[str, nn.Module] = {
-        "embedding": nn.Embedding(vocabulary, embedding),
+        "embedding": words,
         "recurrent1": Recurrent(embedding, hidden),
         "recurrent2": Recurrent(hidden, hidden),
         "last": LastPosition(),
@@ -49,4 +71,27 @@ LSTM = Architecture(
     shape=(80,),
     classes=80,
     options={"vocabulary": 80, "embedding": 8, "hidden": 256},
+    meanings={
+        "vocabulary": "characters there are",
+        "embedding": "numbers that stand for a character",
+        "hidden": "units of each LSTM layer",
+    },
+)
+
+LSTM_WORDS = Architecture(
+    name="lstm-words",
+    title="Two LSTM layers on words",
+    source="Shi, Sheffield thesis, §4.5.5, with frozen GloVe vectors of Pennington et al., 2014",
+    make=make_words,
+    takes="tokens",
+    norms={"none": 1},
+    shape=(64,),
+    classes=4,
+    options={"vocabulary": 20_000, "embedding": 100, "hidden": 256, "embeddings": None},
+    meanings={
+        "vocabulary": "tokens there are; words beyond count as not known",
+        "embedding": "numbers that stand for a word, where no file says so",
+        "hidden": "units of each LSTM layer",
+        "embeddings": "file of frozen vectors: GloVe's text, .npz or .safetensors; without one they are learnt",
+    },
 )

@@ -40,4 +40,5 @@ MLP = Architecture(
     shape=(1, 28, 28),
     classes=10,
     options={"hidden": (200,)},
+    meanings={"hidden": "units of each hidden layer"},
 )

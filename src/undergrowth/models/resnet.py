@@ -74,6 +74,7 @@ def architecture(depth: int, form: str, width: int, blocks: tuple[int, ...], nor
         shape=(3, 32, 32),
         classes=10,
         options={"width": width},
+        meanings={"width": "channels of the first group; each later group has twice as many"},
     )
 
 

@@ -47,4 +47,5 @@ VGG_16 = Architecture(
     shape=(3, 32, 32),
     classes=10,
     options={"width": 64, "hidden": 4096},
+    meanings={"width": "channels of the first block", "hidden": "units of each of the two hidden layers"},
 )

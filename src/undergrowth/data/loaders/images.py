@@ -119,4 +119,10 @@ ENTRY = Entry(
     layout="CLASS/*.png, or train/CLASS/*.png and test/CLASS/*.png (also jpg, bmp, gif, webp, tiff)",
     example='load("images", "~/data/flowers", size=(32, 32))',
     loader=load,
+    explained={
+        "size": "height and width in pixels; by default those of the first picture",
+        "channels": "3 for colour, 1 for grey",
+        "test_share": "share of every class for the central test set, where the files have none",
+        "seed": "of the draw for that set",
+    },
 )

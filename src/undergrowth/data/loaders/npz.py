@@ -114,4 +114,9 @@ ENTRY = Entry(
     layout="arrays x, y, optionally x_test, y_test, class_names; other arrays as long as y are fields",
     example='load("npz", "~/data/mine.npz")',
     loader=load,
+    explained={
+        "classes": "how many there are; by default the highest label plus one",
+        "test_share": "share of every class for the central test set, where the files have none",
+        "seed": "of the draw for that set",
+    },
 )

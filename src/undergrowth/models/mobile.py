@@ -1,0 +1,98 @@
+"""What networks for phones are made of: convolutions of single channels between a wide and a narrow layer, gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from undergrowth.core.errors import InputError
+from undergrowth.models.layers import convolution, normalisation
+from undergrowth.models.staged import Staged
+
+# With a first convolution of stride 1 images are halved four times, rounded up: 17 pixels leave two.
+SMALLEST = {"batch": 17, "group": 8}
+STRIDE = "of the first convolution: 1 for small images, 2 as published for images of 224 pixels"
+
+
+class Inverted(NamedTuple):
+    """The sizes of one block."""
+
+    kernel: int
+    widened: int
+    outputs: int
+    squeezed: int  # units of the gate; 0: it has none
+    stride: int
+    activation: type[nn.Module]
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation: every channel times a factor that is read off the means of all channels."""
+
+    def __init__(self, channels: int, squeezed: int, activation: type[nn.Module], squash: type[nn.Module]) -> None:
+        super().__init__()
+        self.factors = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            convolution(channels, squeezed, 1, bias=True),
+            activation(),
+            convolution(squeezed, channels, 1, bias=True),
+            squash(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated: Tensor = x * self.factors(x)
+        return gated
+
+
+class Design(NamedTuple):
+    """What tells one network of this kind from another, up to its pooled features."""
+
+    name: str
+    stem: int  # channels
+    groups: Sequence[Sequence[Inverted]]  # rows of blocks, of which the first may halve the maps
+    last: int  # channels of the last convolution, which has a kernel of 1×1
+    activation: type[nn.Module]  # of the first and the last convolution
+    gate: Callable[[int, int], nn.Module]  # from channels and squeezed units
+
+
+class InvertedResidual(nn.Module):
+    """Widens, convolves every channel by itself, gates, narrows; the input is added where the shape allows it."""
+
+    def __init__(self, inputs: int, sizes: Inverted, norm: str, gate: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        kernel, widened, outputs, squeezed, stride, activation = sizes
+        layers: list[nn.Module] = []
+        if widened != inputs:
+            layers += [convolution(inputs, widened, 1), normalisation(norm, widened), activation()]
+        layers += [convolution(widened, widened, kernel, stride, groups=widened)]
+        layers += [normalisation(norm, widened), activation()]
+        if squeezed:
+            layers += [gate(widened, squeezed)]
+        layers += [convolution(widened, outputs, 1), normalisation(norm, outputs)]
+        self.layers = nn.Sequential(*layers)
+        self.adds = inputs == outputs and stride == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = self.layers(x)
+        return x + inner if self.adds else inner
+
+
+def mobile_network(design: Design, channels: int, norm: str, stride: int, top: dict[str, nn.Module]) -> Staged:
+    """The stages of the design, then those of `top`. Levels low, mid and up lie after each of the last three groups."""
+    if stride not in (1, 2):
+        raise InputError(f"model {design.name}: option stride must be 1 or 2, not {stride}")
+    first = convolution(channels, design.stem, 3, stride)
+    stages: dict[str, nn.Module] = {"stem": nn.Sequential(first, normalisation(norm, design.stem), design.activation())}
+    inputs = design.stem
+    for number, group in enumerate(design.groups, start=1):
+        blocks = []
+        for sizes in group:
+            blocks.append(InvertedResidual(inputs, sizes, norm, design.gate))
+            inputs = sizes.outputs
+        stages[f"group{number}"] = nn.Sequential(*blocks)
+    last = convolution(inputs, design.last, 1)
+    stages["last"] = nn.Sequential(last, normalisation(norm, design.last), design.activation())
+    stages["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    count = len(design.groups)
+    return Staged(stages | top, {"low": f"group{count - 1}", "mid": f"group{count}", "up": "last", "head": "head"})

@@ -1,0 +1,64 @@
+"""Drawing the samples that a server holds, and taking them away from the devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from undergrowth.core import InputError, Shard
+from undergrowth.data import drawn, partition, unlabelled, without
+
+from .samples import table
+
+
+def test_what_the_server_has_no_device_has_and_nothing_is_lost() -> None:
+    data = table(200, fields={"ward": np.arange(200) % 7})
+    taken = drawn(data, 0.25, None, (), seed=3)
+    rest = without(data, taken)
+    assert len(taken) == 50 and len(rest) == 150
+    numbers = {*data.shard(taken).x.flatten().tolist(), *rest.x.flatten().tolist()}
+    assert numbers == set(range(200))
+    assert all(rest.fields["ward"][place] == rest.x[place, 0] % 7 for place in range(150)), "fields go along"
+    population = partition(rest, "natural:ward", None, 3)
+    assert sum(population.size(d) + len(population.test(d)) for d in population.devices) == 150
+
+
+def test_the_draw_hangs_on_the_seed_alone() -> None:
+    data = table(100)
+    assert drawn(data, 0.3, None, (), 1).tolist() == drawn(data, None, 30, (), 1).tolist()
+    assert drawn(data, 0.3, None, (), 1).tolist() != drawn(data, 0.3, None, (), 2).tolist()
+
+
+def test_missing_classes_are_missing_and_the_share_is_of_all_samples() -> None:
+    data = table(200, classes=5)
+    labels = data.labels[drawn(data, 0.2, None, (1, 3), 0)]
+    assert len(labels) == 40 and set(labels) == {0, 2, 4}
+    assert len(drawn(data, None, None, (1, 3), 0)) == (~np.isin(data.labels, (1, 3))).sum(), "neither: all there are"
+
+
+def test_labels_that_nobody_may_read_are_gone() -> None:
+    hidden = unlabelled(Shard(torch.ones(3, 2), torch.tensor([0, 1, 2])))
+    assert hidden.y.tolist() == [-1, -1, -1] and hidden.x.sum() == 6
+
+
+@pytest.mark.parametrize(
+    ("share", "samples", "missing", "words"),
+    [
+        (0.1, None, (7,), "public.missing 7 is not a class of data set 'table': it has 0 to 4"),
+        (0.9, None, (0,), "public.share 0.9 is 54 samples, and data set 'table' has"),
+        (None, 61, (), "public.samples 61 is 61 samples, and data set 'table' has 60"),
+        (0.001, None, (), "public.share 0.001 is less than one of the 60 samples"),
+        (0.1, None, (0, 1, 2, 3, 4), "has no other class"),
+    ],
+)
+def test_a_draw_that_cannot_be_is_refused(share, samples, missing, words) -> None:
+    with pytest.raises(InputError) as caught:
+        drawn(table(), share, samples, missing, 0)
+    assert words in str(caught.value)
+
+
+def test_the_devices_must_be_left_something() -> None:
+    data = table()
+    with pytest.raises(InputError, match="leave the devices some"):
+        without(data, drawn(data, 1.0, None, (), 0))

@@ -1,0 +1,90 @@
+"""Networks for phones in runs: whole and sliced by width, one by one and in a stack, and that they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import undergrowth as ug
+from undergrowth.core import Model
+from undergrowth.learning import widths_of
+from undergrowth.models import builder
+
+BOTH = pytest.mark.parametrize("name", ["mobilenetv3-small", "efficientnet-b0"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@cache
+def digits(samples: int) -> ug.data.Dataset:
+    """Digits with 24 pixels a side: two pixels are left where the networks pool."""
+    small = ug.data.load("digits", train_samples=samples, test_samples=100)
+    x, test_x = (np.asarray(each).repeat(3, axis=2).repeat(3, axis=3) for each in (small.x, small.test_x))
+    return ug.data.Dataset("digits-24", x, small.y, test_x, small.test_y, 10)
+
+
+def run(out: Path, name: str, method: str = "fedavg", samples: int = 32, **settings: Any) -> ug.Result:
+    given = {"rounds": 1, "batch": 16, "partition": "iid", "clients": 2, "lr": 0.05, **settings}
+    return ug.run(method, digits(samples), model=name, out=str(out), **given)
+
+
+HALF = {"ratios": [0.5]}
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "options"),
+    [
+        ("mobilenetv3-small", "fedavg", {}),
+        ("mobilenetv3-small", "heterofl", HALF),
+        ("efficientnet-b0", "heterofl", HALF),
+    ],
+)
+def test_a_stack_trains_as_each_device_alone(name: str, method: str, options: dict[str, Any], tmp_path: Path) -> None:
+    alone = run(tmp_path, name, method, options=options)
+    together = run(tmp_path, name, method, options=options, engine="vector")
+    assert together.history[0]["stacked"] == 2
+    start = Model(builder(name, (1, 24, 24), 10)).initial(0)
+    one, other = (dict(result.model.state_dict()) for result in (alone, together))
+    moved = torch.cat([(one[key] - start[key]).double().flatten() for key in start])
+    apart = torch.cat([(one[key] - other[key]).double().flatten() for key in start])
+    assert apart.norm() < 0.01 * moved.norm()
+
+
+@BOTH
+def test_half_the_width_is_a_quarter_of_the_weights(name: str) -> None:
+    model = Model(builder(name, (3, 32, 32), 10))
+    widths = widths_of(model)
+    cut = widths.cut(model.initial(0), 0.5)
+    channels = cut["group3.1.layers.3.weight"].shape
+    assert channels[1] == 1, "a convolution of single channels, as in the whole model"
+    assert cut["group3.1.layers.6.factors.3.weight"].shape[0] == channels[0], "and a factor for each of them"
+    assert widths.share(0.5) == pytest.approx(0.26, abs=0.01)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("mobilenetv3-small", 20), ("efficientnet-b0", 9)])
+def test_it_learns(name: str, steps: int) -> None:
+    torch.manual_seed(0)
+    module = builder(name, (1, 24, 24), 10)()
+    optimiser = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
+    shard = digits(32).shard(np.arange(16))
+    losses = []
+    for _ in range(steps):
+        loss = functional.cross_entropy(module(shard.x), shard.y)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
