@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
@@ -35,7 +35,8 @@ class Steps:
     batch: int
 
     def __len__(self) -> int:
-        return sum(-(-len(order) // self.batch) for order in self.epochs)
+        # Not len(order): for a tensor that takes ten times as long.
+        return sum(-(-order.shape[0] // self.batch) for order in self.epochs)
 
     def __iter__(self) -> Iterator[Batch]:
         for order in self.epochs:
@@ -72,3 +73,45 @@ class LoopClient:
         for batch in islice(steps, limit):
             carry = self.step(task, carry, batch)
         return self.finish(task, down, carry, shard, own, context)
+
+
+class Updates:
+    """A client whose job is several updates, none of which needs what another makes of the packet.
+
+    Which updates there are may hang on the names and tags in the packet, not on its numbers. One name stands for one
+    way to step, whatever the packet. Engines batch and price every update by itself.
+    """
+
+    def updates(self, task: Task, down: Packet) -> Mapping[str, LoopClient]:
+        """The updates that this packet asks for, by name. Each gets all that a client gets."""
+        raise NotImplementedError("a client with several updates defines updates")
+
+    def local(
+        self, task: Task, down: Packet, shard: Shard, own: State, context: Context, limit: int | None = None
+    ) -> tuple[Packet, State]:
+        """One update after the other. With `limit`, each does its share of so many steps."""
+        clients = self.updates(task, down).values()
+        counts = () if limit is None else [len(c.begin(task, down, shard, own, context)[1]) for c in clients]
+        limits = shares(limit, counts) if limit is not None else [None] * len(clients)
+        return joined(own, [c.local(task, down, shard, own, context, most) for c, most in zip(clients, limits)])
+
+
+def joined(own: State, done: Iterable[tuple[Packet, State]]) -> tuple[Packet, State]:
+    """One upload and one state of what several updates sent and kept. No two may send or change the same name."""
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, float] = {}
+    tags: dict[str, str] = {}
+    kept = own
+    for up, state in done:
+        tensors.update(up.tensors)
+        scalars.update(up.scalars)
+        tags.update(up.tags)
+        changed = {name: value for name, value in state.items() if value is not own.get(name)}
+        kept = {**kept, **changed} if changed else kept
+    return Packet(tensors, scalars, tags), kept
+
+
+def shares(limit: int, counts: Sequence[int]) -> list[int]:
+    """How many of `limit` steps each of several updates does: in proportion, and one at least where it has any."""
+    everything = max(1, sum(counts))
+    return [min(count, max(min(limit, 1), limit * count // everything)) for count in counts]

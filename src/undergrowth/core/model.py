@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,7 @@ class Model:
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self.build = build
         self.device = "cpu"
+        self.mixed = False  # True: training passes compute in bfloat16 what bears it; weights stay as they are
         with torch.random.fork_rng(devices=[]):
             self.module = build()
         self.parameters = tuple(name for name, _ in self.module.named_parameters())
@@ -60,6 +62,11 @@ class Model:
         self.device = device
         self._slots = self._find_slots(set(self.shapes))
         return self
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """Tables that the module needs beside its weights: nobody trains, sends or stores them."""
+        return tuple(table for name, table in self.module.named_buffers() if name not in self.shapes)
 
     def trainable(self, level: str | None = None) -> tuple[str, ...]:
         """Names of the parameters of the part above `level`, or of the whole model."""
@@ -99,12 +106,17 @@ class Model:
         self._set_mode(training)
         self._bind(weights, own)
         try:
-            if not (maps or start or stop):
-                return Output(self.module(x), {}, own)
-            return self._run_stages(x, maps, start, stop, own)
+            with self._shortened(x.device.type) if self.mixed and training is not False else nullcontext():
+                if not (maps or start or stop):
+                    return Output(self.module(x), {}, own)
+                return self._run_stages(x, maps, start, stop, own)
         finally:
             for slot, key, _, home in self._slots:
                 slot[key] = home
+
+    def _shortened(self, device: str) -> AbstractContextManager[None]:
+        # Without the cache of shortened weights, which a recorded step would keep for ever.
+        return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
     def _run_stages(
         self, x: Tensor, maps: Sequence[str], start: str | None, stop: str | None, own: Mapping[str, Tensor]

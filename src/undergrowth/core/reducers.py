@@ -218,14 +218,15 @@ def _blend(a: Packet, b: Packet, share: float) -> Packet:
         odd = sorted(a.tensors.keys() ^ b.tensors.keys())
         raise ValueError(f"the tensors {', '.join(odd[:3])} are not in all uploads")
     tensors = dict(a.tensors)
-    real = [k for k, v in a.tensors.items() if v.is_floating_point()]
-    if real:
-        pairs = [(a.tensors[k], _fitting(a.tensors[k], b.tensors[k])) for k in real]
-        first, second = (list(side) for side in zip(*pairs))
-        tensors.update(zip(real, torch._foreach_lerp(first, second, share)))
-    for k, v in a.tensors.items():
-        if not v.is_floating_point():
-            tensors[k] = torch.maximum(v, _fitting(v, b.tensors[k]))
+    kinds: dict[bool, list[str]] = {True: [], False: []}
+    for name, value in a.tensors.items():
+        kinds[value.is_floating_point()].append(name)
+    for averaged, names in kinds.items():
+        if names:
+            first = [a.tensors[name] for name in names]
+            second = [_fitting(a.tensors[name], b.tensors[name]) for name in names]
+            joined = torch._foreach_lerp(first, second, share) if averaged else torch._foreach_maximum(first, second)
+            tensors.update(zip(names, joined))
     scalars = {k: v + share * (b.scalars[k] - v) for k, v in a.scalars.items() if _finite(v, b.scalars.get(k))}
     return Packet(tensors, scalars)
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from undergrowth.engines.vector.convolution import convolve
+from undergrowth.engines.vector.convolution import convolve, pool
+from undergrowth.engines.vector.normalisation import normalise
 
 
 class Stacked(TorchFunctionMode):
@@ -61,6 +62,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if torch.is_autocast_enabled(rows.device.type):
+            rows, weight = rows.bfloat16(), weight.bfloat16()
+            bias = None if bias is None else bias.bfloat16()
         ctx.save_for_backward(rows, weight)
         turned = weight.transpose(1, 2)
         return torch.bmm(rows, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, turned)
@@ -89,6 +93,21 @@ def conv2d(
     return convolve(x, weight, bias, stride, padding, dilation, groups)
 
 
+def max_pool2d(
+    stack: Stacked,
+    x: Tensor,
+    size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:
+    if return_indices:
+        raise NotImplementedError("a stacked pooling does not tell where the largest values were")
+    return pool(x, size, stride, padding, dilation, ceil_mode)
+
+
 def batch_norm(
     stack: Stacked,
     x: Tensor,
@@ -100,39 +119,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Every client has statistics of its own, over its real samples only."""
-    innermost = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    maps = x.permute(0, 2, 3, 1) if innermost else x
-    # K × B × pixels × C, or K × B × C × pixels: whichever needs no copy
-    values = stack.split(maps).flatten(2, 3) if innermost else stack.split(x.reshape(*x.shape[:2], -1))
-    pixels = 2 if innermost else 3
-    if training or running_mean is None or running_var is None:
-        mean, variance, count = _statistics(values, stack.mask, pixels)
-        if running_mean is not None and running_var is not None:
-            with torch.no_grad():
-                running_mean.lerp_(mean.detach(), momentum)
-                running_var.lerp_(variance.detach() * (count / (count - 1)), momentum)
-    else:
-        mean, variance = running_mean, running_var
-    scale = torch.rsqrt(variance + eps)
-    if weight is not None:
-        scale = scale * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    out = torch.addcmul(shift.unsqueeze(1).unsqueeze(pixels), values, scale.unsqueeze(1).unsqueeze(pixels))
-    return out.reshape(maps.shape).permute(0, 3, 1, 2) if innermost else out.reshape(x.shape)
-
-
-def _statistics(values: Tensor, mask: Tensor | None, pixels: int) -> tuple[Tensor, Tensor, Any]:
-    """Mean and variance (of the samples themselves) for every client and channel, and how many values they are of."""
-    if mask is None:
-        variance, mean = torch.var_mean(values, dim=(1, pixels), correction=0)
-        return mean, variance, values.shape[1] * values.shape[pixels]
-    real = mask[:, :, None, None]
-    count = mask.sum(1, keepdim=True) * values.shape[pixels]  # K × 1
-    mean = (values * real).sum((1, pixels)) / count
-    away = values - mean.unsqueeze(1).unsqueeze(pixels)
-    variance = (away.square() * real).sum((1, pixels)) / count
-    return mean, variance, count
+    return normalise(x, stack.clients, stack.mask, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 def group_norm(
@@ -179,6 +166,8 @@ LAYERS: dict[Any, Callable[..., Tensor]] = {
     F.linear: linear,
     F.conv2d: conv2d,
     torch.conv2d: conv2d,
+    F.max_pool2d: max_pool2d,
+    torch.max_pool2d: max_pool2d,
     F.batch_norm: batch_norm,
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,

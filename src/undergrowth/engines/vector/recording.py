@@ -7,17 +7,18 @@ copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry
+from undergrowth.engines.vector.stack import moved_out, part
 
-SIZES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # clients that recordings are made for
+SIZES = (4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
 
-Step = Callable[[Carry, Batch, Tensor | None], Carry]
+Step = Callable[[Carry, Batch, Tensor], Carry]
 
 
 def size_for(clients: int) -> int:
@@ -30,17 +31,23 @@ class Unrecordable(Exception):
 
 
 class Recording:
-    """One step, recorded for `clients` clients. `carry` is where it reads and writes."""
+    """One step, recorded for some clients. `carry` is where it reads and writes.
 
-    def __init__(self, step: Step, carry: Carry, batch: Batch, mask: Tensor | None, pool: Any) -> None:
+    memory: the carry of a recording for more clients, whose first places this one then works on.
+    """
+
+    def __init__(self, step: Step, carry: Carry, batch: Batch, mask: Tensor, pool: Any, memory: Carry | None) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            after = step(carry, batch, mask)  # tells what a step changes; also compiles and tunes
-            self.carry = _memory(carry, after)
+            if memory is None:
+                memory = _memory(carry, step(carry, batch, mask))  # tells what a step changes
+            self.carry = part(memory, slice(0, len(mask)))
+            kept = moved_out(self.carry)
             self.batch = {name: value.clone() for name, value in batch.items()}
-            self.mask = None if mask is None else mask.clone()
-            step(self.carry, self.batch, self.mask)
+            self.mask = mask.clone()
+            step(self.carry, self.batch, self.mask)  # compiles and tunes what has not been yet
+            _copy(kept, self.carry)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # One pool for all recordings: they never run at the same time, and nothing of one is needed after it.
@@ -58,10 +65,27 @@ class Recording:
         flat = share.reshape(-1)
         self.batch["share"][: len(flat)].copy_(flat)
         self.batch["share"][len(flat) :].zero_()
-        if self.mask is not None:
-            self.mask.fill_(1)
-            self.mask[: len(share)].copy_(share > 0)
+        self.mask.fill_(1)
+        self.mask[: len(share)].copy_(share > 0)
         self._graph.replay()
+
+    def continues(self, other: Recording) -> bool:
+        """Whether it works on the memory of the other one, so that nothing needs to be copied."""
+        mine, its = (next(_tensors(recording.carry)) for recording in (self, other))
+        return mine.data_ptr() == its.data_ptr()
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """Those that a recording changes."""
+    if isinstance(tree, Tensor):
+        if tree.stride(0):
+            yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _tensors(value)
 
 
 def _memory(before: Any, after: Any) -> Any:
@@ -71,7 +95,8 @@ def _memory(before: Any, after: Any) -> Any:
             return before[0].clone().expand_as(before)
         return torch.empty_like(after).copy_(before)
     if isinstance(before, Mapping):
-        return {name: _memory(value, after[name]) for name, value in before.items()}
+        # What only a step's carry has (that a step made it) is kept: steps may then work in place.
+        return {name: _memory(before.get(name, value), value) for name, value in after.items()}
     if isinstance(before, list | tuple):
         return type(before)(_memory(*pair) for pair in zip(before, after))
     if before != after:
@@ -88,8 +113,8 @@ def _copy(source: Any, target: Any, clients: int | None = None) -> None:
         else:
             target[:clients].copy_(source[:clients])
     elif isinstance(target, Mapping):
-        for name, value in target.items():
-            _copy(source[name], value, clients)
+        for name in target.keys() & source.keys():
+            _copy(source[name], target[name], clients)
     elif isinstance(target, list | tuple):
         for one, other in zip(source, target):
             _copy(one, other, clients)

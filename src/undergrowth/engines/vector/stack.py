@@ -10,28 +10,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, Shard, State, Steps
+from undergrowth.core import Batch, Carry, LoopClient, Shard, State, Steps
 from undergrowth.engines.world import Job
 
+MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
 FINISH = "finish"  # the entry of a carry that no step looks at
 
 
 @dataclass
 class Begun:
-    """A job after `begin`."""
+    """A job after `begin`, or one of the updates that it is made of."""
 
     job: Job
+    name: str  # of the update
+    client: LoopClient
     shard: Shard
     own: State
     carry: Carry
     steps: Steps
-    count: int  # steps it does
+    count: int = -1  # steps it does
+
+    def __post_init__(self) -> None:
+        self.count = len(self.steps)
 
     def kind(self) -> Hashable:
         """What clients must have in common to be stacked."""
         carry = {name: value for name, value in self.carry.items() if name != FINISH}
         data = tuple((name, values.shape[1:], values.dtype) for name, values in self.steps.data.items())
-        return _signature(carry), data, self.steps.batch
+        return self.name, _signature(carry), data, self.steps.batch
 
 
 def stacked(carries: Sequence[Carry]) -> Carry:
@@ -43,7 +49,7 @@ def part(tree: Any, index: int | slice) -> Any:
     """One client's carry out of a stack, or those of some."""
     if isinstance(tree, Tensor):
         return tree[index]
-    if isinstance(tree, Mapping):
+    if isinstance(tree, MAPPINGS):
         return {name: part(value, index) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(part(value, index) for value in tree)
@@ -54,7 +60,7 @@ def moved_out(tree: Any) -> Any:
     """The same carry in memory of its own; what all clients share stays where it is."""
     if isinstance(tree, Tensor):
         return tree if tree.stride(0) == 0 else tree.clone()
-    if isinstance(tree, Mapping):
+    if isinstance(tree, MAPPINGS):
         return {name: moved_out(value) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(moved_out(value) for value in tree)
@@ -65,7 +71,7 @@ def wider(tree: Any, fill: Tensor) -> Any:
     """The carry of the clients at these places, some of them several times; what all share is not copied."""
     if isinstance(tree, Tensor):
         return tree[:1].expand(len(fill), *tree.shape[1:]) if tree.stride(0) == 0 else tree.index_select(0, fill)
-    if isinstance(tree, Mapping):
+    if isinstance(tree, MAPPINGS):
         return {name: wider(value, fill) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(wider(value, fill) for value in tree)
@@ -93,8 +99,7 @@ class Batches:
         inside = np.arange(self.batch) < real[:, :, None]
         share = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(np.float32)
         # By step, then client: what one step needs lies together.
-        self.table = torch.from_numpy(np.ascontiguousarray(table.transpose(1, 0, 2))).to(device)
-        self.share = torch.from_numpy(np.ascontiguousarray(share.transpose(1, 0, 2))).to(device)
+        self.table, self.share = (_there(values.transpose(1, 0, 2), device) for values in (table, share))
 
     def active(self, step: int) -> int:
         """How many clients still do this step."""
@@ -109,18 +114,25 @@ class Batches:
         return batch, None if self.full[step] else (share > 0).to(share.dtype)
 
 
+def _there(values: np.ndarray, device: str) -> Tensor:
+    """On the device; from pinned memory, so that nobody waits for what a GPU was asked to do before."""
+    found = torch.from_numpy(np.ascontiguousarray(values))
+    return found.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else found
+
+
 def _fill(table: np.ndarray, real: np.ndarray, each: Begun, start: int) -> None:
     """Writes one client's positions into its rows of the table."""
     row, batch = 0, each.steps.batch
     for order in each.steps.epochs:
-        rows = -(-len(order) // batch)
+        values = order.numpy()
+        rows = -(-len(values) // batch)
         positions = np.full(rows * batch, start)
-        positions[: len(order)] = order.numpy() + start
+        positions[: len(values)] = values + start
         left = min(rows, each.count - row)
         table[row : row + left] = positions.reshape(rows, batch)[:left]
         real[row : row + left] = batch
-        if left == rows and len(order) % batch:
-            real[row + rows - 1] = len(order) % batch
+        if left == rows and len(values) % batch:
+            real[row + rows - 1] = len(values) % batch
         row += left
 
 
@@ -130,7 +142,7 @@ def _stacked(values: list[Any]) -> Any:
         if all(value is first for value in values):
             return first.expand(len(values), *first.shape)
         return torch.stack(values)
-    if isinstance(first, Mapping):
+    if isinstance(first, MAPPINGS):
         return {name: _stacked([value[name] for value in values]) for name in first}
     if isinstance(first, list | tuple):
         return type(first)(_stacked(list(each)) for each in zip(*values))
@@ -141,7 +153,7 @@ def _signature(tree: Any) -> Hashable:
     """Shapes of tensors, and the value of everything else: a step may depend on both."""
     if isinstance(tree, Tensor):
         return (tree.shape, tree.dtype)
-    if isinstance(tree, Mapping):
+    if isinstance(tree, MAPPINGS):
         return tuple((name, _signature(value)) for name, value in tree.items())
     if isinstance(tree, list | tuple):
         return tuple(_signature(value) for value in tree)

@@ -9,15 +9,29 @@ serially and counted.
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, InputError, LoopClient, RunError, finite
+from undergrowth.core import (
+    Batch,
+    Carry,
+    InputError,
+    LoopClient,
+    Packet,
+    RunError,
+    State,
+    Updates,
+    joined,
+    shares,
+)  # fmt: skip
+from undergrowth.devices.meter import tensors_in
+from undergrowth.engines.states import room
+from undergrowth.engines.vector.agreement import close, full_precision
+from undergrowth.engines.vector.ended import Ended
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.recording import Recording, Unrecordable, size_for
 from undergrowth.engines.vector.stack import FINISH, Batches, Begun, moved_out, part, stacked, wider
@@ -26,7 +40,7 @@ from undergrowth.engines.world import Done, Job, Settings, World, delivered, do,
 CPU_CHUNK = 16  # clients; more do not fit into the caches of a core
 FIRST_CHUNK = 24  # clients on a GPU whose memory is measured before more are taken
 MEMORY_SHARE = 0.4  # of what is free on the GPU: a recording needs as much again
-ALLOWED = 0.02  # of the length of a step, between a step in a stack and the same alone
+WAVE = 25  # clients that fill a GPU; more at once do not gain much
 LARGEST_CHUNK = 256  # clients on a GPU; more gain nothing
 
 
@@ -39,51 +53,95 @@ class Stacking:
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}  # jobs of the last call
         self.cuda = torch.device(world.device).type == "cuda"
         self._stackable: dict[Hashable, bool] = {}
+        self._ended: defaultdict[str, list[tuple[Packet, State]]] = defaultdict(list)  # device → its updates so far
         self._bytes: dict[Hashable, float] = {}  # kind → bytes of one client on the GPU
         self._seen: set[Hashable] = set()  # kinds that have been computed before
-        self._recordings: dict[Hashable, Recording] = {}
+        self._recordings: dict[Hashable, dict[int, Recording]] = {}  # kind → clients → recording
         self._unrecordable: set[Hashable] = set()
         self._most: dict[Hashable, int] = {}  # kind → clients at once, where more did not fit
         self._pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
     def done(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Done]]:
-        """All jobs: those that can be stacked with most steps first, then the others in the order they came."""
+        """All jobs, as many at a time as there is room for."""
+        self.counts = {"stacked": 0.0, "not_stacked": 0.0}
+        waiting: deque[Iterable[tuple[Job, Done]]] = deque()
+        for wave in self._waves(jobs):
+            for ended in self._wave(wave):
+                # A GPU works on its own: while it computes these, the ones before are handed on.
+                waiting.append(ended)
+                if len(waiting) > 1:
+                    yield from waiting.popleft()
+        for ended in waiting:
+            yield from ended
+
+    def _waves(self, jobs: Sequence[Job]) -> Iterator[list[tuple[Job, list[Begun]]]]:
+        """Jobs that are begun together, each with its updates."""
+        allowed, size, most = room(self.world.device), 0, len(jobs)
+        if self.cuda and self.settings.chunk is None:
+            # Two, so that the CPU has something to do while the GPU computes; those with most samples go first.
+            jobs = sorted(jobs, key=lambda job: -self.world.shards.size(job.device))
+            most = max(WAVE, -(-len(jobs) // 2))
+        wave: list[tuple[Job, list[Begun]]] = []
+        for job in jobs:
+            begun = self._begin(job)
+            wave.append((job, begun))
+            size += _size(job, begun)
+            if size > allowed or len(wave) == most:
+                yield wave
+                wave, size = [], 0
+        yield wave
+
+    def _wave(self, wave: Sequence[tuple[Job, list[Begun]]]) -> Iterator[Iterable[tuple[Job, Done]]]:
+        """Those that can be stacked with most steps first, then the others in the order they came."""
         groups: defaultdict[Hashable, list[Begun]] = defaultdict(list)
-        if isinstance(self.world.client, LoopClient):
-            for job in jobs:
-                begun = self._begin(job)
-                groups[begun.kind()].append(begun)
-        stacked_up: set[str] = set()
+        for _, begun in wave:
+            for each in begun:
+                groups[each.kind()].append(each)
+        stacked_up = {each.job.device for group in groups.values() for each in group}
         for kind, group in groups.items():
             group.sort(key=lambda each: -each.count)
             if not self._can_stack(kind, group):
-                continue
-            stacked_up.update(each.job.device for each in group)
+                stacked_up.difference_update(each.job.device for each in group)
+        left = Counter(each.job.device for group in groups.values() for each in group)  # updates that are not done
+        for kind, group in groups.items():
+            group = [each for each in group if each.job.device in stacked_up]
             for chunk, carries in self._computed(kind, group):
-                yield from zip((each.job for each in chunk), self._deliver(chunk, carries))
-            self._seen.add(kind)
-        self.counts = {"stacked": float(len(stacked_up)), "not_stacked": float(len(jobs) - len(stacked_up))}
+                yield self._finish(chunk, carries, left)
+            if group:
+                self._seen.add(kind)
+        self.counts["stacked"] += len(stacked_up)
+        self.counts["not_stacked"] += len(wave) - len(stacked_up)
         states = self.world.states
-        for job in jobs:
-            if job.device not in stacked_up:
-                yield job, do(self.world, job, states.get(job.device), states.residual(job.device))
+        rest = [job for job, _ in wave if job.device not in stacked_up]
+        if rest:
+            yield ((job, do(self.world, job, states.get(job.device), states.residual(job.device))) for job in rest)
 
-    def _begin(self, job: Job) -> Begun:
-        world, shard = self.world, None
+    def _begin(self, job: Job) -> list[Begun]:
+        """All updates of a job; none where the client is not made of steps."""
+        world, client, shard = self.world, self.world.client, None
+        if not isinstance(client, LoopClient | Updates):
+            return []
         own = world.states.get(job.device)
         try:
             shard = world.shards.train(job.device).to(world.device)
-            carry, steps = world.client.begin(world.task, job.down, shard, own, job.context)  # type: ignore[attr-defined]
+            parts = {"": client} if isinstance(client, LoopClient) else client.updates(world.task, job.down)
+            begun = [
+                Begun(job, name, each, shard, own, *each.begin(world.task, job.down, shard, own, job.context))
+                for name, each in parts.items()
+            ]
         except InputError:
             raise
         except Exception as error:
             raise failed(job, shard, error) from error
-        count = len(steps) if job.limit is None else min(job.limit, len(steps))
-        return Begun(job, shard, own, carry, steps, count)
+        if job.limit is not None:
+            for each, count in zip(begun, shares(job.limit, [each.count for each in begun])):
+                each.count = count
+        return begun
 
     def _steps(self, kind: Hashable, chunk: list[Begun]) -> list[Carry]:
         """All steps of all clients of a chunk; their carries at the end."""
         batches = Batches(chunk, self.world.device)
+        client = chunk[0].client
         carry = stacked([each.carry for each in chunk])
         ended: list[Carry] = []  # from the back: the client with fewest steps first
         clients = len(chunk)
@@ -96,57 +154,69 @@ class Stacking:
                 kept = moved_out(kept) if recording else kept
                 ended += [part(kept, place) for place in range(clients - active - 1, -1, -1)]
                 carry, clients = part(carry, slice(0, active)), active
-            wanted = self._recording(kind, batches, step, carry, clients)
+            wanted = self._recording(kind, client, batches, step, carry, clients)
             if wanted is not None:
-                if wanted is not recording:
+                if recording is None or not wanted.continues(recording):
                     wanted.load(carry, clients)
                 wanted.step(batches.pool, batches.table[step, :clients].reshape(-1), batches.share[step, :clients])
                 carry = part(wanted.carry, slice(0, clients))
             else:
                 batch, mask = batches.at(step, clients)
-                carry = self._step(carry, batch, mask, clients)
+                carry = self._step(carry, batch, mask, client=client, clients=clients)
             recording = wanted
         kept = moved_out(carry) if recording else carry
         ended += [part(kept, place) for place in range(clients - 1, -1, -1)]
         tails = zip(chunk, reversed(ended))
         return [{**tail, FINISH: each.carry[FINISH]} if FINISH in each.carry else tail for each, tail in tails]
 
-    def _step(self, carry: Carry, batch: Batch, mask: Tensor | None, clients: int) -> Carry:
+    def _step(self, carry: Carry, batch: Batch, mask: Tensor | None, client: LoopClient, clients: int) -> Carry:
         with Stacked(clients, mask):
-            return self.world.client.step(self.world.task, carry, batch)  # type: ignore[attr-defined,no-any-return]
+            return client.step(self.world.task, carry, batch)
 
-    def _recording(self, kind: Hashable, batches: Batches, step: int, carry: Carry, clients: int) -> Recording | None:
+    def _recording(
+        self, kind: Hashable, client: LoopClient, batches: Batches, step: int, carry: Carry, clients: int
+    ) -> Recording | None:
         """The recording that can do this step, made now if this kind has come before."""
         if not self.cuda or kind not in self._seen or kind in self._unrecordable:
             return None
         size = size_for(clients)
-        whole = batches.full[step] and size == clients
-        key = (kind, size, whole)
-        if key not in self._recordings:
+        recordings = self._recordings.setdefault(kind, {})
+        if size not in recordings:
             fill = torch.arange(size, device=self.world.device).clamp_max(clients - 1)
             rows = batches.table[step].index_select(0, fill).reshape(-1)
             batch = {name: values.index_select(0, rows) for name, values in batches.pool.items()}
             share = batches.share[step].index_select(0, fill)
             batch["share"] = share.reshape(-1)
+            larger = max(recordings, default=0)
             try:
-                mask = None if whole else (share > 0).to(share.dtype)
-                self._recordings[key] = Recording(
-                    partial(self._step, clients=size), wider(carry, fill), batch, mask, self._pool
+                recordings[size] = Recording(
+                    partial(self._step, client=client, clients=size),
+                    wider(carry, fill),
+                    batch,
+                    (share > 0).to(share.dtype),
+                    self._pool,
+                    recordings[larger].carry if larger > size else None,
                 )
             except Unrecordable:
                 self._unrecordable.add(kind)
                 return None
-        return self._recordings[key]
+        return recordings[size]
 
-    def _deliver(self, chunk: list[Begun], carries: list[Carry]) -> list[Done]:
-        world, done = self.world, []
+    def _finish(self, chunk: list[Begun], carries: list[Carry], left: Counter[str]) -> Ended:
+        """The jobs of which nothing is left to do."""
+        world, jobs, done = self.world, [], []
         for each, carry in zip(chunk, carries):
             job = each.job
-            up, kept = world.client.finish(  # type: ignore[attr-defined]
-                world.task, job.down, carry, each.shard, each.own, job.context
-            )
-            done.append(delivered(world, job, up, kept, world.states.residual(job.device), checked=False))
-        return [_refused(one, problem) for one, problem in zip(done, not_finite_of([one.up.tensors for one in done]))]
+            ended = each.client.finish(world.task, job.down, carry, each.shard, each.own, job.context)
+            left[job.device] -= 1
+            if isinstance(world.client, Updates):
+                self._ended[job.device].append(ended)
+                if left[job.device]:
+                    continue
+                ended = joined(each.own, self._ended.pop(job.device))
+            jobs.append(job)
+            done.append(delivered(world, job, *ended, world.states.residual(job.device), checked=False))
+        return Ended(jobs, done)
 
     def _computed(self, kind: Hashable, group: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
         """The group in pieces that fit into memory, each with its carries; one that did not fit comes in halves."""
@@ -186,7 +256,7 @@ class Stacking:
 
     def _can_stack(self, kind: Hashable, group: list[Begun]) -> bool:
         if kind not in self._stackable:
-            with full_precision():
+            with full_precision(self.world.task.model):
                 self._stackable[kind] = self._agrees(group[:2])
         return self._stackable[kind]
 
@@ -195,62 +265,27 @@ class Stacking:
         some = [each for each in some if each.count]
         if not some:
             return False
-        client, task = self.world.client, self.world.task
+        client, task = some[0].client, self.world.task
         batches = Batches(some, self.world.device)
         batch, mask = batches.at(0, len(some))
         try:
-            together = self._step(stacked([each.carry for each in some]), batch, mask, len(some))
+            carry = stacked([each.carry for each in some])
+            together = self._step(carry, batch, mask, client=client, clients=len(some))
             for place, each in enumerate(some):
-                apart = client.step(task, each.carry, next(iter(each.steps)))  # type: ignore[attr-defined]
-                if not all(_close(part(together[key], place), apart[key], each.carry.get(key)) for key in together):
+                apart = client.step(task, each.carry, next(iter(each.steps)))
+                if not all(close(part(together[key], place), apart[key], each.carry.get(key)) for key in together):
                     return False
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
             return False
         return True
 
 
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Without the shortcuts that a GPU may take: what is compared must differ by rounding alone."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+def _size(job: Job, begun: Sequence[Begun]) -> int:
+    """Bytes that a job has brought along: what its device kept, and what `begin` made of it and of what was sent.
 
-
-def not_finite_of(uploads: Sequence[Mapping[str, Tensor]]) -> list[str | None]:
-    """For each upload the name of a tensor with a value that is not finite, if it has one. One look for all."""
-    named = [
-        (place, name, value)
-        for place, tensors in enumerate(uploads)
-        for name, value in tensors.items()
-        if value.is_floating_point() and value.numel()
-    ]
-    problems: list[str | None] = [None] * len(uploads)
-    for (place, name, _), fine in zip(named, finite([value for _, _, value in named])):
-        if not fine and problems[place] is None:
-            problems[place] = f"'{name}' has values that are not finite"
-    return problems
-
-
-def _refused(done: Done, problem: str | None) -> Done:
-    bad = problem or next((f"'{k}' is {v}" for k, v in done.up.scalars.items() if not abs(v) < float("inf")), None)
-    return done if bad is None else Done(done.up, done.size, done.own, done.residual, bad)
-
-
-def _close(a: object, b: object, before: object) -> bool:
-    """Whether a step went the same way: what differs must be small beside what the step changed."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        if a.shape != b.shape:
-            return False
-        one, other = a.double(), b.double()
-        start = before.double() if isinstance(before, Tensor) and before.shape == b.shape else torch.zeros_like(other)
-        allowed = ALLOWED * (other - start).norm() + 1e-6 * other.norm()
-        return bool((one - other).norm() <= allowed) or not bool(other.isfinite().all())
-    if isinstance(a, Mapping) and isinstance(b, Mapping) and isinstance(before, Mapping):
-        return a.keys() == b.keys() and all(_close(a[key], b[key], before.get(key)) for key in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and isinstance(before, list | tuple):
-        return len(a) == len(b) and all(_close(*three) for three in zip(a, b, before))
-    return a == b
+    A tensor that devices share counts for each: whether they do hangs on what is in memory, and waves must not.
+    """
+    own = [value for each in begun[:1] for value in tensors_in(each.own)]
+    known = {id(value) for value in [*own, *job.down.tensors.values()]}
+    made = {id(value): value.nbytes for each in begun for value in tensors_in(each.carry) if id(value) not in known}
+    return sum(value.nbytes for value in own) + sum(made.values())

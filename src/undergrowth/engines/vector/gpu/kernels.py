@@ -1,7 +1,8 @@
-"""Two kernels for convolutions on a GPU, in Triton: patches out of maps, and the sum of patches back into maps.
+"""Kernels for a GPU, in Triton: convolutions with weights of their own for every client, and pooling.
 
-Maps lie with their channels innermost, so that a patch is a few long runs of memory: both kernels move memory at the
-speed of the GPU, where torch's own spend their time on finding places.
+A convolution is a matrix product over patches. Here the patches are never written down: each tile of the product
+takes its values straight from the maps, which lie with their channels innermost, so that a patch is a few long runs of
+memory. Patches of a 5×5 convolution would be 25 times the maps, and moving them would take most of the time.
 """
 
 from __future__ import annotations
@@ -11,76 +12,230 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+BLOCK = 1024  # values that one program of a pooling kernel handles
+ENOUGH = 264  # programs that keep a large GPU busy: two for each of its processors
+
 
 @triton.jit
-def _unfold(
-    maps, patches, rows, high, wide, out_high, out_wide,
-    channels: tl.constexpr, size: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
-    ROWS: tl.constexpr, TAPS: tl.constexpr,
+def _multiply(
+    maps, matrix, bias, out, rows, high, wide, out_high, out_wide, samples,
+    channels: tl.constexpr, outputs: tl.constexpr, size: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
+    backward: tl.constexpr, biased: tl.constexpr, precision: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
+    """out[row, o] = Σ patch(row)[t] · matrix[o, t]: a row is a pixel of the result, t a tap and a channel of it.
+
+    backward: the result are the gradients of the maps that went in, and `maps` those of what came out.
+    """
     taps: tl.constexpr = size * size * channels
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    tap = tl.program_id(1) * TAPS + tl.arange(0, TAPS)
+    client = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
+    there = row < rows
     sample = row // (out_high * out_wide)
-    top = (row // out_wide) % out_high * stride - padding
-    left = row % out_wide * stride - padding
-    at_row = top[:, None] + (tap // (size * channels))[None, :]
-    at_column = left[:, None] + (tap // channels % size)[None, :]
-    inside = (at_row >= 0) & (at_row < high) & (at_column >= 0) & (at_column < wide)
-    real = (row < rows)[:, None] & (tap < taps)[None, :]
-    source = ((sample[:, None] * high + at_row) * wide + at_column) * channels + (tap % channels)[None, :]
-    values = tl.load(maps + source, mask=inside & real, other=0.0)
-    tl.store(patches + row[:, None] * taps + tap[None, :], values, mask=real)
+    if backward:
+        top = row // out_wide % out_high + padding
+        left = row % out_wide + padding
+    else:
+        top = row // out_wide % out_high * stride - padding
+        left = row % out_wide * stride - padding
+    maps += client * samples * high * wide * channels
+    matrix += client * outputs * taps
+    total = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+    for first in range(0, taps, TAPS):
+        tap = first + tl.arange(0, TAPS)
+        place = tap // channels
+        channel = tap % channels
+        if backward:
+            at_row = top[:, None] - (place // size)[None, :]
+            at_column = left[:, None] - (place % size)[None, :]
+            inside = (at_row % stride == 0) & (at_column % stride == 0) & (at_row >= 0) & (at_column >= 0)
+            at_row = at_row // stride
+            at_column = at_column // stride
+        else:
+            at_row = top[:, None] + (place // size)[None, :]
+            at_column = left[:, None] + (place % size)[None, :]
+            inside = (at_row >= 0) & (at_column >= 0)
+        inside &= (at_row < high) & (at_column < wide) & there[:, None] & (tap < taps)[None, :]
+        source = ((sample[:, None] * high + at_row) * wide + at_column) * channels + channel[None, :]
+        patch = tl.load(maps + source, mask=inside, other=0.0)
+        weights = tl.load(
+            matrix + output[None, :] * taps + tap[:, None],
+            mask=(output < outputs)[None, :] & (tap < taps)[:, None],
+            other=0.0,
+        )
+        total = tl.dot(patch, weights, total, input_precision=precision)
+    if biased:
+        total += tl.load(bias + client * outputs + output, mask=output < outputs, other=0.0)[None, :]
+    to = (client * rows + row[:, None]) * outputs + output[None, :]
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=there[:, None] & (output < outputs)[None, :])
 
 
 @triton.jit
-def _fold(
-    patches, maps, pixels, high, wide, out_high, out_wide,
-    channels: tl.constexpr, size: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
-    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+def _gather(
+    maps, maps_rest, slope, slope_rest, out, rows, high, wide, out_high, out_wide, samples, clients, part,
+    channels: tl.constexpr, outputs: tl.constexpr, size: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
+    halved: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
+    """out[o, t] = Σ patch(row)[t] · slope[row, o], the gradient of the weights, over one part of the rows."""
     taps: tl.constexpr = size * size * channels
-    pixel = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    sample = pixel // (high * wide)
-    row = (pixel // wide) % high + padding
-    column = pixel % wide + padding
-    real = (pixel < pixels)[:, None] & (channel < channels)[None, :]
-    total = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
-    for up in tl.static_range(size):
-        for left in tl.static_range(size):
-            top, side = row - up, column - left
-            fits = (top >= 0) & (top % stride == 0) & (top // stride < out_high)
-            fits &= (side >= 0) & (side % stride == 0) & (side // stride < out_wide)
-            patch = (sample * out_high + top // stride) * out_wide + side // stride
-            source = patch[:, None] * taps + ((up * size + left) * channels + channel)[None, :]
-            total += tl.load(patches + source, mask=real & fits[:, None], other=0.0)
-    tl.store(maps + pixel[:, None] * channels + channel[None, :], total, mask=real)
+    client = (tl.program_id(1) % clients).to(tl.int64)
+    piece = tl.program_id(1) // clients
+    tap = tl.program_id(0) * TAPS + tl.arange(0, TAPS)
+    output = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
+    place = tap // channels
+    channel = tap % channels
+    last = tl.minimum(rows, (piece + 1) * part)
+    total = tl.zeros((TAPS, OUTPUTS), dtype=tl.float32)
+    for first in range(piece * part, last, ROWS):
+        row = first + tl.arange(0, ROWS)
+        there = row < last
+        sample = client * samples + row // (out_high * out_wide)
+        at_row = (row // out_wide % out_high * stride - padding)[:, None] + (place // size)[None, :]
+        at_column = (row % out_wide * stride - padding)[:, None] + (place % size)[None, :]
+        inside = (at_row >= 0) & (at_row < high) & (at_column >= 0) & (at_column < wide)
+        inside &= there[:, None] & (tap < taps)[None, :]
+        source = ((sample[:, None] * high + at_row) * wide + at_column) * channels + channel[None, :]
+        real = there[:, None] & (output < outputs)[None, :]
+        at = (client * rows + row[:, None]) * outputs + output[None, :]
+        patch = tl.load(maps + source, mask=inside, other=0.0)
+        slopes = tl.load(slope + at, mask=real, other=0.0)
+        total = tl.dot(tl.trans(patch), slopes, total, input_precision="ieee")
+        if halved:
+            # The product of the two rests is beyond what a float holds.
+            patch_rest = tl.load(maps_rest + source, mask=inside, other=0.0)
+            slopes_rest = tl.load(slope_rest + at, mask=real, other=0.0)
+            total = tl.dot(tl.trans(patch), slopes_rest, total)
+            total = tl.dot(tl.trans(patch_rest), slopes, total)
+    # As the weights lie: outputs, channels, places of the window.
+    to = ((piece * clients + client) * outputs + output[None, :]) * taps + (channel * size * size + place)[:, None]
+    tl.store(out + to, total, mask=(tap < taps)[:, None] & (output < outputs)[None, :])
 
 
-def unfold(maps: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """maps: N × H × W × C; gives N·H'·W' × s·s·C."""
+@triton.jit
+def _halve(values, upper, rest, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < total
+    value = tl.load(values + at, mask=there)
+    half = value.to(tl.bfloat16)
+    tl.store(upper + at, half, mask=there)
+    tl.store(rest + at, (value - half.to(tl.float32)).to(tl.bfloat16), mask=there)
+
+
+@triton.jit
+def _pool(
+    maps, out, which, total, high, wide, out_high, out_wide,
+    channels: tl.constexpr, size: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The largest value of every window, and which of its pixels that is. Windows do not overlap."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < total
+    channel = at % channels
+    column = at // channels % out_wide
+    row = at // channels // out_wide % out_high
+    sample = at // channels // out_wide // out_high
+    corner = ((sample * high + row * size) * wide + column * size) * channels + channel
+    best = tl.load(maps + corner, mask=there)
+    chosen = tl.zeros((BLOCK,), dtype=tl.int8)
+    for place in tl.static_range(1, size * size):
+        value = tl.load(maps + corner + (place // size * wide + place % size) * channels, mask=there)
+        larger = (value > best) | (value != value)  # one that is no number wins, as it does in torch
+        best = tl.where(larger, value, best)
+        chosen = tl.where(larger, place, chosen).to(tl.int8)
+    tl.store(out + at, best, mask=there)
+    tl.store(which + at, chosen, mask=there)
+
+
+@triton.jit
+def _unpool(
+    slope, which, out, total, high, wide, out_high, out_wide,
+    channels: tl.constexpr, size: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gives the gradient of every window to the pixel that was its largest."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < total
+    channel = at % channels
+    column = at // channels % wide
+    row = at // channels // wide % high
+    sample = at // channels // wide // high
+    # What is left over at the edges belongs to no window.
+    inside = there & (row < out_high * size) & (column < out_wide * size)
+    window = ((sample * out_high + row // size) * out_wide + column // size) * channels + channel
+    mine = tl.load(which + window, mask=inside, other=-1) == (row % size) * size + column % size
+    tl.store(out + at, tl.load(slope + window, mask=inside & mine, other=0.0), mask=there)
+
+
+def multiply(
+    maps: Tensor, matrix: Tensor, bias: Tensor | None, shape: tuple[int, int], size: int, stride: int, padding: int,
+    backward: bool = False,
+) -> Tensor:  # fmt: skip
+    """maps: N × H × W × C, matrix: K × O × s·s·C, for N/K samples each; gives N × H' × W' × O with `shape` H', W'."""
     samples, high, wide, channels = maps.shape
-    out_high, out_wide = (high + 2 * padding - size) // stride + 1, (wide + 2 * padding - size) // stride + 1
-    rows, taps = samples * out_high * out_wide, size * size * channels
-    patches = torch.empty(rows, taps, device=maps.device, dtype=maps.dtype)
-    block = min(256, triton.next_power_of_2(taps))
-    tall = 4096 // block
-    _unfold[(triton.cdiv(rows, tall), triton.cdiv(taps, block))](
-        maps, patches, rows, high, wide, out_high, out_wide, channels, size, stride, padding, tall, block
-    )
-    return patches
+    clients, outputs, _ = matrix.shape
+    matrix, bias = matrix.contiguous(), None if bias is None else bias.contiguous()
+    out = torch.empty(samples, *shape, outputs, device=maps.device, dtype=maps.dtype)
+    rows = samples // clients * shape[0] * shape[1]
+    # Values that lie together belong to one place of the window: a tile takes no more of them than there are.
+    tall, block, deep = 128, _block(outputs, 128), 16 if channels == 16 else 32
+    # Three products of shortened numbers are as exact as one of whole ones, and five times as fast.
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    _multiply[(triton.cdiv(rows, tall), clients, triton.cdiv(outputs, block))](
+        maps, matrix, matrix if bias is None else bias, out, rows, high, wide, *shape, samples // clients,
+        channels, outputs, size, stride, padding, backward, bias is not None, precision, tall, block, deep,
+        num_warps=4 if block <= 64 else 8, num_stages=4 if deep == 16 else 3,
+    )  # fmt: skip
+    return out
 
 
-def fold(patches: Tensor, shape: torch.Size, size: int, stride: int, padding: int) -> Tensor:
-    """patches: N·H'·W' × s·s·C; gives their sum at their places, N × H × W × C."""
-    samples, high, wide, channels = shape
-    out_high, out_wide = (high + 2 * padding - size) // stride + 1, (wide + 2 * padding - size) // stride + 1
-    maps = torch.empty(shape, device=patches.device, dtype=patches.dtype)
-    block = min(64, triton.next_power_of_2(channels))
-    tall = 1024 // block
-    pixels = samples * high * wide
-    _fold[(triton.cdiv(pixels, tall), triton.cdiv(channels, block))](
-        patches, maps, pixels, high, wide, out_high, out_wide, channels, size, stride, padding, tall, block
+def gather(maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, padding: int) -> Tensor:
+    """maps: N × H × W × C, slope: N × H' × W' × O; the gradient of the weights, K × O × C × s × s."""
+    samples, high, wide, channels = maps.shape
+    _, out_high, out_wide, outputs = slope.shape
+    rows, taps = samples // clients * out_high * out_wide, size * size * channels
+    tall, block, deep = 64, _block(outputs, 64), _block(taps, 64)
+    programs = clients * triton.cdiv(taps, deep) * triton.cdiv(outputs, block)
+    pieces = max(1, min(8, ENOUGH // programs, rows // (4 * tall)))
+    part = triton.cdiv(triton.cdiv(rows, pieces), tall) * tall
+    weight = torch.empty(pieces, clients, outputs, channels, size, size, device=maps.device)
+    # A matrix unit wants the rows, over which is summed, side by side, unless numbers have 16 bits.
+    halved = maps.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    inputs = (*_halves(maps), *_halves(slope)) if halved else (maps, maps, slope, slope)
+    _gather[(triton.cdiv(taps, deep), clients * pieces, triton.cdiv(outputs, block))](
+        *inputs, weight, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
+        channels, outputs, size, stride, padding, halved, tall, block, deep, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    # Summed in a fixed order, unlike atomic additions: the same bits every time.
+    return weight[0] if pieces == 1 else weight.sum(0)
+
+
+def _halves(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Two numbers of 16 bits whose sum is the value, but for a 65 000th of it: finer than TF32."""
+    upper, rest = (torch.empty_like(values, dtype=torch.bfloat16) for _ in range(2))
+    _halve[(triton.cdiv(values.numel(), BLOCK),)](values, upper, rest, values.numel(), BLOCK)
+    return upper, rest
+
+
+def pool(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """maps: N × H × W × C; the largest of every s × s window, and which of its pixels that was."""
+    samples, high, wide, channels = maps.shape
+    out = torch.empty(samples, high // size, wide // size, channels, device=maps.device, dtype=maps.dtype)
+    which = torch.empty(out.shape, device=maps.device, dtype=torch.int8)
+    _pool[(triton.cdiv(out.numel(), BLOCK),)](
+        maps, out, which, out.numel(), high, wide, high // size, wide // size, channels, size, BLOCK
     )
-    return maps
+    return out, which
+
+
+def unpool(slope: Tensor, which: Tensor, shape: torch.Size, size: int) -> Tensor:
+    """The gradient of what `pool` was given, N × H × W × C, from that of its result."""
+    _, high, wide, channels = shape
+    out = torch.empty(shape, device=slope.device, dtype=slope.dtype)
+    _unpool[(triton.cdiv(out.numel(), BLOCK),)](
+        slope, which, out, out.numel(), high, wide, high // size, wide // size, channels, size, BLOCK
+    )
+    return out
+
+
+def _block(count: int, most: int) -> int:
+    """The side of a tile: a power of two, at least what a matrix unit takes."""
+    return max(16, min(most, int(triton.next_power_of_2(count))))

@@ -1,0 +1,103 @@
+"""Layers of stacked clients on a GPU, made of kernels. Channels lie innermost from the first layer to the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undergrowth.engines.vector.gpu import kernels, norm_kernels
+
+
+class Convolution(torch.autograd.Function):
+    """As matrix products over patches of the maps, which a GPU does many times faster than a grouped convolution.
+
+    Channels lie innermost throughout: what comes out of the product is what the next layer takes, without a copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+        if torch.is_autocast_enabled("cuda"):
+            x, weight = x.bfloat16(), weight.bfloat16()
+        size = weight.shape[3]
+        maps = x.permute(0, 2, 3, 1).contiguous()
+        matrix = weight.permute(0, 1, 3, 4, 2).flatten(2)
+        high, wide = ((side + 2 * padding - size) // stride + 1 for side in x.shape[2:])
+        out = kernels.multiply(maps, matrix, bias, (high, wide), size, stride, padding)
+        ctx.save_for_backward(maps, weight)
+        ctx.size, ctx.stride, ctx.padding = size, stride, padding
+        return out.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        maps, weight = ctx.saved_tensors
+        slope = gradient.permute(0, 2, 3, 1).contiguous()
+        window = (ctx.size, ctx.stride, ctx.padding)
+        to_x = to_weight = to_bias = None
+        if ctx.needs_input_grad[0]:
+            matrix = weight.permute(0, 2, 3, 4, 1).flatten(2)
+            to_x = kernels.multiply(slope, matrix, None, maps.shape[1:3], *window, backward=True).permute(0, 3, 1, 2)
+        if ctx.needs_input_grad[1]:
+            to_weight = kernels.gather(maps, slope, len(weight), *window)
+        if ctx.needs_input_grad[2]:
+            to_bias = norm_kernels.total(slope.reshape(len(weight), -1, weight.shape[1]))
+        return to_x, to_weight, to_bias, None, None
+
+
+class Pool(torch.autograd.Function):
+    """Torch's own keeps places of eight bytes and, where channels lie innermost, adds up gradients one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        maps = x.permute(0, 2, 3, 1).contiguous()
+        out, which = kernels.pool(maps, size)
+        ctx.save_for_backward(which)
+        ctx.shape, ctx.size = maps.shape, size
+        return out.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (which,) = ctx.saved_tensors
+        slope = gradient.permute(0, 2, 3, 1).contiguous()
+        return kernels.unpool(slope, which, ctx.shape, ctx.size).permute(0, 3, 1, 2), None
+
+
+class Normalisation(torch.autograd.Function):
+    """In four passes over the maps, two each way, where torch takes about fifteen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        counts, means, squares = norm_kernels.moments(values, mask)  # K × parts × C each
+        count = counts.sum(1)
+        mean = (counts * means).sum(1) / count
+        variance = (squares + counts * (means - mean.unsqueeze(1)).square()).sum(1) / count
+        inverse = torch.rsqrt(variance + eps)
+        scale = inverse if weight is None else inverse * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        ctx.save_for_backward(values, mask, mean, inverse, scale, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return norm_kernels.scale(values, scale, shift), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        values, mask, mean, inverse, scale, count = ctx.saved_tensors
+        slope = gradient.contiguous()
+        sums, products = (
+            part.sum(1) for part in norm_kernels.slopes(slope, values, mean)
+        )  # of slope, slope · (x − mean)
+        to_weight = products * inverse
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            # scale · (slope − mean(slope) − x̂ · mean(slope · x̂)), gathered by slope, x and constants
+            of_x = -scale * inverse * to_weight / count
+            to_x = norm_kernels.scale(slope, scale, -scale * sums / count - of_x * mean, values, of_x, mask)
+        return (
+            to_x,
+            None,
+            to_weight if ctx.needs_input_grad[2] else None,
+            sums if ctx.needs_input_grad[3] else None,
+            None,
+        )

@@ -1,0 +1,74 @@
+"""Batch normalisation with statistics of their own for every client, over its real samples only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undergrowth.engines.vector.convolution import gpu
+
+
+def normalise(
+    x: Tensor,
+    clients: int,
+    mask: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """x: K·B × C × …, statistics and weights: K × C, mask: which samples are real, K × B; None: all."""
+    innermost = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    maps = x.permute(0, 2, 3, 1) if innermost else x
+    if training or running_mean is None or running_var is None:
+        if x.is_cuda and innermost and (fast := gpu()):
+            values = maps.reshape(clients, -1, x.shape[1])
+            normalised: tuple[Tensor, ...] = fast.normalise(values, mask, weight, bias, eps)
+            out, mean, variance, count = normalised
+        else:
+            values, pixels = _values(maps, clients, innermost)
+            mean, variance, count = _statistics(values, mask, pixels)
+            out = _scaled(values, mean, variance, weight, bias, eps, pixels)
+        if running_mean is not None and running_var is not None:
+            with torch.no_grad():
+                running_mean.lerp_(mean.detach(), momentum)
+                running_var.lerp_(variance.detach() * (count / (count - 1)), momentum)
+    else:
+        values, pixels = _values(maps, clients, innermost)
+        out = _scaled(values, running_mean, running_var, weight, bias, eps, pixels)
+    return out.reshape(maps.shape).permute(0, 3, 1, 2) if innermost else out.reshape(x.shape)
+
+
+def _values(maps: Tensor, clients: int, innermost: bool) -> tuple[Tensor, int]:
+    """K × B × pixels × C, or K × B × C × pixels, whichever needs no copy; and where the pixels are."""
+    if innermost:
+        return maps.reshape(clients, -1, maps[0, ..., 0].numel(), maps.shape[-1]), 2
+    return maps.reshape(clients, len(maps) // clients, maps.shape[1], -1), 3
+
+
+def _scaled(
+    values: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, pixels: int
+) -> Tensor:
+    scale = torch.rsqrt(variance + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return torch.addcmul(shift.unsqueeze(1).unsqueeze(pixels), values, scale.unsqueeze(1).unsqueeze(pixels))
+
+
+def _statistics(values: Tensor, mask: Tensor | None, pixels: int) -> tuple[Tensor, Tensor, Any]:
+    """Mean and variance (of the samples themselves) for every client and channel, and how many values they are of."""
+    if mask is None:
+        variance, mean = torch.var_mean(values, dim=(1, pixels), correction=0)
+        return mean, variance, values.shape[1] * values.shape[pixels]
+    real = mask[:, :, None, None]
+    count = mask.sum(1, keepdim=True) * values.shape[pixels]  # K × 1
+    mean = (values * real).sum((1, pixels)) / count
+    away = values - mean.unsqueeze(1).unsqueeze(pixels)
+    variance = (away.square() * real).sum((1, pixels)) / count
+    return mean, variance, count

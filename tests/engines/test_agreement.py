@@ -1,0 +1,48 @@
+"""What counts as the same step, in a stack and alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from undergrowth.engines.vector.agreement import close
+
+BEFORE = {"large": torch.zeros(100), "small": torch.zeros(4), "zero": torch.zeros(8), "count": torch.tensor(3)}
+STEP = {"large": torch.ones(100), "small": torch.full((4,), 0.1), "zero": torch.zeros(8), "count": torch.tensor(4)}
+
+
+def agrees(**differences: torch.Tensor | float) -> bool:
+    other = {key: value + differences.get(key, 0) for key, value in STEP.items()}
+    return close({"parameters": other}, {"parameters": STEP}, {"parameters": BEFORE})
+
+
+@pytest.mark.parametrize(
+    ("differences", "same"),
+    [
+        ({}, True),
+        ({"large": 1e-6}, True),
+        ({"large": 0.03}, False),  # in all together
+        ({"small": 0.01}, True),  # a tenth of a tensor that hardly counts
+        ({"small": 0.05}, False),  # half of it
+        ({"zero": 1e-7}, True),  # rounding
+        ({"zero": 1e-3}, False),
+        ({"count": 1}, False),
+        ({"large": float("nan")}, False),
+    ],
+)
+def test_a_step_may_differ_by_what_rounding_does(differences: dict[str, float], same: bool) -> None:
+    assert agrees(**differences) == same
+
+
+def test_names_shapes_and_plain_values_must_be_equal() -> None:
+    one = torch.ones(2)
+    assert close({"a": one, "turn": 3}, {"a": one, "turn": 3}, {"a": one, "turn": 2})
+    assert not close({"a": one, "turn": 2}, {"a": one, "turn": 3}, {"a": one, "turn": 2})
+    assert not close({"a": one}, {"b": one}, {"b": one})
+    assert not close({"a": torch.ones(1)}, {"a": one}, {"a": one})
+    assert close([one, one], [one, one], [one, one]) and not close([one], [one, one], [one, one])
+
+
+def test_where_the_plain_step_has_gone_wrong_nothing_is_compared() -> None:
+    wrong = torch.tensor([float("inf"), 1.0])
+    assert close({"a": torch.zeros(2)}, {"a": wrong}, {"a": torch.zeros(2)})

@@ -1,0 +1,84 @@
+"""The layers with kernels of their own, against torch's own layers, client by client. They need a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from undergrowth.engines.vector.convolution import gpu
+from undergrowth.engines.vector.normalisation import normalise
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or gpu() is None, reason="needs a GPU and Triton")
+
+# clients, samples of each, channels, side, outputs, window, padding, stride
+CONVOLUTIONS = [
+    (3, 4, 5, 8, 6, 5, 2, 1),
+    (2, 6, 16, 16, 32, 3, 1, 2),
+    (4, 20, 1, 28, 32, 5, 2, 1),
+    (2, 5, 6, 7, 40, 1, 0, 2),
+    (1, 3, 33, 6, 130, 3, 1, 1),
+]
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize(("tf32", "allowed"), [(False, 1e-5), (True, 3e-3)])
+@pytest.mark.parametrize("shared", [False, True], ids=["own weights", "one for all"])
+def test_a_convolution(shape: tuple[int, ...], tf32: bool, allowed: float, shared: bool) -> None:
+    clients, samples, channels, side, outputs, size, padding, stride = shape
+    torch.manual_seed(0)
+    x = torch.randn(clients * samples, channels, side, side, device="cuda", requires_grad=True)
+    weight = torch.randn(1 if shared else clients, outputs, channels, size, size, device="cuda", requires_grad=True)
+    bias = torch.randn(1 if shared else clients, outputs, device="cuda", requires_grad=True)
+    own = [value.expand(clients, *value.shape[1:]) for value in (weight, bias)]
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        found = gpu().convolve(x, *own, stride, padding)  # type: ignore[union-attr]
+        slope = torch.randn_like(found)
+        gradients = torch.autograd.grad(found, (x, weight, bias), slope)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    apart = [
+        F.conv2d(some.double(), own[0][client].double(), own[1][client].double(), stride, padding)
+        for client, some in enumerate(x.split(samples))
+    ]
+    wanted = torch.autograd.grad(torch.cat(apart), (x, weight, bias), slope.double())
+    for one, other in zip((found, *gradients), (torch.cat(apart), *wanted)):
+        assert difference(one, other) < allowed
+
+
+@pytest.mark.parametrize(("size", "side"), [(2, 8), (2, 9), (3, 10)])
+def test_pooling(size: int, side: int) -> None:
+    x = torch.randn(6, 5, side, side, device="cuda", requires_grad=True)
+    found, wanted = gpu().pool(x, size), F.max_pool2d(x, size)  # type: ignore[union-attr]
+    assert torch.equal(found, wanted)
+    slope = torch.randn_like(wanted)
+    assert torch.equal(torch.autograd.grad(found, x, slope)[0], torch.autograd.grad(wanted, x, slope)[0])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_batch_normalisation_far_from_zero(masked: bool) -> None:
+    clients, samples, channels = 3, 5, 20
+    x = (torch.randn(clients * samples, channels, 4, 4, device="cuda") * 3 + 50).requires_grad_()
+    weight, bias = (torch.randn(clients, channels, device="cuda", requires_grad=True) for _ in range(2))
+    mask = torch.ones(clients, samples, device="cuda")
+    if masked:
+        mask[0, 3:] = mask[2, 1:] = 0
+    real = mask.reshape(-1, 1, 1, 1)
+    slope = torch.randn_like(x) * real
+    results = []
+    for layout in (torch.channels_last, torch.contiguous_format):  # the first goes through the kernels
+        mean, variance = torch.zeros(clients, channels, device="cuda"), torch.ones(clients, channels, device="cuda")
+        maps = x.contiguous(memory_format=layout)
+        out = normalise(maps, clients, mask if masked else None, mean, variance, weight, bias, True, 0.1, 1e-5)
+        gradients = torch.autograd.grad(out, (x, weight, bias), slope)
+        results.append((out * real, mean, variance, *gradients))
+    for one, other in zip(*results):
+        assert difference(one, other) < 1e-4
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    one, other = one.detach().double(), other.detach().double()
+    return float((one - other).norm() / other.norm())
