@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from undergrowth.core import InputError, Shard, Task
-from undergrowth.learning import All, Entropy, FewShot, HighestLoss, Random, Selector, ordered
+from undergrowth.learning import All, Entropy, FewShot, HighestLoss, KMeans, Random, Selector, ordered
+from undergrowth.learning.clustering import nearest_to_centres, principal
+from undergrowth.learning.selectors import selector as by_name
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -64,6 +66,25 @@ def test_highest_loss_picks_what_a_direct_computation_picks(task: Task, weights:
     )
 
 
+def test_k_means_picks_a_share_of_every_class_as_a_direct_computation_does(
+    task: Task, weights: dict[str, Tensor]
+) -> None:
+    shard = many(200)
+    net = task.model.build().eval()
+    net.load_state_dict(weights)
+    with torch.no_grad():
+        features = net.second(net.first(shard.x))
+    draws, expected = generator(6), []
+    for label in range(3):
+        places = (shard.y == label).nonzero().flatten()
+        points, wanted = principal(features[places], 200), round(0.1 * len(places))
+        expected += places[nearest_to_centres(points, wanted, draws)].tolist()
+    picked = KMeans(0.1).pick(task, weights, shard, generator(6))
+    assert picked.tolist() == sorted(expected)
+    counts = [round(0.1 * int(count)) for count in shard.y.bincount()]
+    assert shard.y[picked].bincount().tolist() == counts and sum(counts) == pytest.approx(20, abs=2)
+
+
 def test_among_equals_the_earlier_sample_wins(task: Task, weights: dict[str, Tensor]) -> None:
     shard = Shard(torch.ones(8, 4), torch.zeros(8, dtype=torch.int64))
     assert Entropy(0.5).pick(task, weights, shard, generator()).tolist() == [0, 1, 2, 3]
@@ -91,12 +112,14 @@ def test_few_shots_are_drawn_anew_each_epoch_and_a_share_is_not(task: Task, weig
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
 def test_a_share_out_of_range_is_refused(task: Task, weights: dict[str, Tensor], shard: Shard, share: float) -> None:
-    for selector in (Random(share), Entropy(share), HighestLoss(share)):
+    for selector in (Random(share), Entropy(share), HighestLoss(share), KMeans(share)):
         with pytest.raises(InputError, match=f"share {share} must lie above 0"):
             selector.pick(task, weights, shard, generator())
 
 
-@pytest.mark.parametrize("selector", [All(), Random(0.1), Entropy(0.1), HighestLoss(0.1), FewShot(2)], ids=repr)
+@pytest.mark.parametrize(
+    "selector", [All(), Random(0.1), Entropy(0.1), HighestLoss(0.1), KMeans(0.1), FewShot(2)], ids=repr
+)
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_tiny_shard_gives_what_it_has(task: Task, weights: dict[str, Tensor], selector: Selector, count: int) -> None:
     assert selector.pick(task, weights, many(count), generator()).tolist() == list(range(count))
@@ -107,7 +130,7 @@ def test_picking_leaves_the_weights_and_the_global_generator_alone(
 ) -> None:
     before = {name: value.clone() for name, value in weights.items()}
     state = torch.random.get_rng_state()
-    for selector in (Random(0.3), Entropy(0.3), HighestLoss(0.3), FewShot()):
+    for selector in (Random(0.3), Entropy(0.3), HighestLoss(0.3), KMeans(0.3), FewShot()):
         selector.pick(task, weights, shard, generator())
     assert all(torch.equal(weights[name], before[name]) for name in before)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -116,3 +139,43 @@ def test_picking_leaves_the_weights_and_the_global_generator_alone(
 def test_a_selector_that_picks_nothing_says_so(task: Task, weights: dict[str, Tensor], shard: Shard) -> None:
     with pytest.raises(NotImplementedError, match="pick"):
         Selector().pick(task, weights, shard, generator())
+
+
+NAMED = {
+    "all": All(), "random:0.25": Random(0.25), "random:1": Random(1.0), "entropy:0.5": Entropy(0.5),
+    "entropy:0.5:2": Entropy(0.5, 2.0), "loss:0.1": HighestLoss(0.1), "kmeans:0.02": KMeans(0.02),
+    "few-shot:4": FewShot(4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_a_selector_by_name(text: str) -> None:
+    assert by_name(text) == NAMED[text]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("entropi:0.5", "is not known; did you mean 'entropy'?"),
+        ("all:1", "must be all"),
+        ("random", "must be random:SHARE with a share above 0 and at most 1"),
+        ("random:0", "must be random:SHARE with a share above 0 and at most 1"),
+        ("random:1.5", "must be random:SHARE"),
+        ("random:nan", "must be random:SHARE"),
+        ("random:half", "must be random:SHARE"),
+        ("random:0.5:1", "must be random:SHARE"),
+        (
+            "entropy:0.5:0",
+            "must be entropy:SHARE or entropy:SHARE:TEMPERATURE",
+        ),
+        ("entropy:0.5:1:1", "must be entropy:SHARE or"),
+        ("kmeans:", "must be kmeans:SHARE"),
+        ("few-shot:0", "must be few-shot:N with a whole number of samples of at least 1"),
+        ("few-shot:2.5", "must be few-shot:N"),
+        ("few-shot", "must be few-shot:N"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence(text: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        by_name(text)
+    assert str(caught.value).startswith(f"train.selector '{text}' {words}") and "\n" not in str(caught.value)

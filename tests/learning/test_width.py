@@ -25,6 +25,8 @@ ZOO = {
     "resnet-8": {},
     "resnet-18": {"norm": "group", "width": 16},
     "vgg-16": {"width": 8, "hidden": 32},
+    "mobilenetv3-small": {},
+    "efficientnet-b0": {"norm": "group"},
 }
 ALL = pytest.mark.parametrize("name", ZOO)
 

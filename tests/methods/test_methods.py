@@ -27,7 +27,8 @@ def build() -> nn.Module:
 
 @pytest.fixture
 def task() -> Task:
-    return Task(Model(build), classes=3, train=Train(rounds=3, epochs=2, batch=4, lr=0.1, momentum=0.5))
+    train = Train(rounds=3, epochs=2, batch=4, lr=0.1, momentum=0.5)
+    return Task(Model(build), classes=3, train=train, public=shard(4, 12))
 
 
 def shard(seed: int, count: int) -> Shard:

@@ -1,10 +1,10 @@
 """The contracts that every method, engine and topology hangs on."""
 
-from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps
+from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Updates, joined, shares
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError, RunError, nearest
-from undergrowth.core.method import Method
+from undergrowth.core.method import Fitted, Method
 from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Alarm, Command, Drop, Node, Report, RoundEnd, Send
 from undergrowth.core.options import check_options, option
@@ -20,13 +20,15 @@ from undergrowth.core.reducers import (
     unusable,
 )
 from undergrowth.core.selection import Knowledge, Selection, Uniform, View, sampled
+from undergrowth.core.selector import All, Selector
 from undergrowth.core.server import Inner, Plan, Progress, Server, finite, not_finite
 from undergrowth.core.shard import Shard
 from undergrowth.core.task import Task, Train
-from undergrowth.core.tree import State, moved, pack, unpack
+from undergrowth.core.tree import Each, State, moved, pack, unpack
 
 __all__ = [
     "Alarm",
+    "All",
     "Batch",
     "Carry",
     "Client",
@@ -34,6 +36,8 @@ __all__ = [
     "Command",
     "Context",
     "Drop",
+    "Each",
+    "Fitted",
     "Grouped",
     "Inner",
     "InputError",
@@ -53,6 +57,7 @@ __all__ = [
     "RoundEnd",
     "RunError",
     "Selection",
+    "Selector",
     "Send",
     "Server",
     "Shard",
@@ -63,6 +68,7 @@ __all__ = [
     "TiltedMean",
     "Train",
     "Uniform",
+    "Updates",
     "View",
     "WeightedMean",
     "Weights",
@@ -70,12 +76,14 @@ __all__ = [
     "finite",
     "fold",
     "folded",
+    "joined",
     "moved",
     "nearest",
     "not_finite",
     "option",
     "pack",
     "sampled",
+    "shares",
     "unpack",
     "unusable",
 ]  # fmt: skip

@@ -59,6 +59,10 @@ class Server:
         """Who is asked, and what each is sent."""
         return self.ask(task, view, context, Packet(state["model"]))
 
+    def usual(self, task: Task, state: State) -> State:
+        """The state before a round of the usual kind, where the first one is not: prices are those of such a round."""
+        return state
+
     def ask(self, task: Task, view: View, context: Context, down: Packet, count: int | None = None) -> Plan:
         """The plan that sends `down` to all nodes and to the devices that the run's selection picks.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from undergrowth.core.model import Model
 from undergrowth.core.selection import Selection, Uniform
+from undergrowth.core.selector import All, Selector
 from undergrowth.core.shard import Shard
 
 
@@ -34,3 +36,11 @@ class Task:
     train: Train = Train()
     selection: Selection = Uniform()
     public: Shard | None = None  # data that the server itself holds, for methods that use some
+    selector: Selector = All()  # on which of their samples devices train, unless a method has one of its own
+    ladder: Mapping[str, Model] = field(default_factory=dict, hash=False)  # models devices may have instead, by name
+
+    def to(self, device: str) -> Task:
+        """The same task there: its models, and the data that the server holds."""
+        for model in (self.model, *self.ladder.values()):
+            model.to(device)
+        return self if self.public is None else replace(self, public=self.public.to(device))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from undergrowth.core import Context, Packet, Shard, State, Task, moved
+from undergrowth.core import Client, Context, Packet, Shard, State, Task, moved
 from undergrowth.devices.meter import Meter, tensors_in
 
 if TYPE_CHECKING:
     from undergrowth.devices.work import Tracer
 
 Result = TypeVar("Result")
+Counts = tuple[int, ...]  # how many samples of each class
 
 # Of these things only the shapes count, or also the labels' values, or all values: what a client looks at when it
 # decides which samples to train on. The first that works is taken; each is slower than the one before.
@@ -37,8 +37,9 @@ class TracedJob:
 class Inputs:
     """Makes the arguments of a job of one kind, for any number of samples."""
 
-    def __init__(self, tracer: Tracer, down: Packet, own: State) -> None:
+    def __init__(self, tracer: Tracer, client: Client, down: Packet, own: State) -> None:
         self.tracer = tracer
+        self.client = client
         self.real = (down, own)
         self.shapes = (moved(down, "meta"), moved(own, "meta"))
         self.device = next((tensor.device for tensor in tensors_in(self.real)), torch.device("cpu"))
@@ -55,17 +56,11 @@ class Inputs:
         self.looks_at = VALUES
         return attempt()
 
-    def counts(self, labels: Tensor | None) -> Hashable:
-        """What of the labels may change the price: how often each occurs, if the client looks at them at all."""
-        if labels is None or self.looks_at == SHAPES:
-            return None
-        return tuple(torch.bincount(labels.cpu().flatten()).tolist())
-
     @contextlib.contextmanager
     def job(
         self,
         size: int,
-        labels: Tensor | None = None,
+        counts: Counts | None = None,
         scalars: Mapping[str, float] | None = None,
         guess: bool = False,
     ) -> Iterator[TracedJob]:
@@ -78,20 +73,28 @@ class Inputs:
         if self.looks_at == SHAPES:
             y = torch.zeros(size, dtype=torch.int64, device="meta")
         else:
-            y = torch.arange(size) % task.classes if labels is None else labels
+            y = torch.arange(size) % task.classes
+            if counts is not None:
+                y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
             y = y.to(self.device)
         meter = Meter(guess)
         meter.ignore(x, y)
-        meter.hold((down, own))
+        if task.public is not None:
+            task = replace(task, public=task.public if self.looks_at == VALUES else task.public.to("meta"))
+            meter.ignore(task.public.x, task.public.y)  # type: ignore[union-attr]
+        meter.hold((down, own, task.model.constants))
+        models = (task.model, *task.ladder.values())
         fused, place = torch._C._get_mkldnn_enabled(), task.model.device
         if self.looks_at != VALUES:
-            task.model.device = "meta"  # weights that a device makes itself have no values either
+            for model in models:
+                model.device = "meta"  # weights that a device makes itself have no values either
         if self.looks_at == VALUES:
             # oneDNN computes an LSTM in one operation that torch has no FLOP formula for; without it, the same
             # layer is a row of matrix products, as it is on tensors without values.
             torch._C._set_mkldnn_enabled(False)
         try:
-            yield TracedJob(tracer.client, task, down, Shard(x, y), own, Context(0, "device", 0), meter)
+            yield TracedJob(self.client, task, down, Shard(x, y), own, Context(0, "device", 0), meter)
         finally:
             torch._C._set_mkldnn_enabled(fused)
-            task.model.device = place
+            for model in models:
+                model.device = place

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Client, LoopClient, Packet, State, Task
-from undergrowth.devices.traced_job import Inputs, TracedJob
-from undergrowth.learning.selectors import EVALUATION_BATCH
+from undergrowth.core import Client, LoopClient, Packet, State, Task, Updates
+from undergrowth.devices.traced_job import SHAPES, Counts, Inputs, TracedJob
+from undergrowth.learning.features import EVALUATION_BATCH
 
 # Two shard sizes and the smaller batch size at which to count. Round numbers, so that a share of the samples is
 # the same share of both; never one sample, which batch normalisation refuses.
 SMALL, LARGE, SMALL_BATCH = 100, 200, 2
+
+Labels = Callable[[], Counts | None]  # how many samples of each class a device has; None: not known
 
 KNOWN_LIMIT = 100_000  # prices kept; more only come up where a server sends another number in every round
 
@@ -64,14 +66,14 @@ class Tracer:
         self.client = client
         self.shape = tuple(shape)
         self.dtype = dtype
-        self._traces: dict[Hashable, _Loop | _Whole] = {}
-        self._latest: tuple[Packet, _Loop | _Whole] | None = None
+        self._traces: dict[Hashable, _Loop | _Several | _Whole] = {}
+        self._latest: tuple[Packet, _Loop | _Several | _Whole] | None = None
 
-    def work(self, down: Packet, size: int, own: State | None = None, labels: Tensor | None = None) -> Work:
+    def work(self, down: Packet, size: int, own: State | None = None, labels: Labels | None = None) -> Work:
         """The price for a device with `size` samples.
 
-        `labels` are the device's own; only a client that looks at them needs them, and without them every class
-        is taken to be as frequent as the others.
+        `labels` gives how many of them are of each class. It is only asked for a client that looks at labels; without
+        it every class is taken to be as frequent as the others.
         """
         if own:
             return self._trace(down, own).work(down.scalars, size, labels)
@@ -80,13 +82,20 @@ class Tracer:
             self._latest = (down, self._trace(down, {}))
         return self._latest[1].work(down.scalars, size, labels)
 
-    def _trace(self, down: Packet, own: State) -> _Loop | _Whole:
+    def _trace(self, down: Packet, own: State) -> _Loop | _Several | _Whole:
         key = (signature(down), signature(own))
         trace = self._traces.get(key)
         if trace is None:
-            kind = _Loop if isinstance(self.client, LoopClient) else _Whole
-            trace = self._traces[key] = kind(self, down, own)
+            trace = self._traces[key] = self._traced(down, own)
         return trace
+
+    def _traced(self, down: Packet, own: State) -> _Loop | _Several | _Whole:
+        if isinstance(self.client, LoopClient):
+            return _Loop(self, self.client, down, own)
+        if isinstance(self.client, Updates):
+            updates = self.client.updates(self.task, down).values()
+            return _Several([_Loop(self, update, down, own) for update in updates])
+        return _Whole(self, self.client, down, own)
 
 
 @dataclass(frozen=True)
@@ -114,26 +123,28 @@ class _Chain:
 class _Loop:
     """The trace of a client that has begin, step and finish."""
 
-    def __init__(self, tracer: Tracer, down: Packet, own: State) -> None:
-        self.inputs = Inputs(tracer, down, own)
+    def __init__(self, tracer: Tracer, client: LoopClient, down: Packet, own: State) -> None:
+        self.inputs = Inputs(tracer, client, down, own)
         self.batch = 0
         self.large = self.inputs.first_that_works(lambda: self._chain(LARGE, None))
         self.small = self._chain(SMALL, SMALL_BATCH)
         self.known: dict[Hashable, Work] = {}
 
-    def work(self, scalars: Mapping[str, float], size: int, labels: Tensor | None) -> Work:
+    def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
+        counts = None if labels is None or self.inputs.looks_at == SHAPES else labels()
         # The values of scalars are in the key because a server may send how many epochs to train.
-        key = (size, tuple(scalars.values()), self.inputs.counts(labels))
+        key = (size, tuple(scalars.values()), counts)
         work = self.known.get(key)
         if work is None:
             if len(self.known) >= KNOWN_LIMIT:
                 self.known.clear()
-            work = self.known[key] = self._work(scalars, size, labels)
+            work = self.known[key] = self._work(scalars, size, counts)
         return work
 
-    def _work(self, scalars: Mapping[str, float], size: int, labels: Tensor | None) -> Work:
-        with self.inputs.job(size, labels, scalars) as job:
-            begun = self._begin(job)[0]
+    def _work(self, scalars: Mapping[str, float], size: int, counts: Counts | None) -> Work:
+        with self.inputs.job(size, counts, scalars) as job:
+            begun, carry, _, _ = self._begin(job)
+            sent = self._sent(job, carry)
         flops = begun.flops + self._between("finish", size, SMALL, LARGE)
         for batch, count in begun.batches.items():
             flops += count * self._between("step", batch, SMALL_BATCH, self.batch)
@@ -144,8 +155,16 @@ class _Loop:
             peak = "first" if steps == 1 else "later"  # after the first step, old and new weights lie side by side
             extra = max(extra, self._between(peak, max(begun.batches), SMALL_BATCH, self.batch))
         samples = sum(batch * count for batch, count in begun.batches.items())
-        sent = round(self._between("sent", size, SMALL, LARGE))
         return Work(float(flops), int(max(begun.peak, begun.resident + extra)), steps, samples, sent)
+
+    def _sent(self, job: TracedJob, carry: Any) -> int:
+        """The bytes of the upload, which need not lie on a line: of every class a device may send a few samples."""
+        if self.inputs.looks_at == SHAPES and self.small.sent == self.large.sent:
+            return self.small.sent
+        job.meter.guess = True
+        with job.meter:  # what it sends after many steps, it sends after none too
+            up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
+        return self.inputs.tracer.weigh(up)
 
     def _between(self, name: str, at: int, low: int, high: int) -> float:
         start, end = getattr(self.small, name), getattr(self.large, name)
@@ -188,6 +207,23 @@ class _Loop:
         return _Chain(step, first - left, later - left, finish, end - left, self.inputs.tracer.weigh(up))
 
 
+class _Several:
+    """The traces of updates that are done one after the other; what one has finished is sent before the next begins."""
+
+    def __init__(self, updates: Sequence[_Loop]) -> None:
+        self.updates = updates
+
+    def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
+        parts = [update.work(scalars, size, labels) for update in self.updates]
+        return Work(
+            sum(part.flops for part in parts),
+            max((part.memory for part in parts), default=0),
+            sum(part.steps for part in parts),
+            sum(part.samples for part in parts),
+            sum(part.bytes_up for part in parts),
+        )
+
+
 class _Whole:
     """The trace of a client that only has `local`: FLOPs on a line through two sizes, all classes equally frequent.
 
@@ -196,14 +232,14 @@ class _Whole:
     decides how long to train by a loss should be a LoopClient.
     """
 
-    def __init__(self, tracer: Tracer, down: Packet, own: State) -> None:
-        self.inputs = Inputs(tracer, down, own)
+    def __init__(self, tracer: Tracer, client: Client, down: Packet, own: State) -> None:
+        self.inputs = Inputs(tracer, client, down, own)
         # At least a whole batch, so that the peak is that of a whole batch.
         self.low = max(SMALL, tracer.task.train.batch)
         self.large = self.inputs.first_that_works(lambda: self._local(2 * self.low))
         self.small = self._local(self.low)
 
-    def work(self, scalars: Mapping[str, float], size: int, labels: Tensor | None) -> Work:
+    def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
         (flops, memory, sent), (more_flops, more_memory, more_sent) = self.small, self.large
         slope = (more_flops - flops) / self.low
         grown = min(size, 2 * self.low) - self.low

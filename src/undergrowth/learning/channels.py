@@ -161,6 +161,7 @@ def _tied(one: Set, other: Set) -> Set:
 
 def cannot(reason: Any) -> InputError:
     return InputError(
-        f"model: it cannot be sliced by width: {reason}; choose mlp, cnn, wrn-D-K, resnet-8, resnet-18, resnet-34 or "
-        "vgg-16, or a model of your own of convolutions, linear layers, normalisation, pooling and sums"
+        f"model: it cannot be sliced by width: {reason}; choose mlp, cnn, wrn-D-K, resnet-8, resnet-18, resnet-34, "
+        "vgg-16, mobilenetv3-small or efficientnet-b0, or a model of your own of convolutions, linear layers, "
+        "normalisation, pooling and sums"
     )

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Shard, Steps, Task, Weights
+from undergrowth.core import Carry, Context, Packet, Shard, State, Steps, Task, Weights
 from undergrowth.learning.features import features_of
+from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import Look, Objective
 
 NEAR, FAR = "near", "far"  # the entries of a batch that hold the features of the two models
@@ -42,3 +43,15 @@ def with_references(task: Task, steps: Steps, shard: Shard, near: Weights, far: 
     to = features_of(task, near, shard.x, "head").flatten(1)
     away = to if far is None else features_of(task, far, shard.x, "head").flatten(1)
     return replace(steps, data={**steps.data, NEAR: to, FAR: away})
+
+
+@dataclass(frozen=True)
+class Remembering(GradientClient):
+    """Keeps the model that it sent, to tell the next one from it."""
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        carry, steps = super().begin(task, down, shard, own, context)
+        return carry, with_references(task, steps, shard, down.tensors, own.get("model"))
+
+    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
+        return trained, {"model": dict(trained.tensors)}

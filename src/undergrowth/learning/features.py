@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Model, Output, Task, Weights
-from undergrowth.learning.selectors import EVALUATION_BATCH
+
+EVALUATION_BATCH = 512  # samples in one forward pass when nothing is trained
 
 
 def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
@@ -45,3 +46,36 @@ class UpperPart(Model):
         stop: str | None = None,
     ) -> Output:
         return self._whole.run(weights, x, training=training, maps=maps, start=start or self._input, stop=stop)
+
+
+class LowerPart(Model):
+    """A model of which only the part below `level` is trained; the part above it is frozen, in evaluation mode.
+
+    Inputs and outputs are those of the whole model, and so are the names. `inside`: the levels of the part below.
+    """
+
+    def __init__(self, whole: Model, level: str) -> None:
+        vars(self).update(vars(whole))
+        self._whole = whole
+        self._split = level
+        frozen = set(whole.trainable(level))
+        self.parameters = tuple(name for name in whole.parameters if name not in frozen)
+        self.inside = tuple(each for each in self.levels if self._stage(each) <= self._stage(level))
+
+    def run(
+        self,
+        weights: Weights,
+        x: Tensor,
+        *,
+        training: str | bool = False,
+        maps: Sequence[str] = (),
+        start: str | None = None,
+        stop: str | None = None,
+    ) -> Output:
+        if not training or start or stop:
+            return self._whole.run(weights, x, training=training, maps=maps, start=start, stop=stop)
+        below = [level for level in maps if level in self.inside]
+        lower = self._whole.run(weights, x, training=True, maps=below, stop=self._split)
+        above = [level for level in maps if level not in self.inside]
+        upper = self._whole.run(weights, lower.logits, maps=above, start=self._split)
+        return Output(upper.logits, {**lower.maps, **upper.maps}, lower.buffers)

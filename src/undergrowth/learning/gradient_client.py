@@ -8,23 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, Context, LoopClient, Packet, Shard, State, Steps, Task, Weights
+from undergrowth.core import Batch, Carry, Context, LoopClient, Packet, Selector, Shard, State, Steps, Task, Weights
 from undergrowth.learning.objectives import CrossEntropy, Look, Objective
 from undergrowth.learning.optimisers import Optimiser, learning_rate, optimiser_of
-from undergrowth.learning.selectors import All, Selector
 
 
 @dataclass(frozen=True)
 class GradientClient(LoopClient):
     """Trains the received model, or the part above `split`, for some epochs and sends back what it trained.
 
-    Settings that are None are the run's. A method that starts from something else than what came down, or sends
-    or keeps something else than what was trained, overrides `start` or `send`.
+    Settings that are None are the run's; a packet with the number `epochs` says how many of these. A method that
+    starts from something else than what came down, or sends or keeps something else than what was trained, overrides
+    `start` or `send`.
     """
 
     objective: Objective = CrossEntropy()
     split: str | None = None
-    selector: Selector = All()
+    selector: Selector | None = None
     optimiser: Optimiser | None = None
     lr: float | None = None
     epochs: int | None = None
@@ -44,8 +44,8 @@ class GradientClient(LoopClient):
             task,
             weights,
             shard,
-            self.selector,
-            task.train.epochs if self.epochs is None else self.epochs,
+            self.selector or task.selector,
+            int(down.scalars.get("epochs", task.train.epochs)) if self.epochs is None else self.epochs,
             self.batch or task.train.batch,
             context.generator("order"),
         )

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import InputError, Shard, Task, Weights
-
-EVALUATION_BATCH = 512  # samples in one forward pass when nothing is trained
-
-
-class Selector:
-    """`again`: pick anew in every epoch rather than once."""
-
-    again: bool = False
-
-    def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        """Positions of the chosen samples."""
-        raise NotImplementedError("a selector defines pick")
-
-
-@dataclass(frozen=True)
-class All(Selector):
-    def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        return torch.arange(len(shard))
+from undergrowth.core import All, InputError, Selector, Shard, Task, Weights, nearest
+from undergrowth.learning.clustering import representatives
+from undergrowth.learning.features import EVALUATION_BATCH, features_of
 
 
 @dataclass(frozen=True)
@@ -62,8 +49,7 @@ class Entropy(Selector):
     temperature: float = 0.1
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        scaled = predictions(task, weights, shard) / self.temperature
-        entropy = torch.special.entr(scaled.softmax(-1)).sum(-1)
+        entropy = entropies(predictions(task, weights, shard), self.temperature)
         return highest(entropy, share_of(self.share, len(shard)))
 
 
@@ -78,10 +64,56 @@ class HighestLoss(Selector):
         return highest(losses, share_of(self.share, len(shard)))
 
 
+@dataclass(frozen=True)
+class KMeans(Selector):
+    """A share of every class: those nearest to the centres of its clusters, by the features at `level`."""
+
+    share: float
+    level: str = "head"
+    components: int = 200
+
+    def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
+        features = features_of(task, weights, shard.x, self.level)
+        return representatives(features, shard.y, partial(share_of, self.share), self.components, generator)
+
+
+SHARE = "with a share above 0 and at most 1"
+# What can be written → the selector, how it is written, and how many numbers it takes.
+NAMES: dict[str, tuple[Callable[..., Selector], str, Container[int]]] = {
+    "all": (All, "all", (0,)),
+    "random": (Random, f"random:SHARE {SHARE}", (1,)),
+    "entropy": (Entropy, f"entropy:SHARE or entropy:SHARE:TEMPERATURE {SHARE} and a temperature above 0", (1, 2)),
+    "loss": (HighestLoss, f"loss:SHARE {SHARE}", (1,)),
+    "kmeans": (KMeans, f"kmeans:SHARE {SHARE}", (1,)),
+    "few-shot": (FewShot, "few-shot:N with a whole number of samples of at least 1", (1,)),
+}
+
+
+def selector(text: str) -> Selector:
+    """all, random:SHARE, entropy:SHARE[:TEMPERATURE], loss:SHARE, kmeans:SHARE or few-shot:N, by name."""
+    kind, *texts = text.split(":")
+    if kind not in NAMES:
+        raise InputError(f"train.selector '{text}' is not known; {nearest(kind, NAMES)}")
+    make, wanted, counts = NAMES[kind]
+    try:
+        numbers = [int(number) if kind == "few-shot" else float(number) for number in texts]
+    except ValueError:
+        numbers = [math.nan]
+    most = (1e9 if kind == "few-shot" else 1.0, 1e9)  # of the first number, which else is a share, and of the second
+    if len(numbers) not in counts or not all(0 < number <= limit for number, limit in zip(numbers, most)):
+        raise InputError(f"train.selector '{text}' must be {wanted}")
+    return make(*numbers)
+
+
 def predictions(task: Task, weights: Weights, shard: Shard) -> Tensor:
     """The model's logits for all samples, in evaluation mode."""
     with torch.no_grad():
         return torch.cat([task.model(weights, x) for x in shard.x.split(EVALUATION_BATCH)])
+
+
+def entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """−Σ p·log p with p = softmax(logits / temperature), for every sample."""
+    return torch.special.entr((logits / temperature).softmax(-1)).sum(-1)
 
 
 def highest(scores: Tensor, count: int) -> Tensor:

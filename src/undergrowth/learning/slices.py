@@ -19,7 +19,9 @@ from undergrowth.core import (
     Plan,
     Reducer,
     Server,
+    Shard,
     State,
+    Steps,
     Task,
     View,
     WeightedMean,
@@ -36,6 +38,11 @@ NEARLY = 1.1  # half of the channels are a little more than a quarter of the wei
 @dataclass(frozen=True)
 class SliceClient(GradientClient):
     """Trains the slice that it received, a smaller model, and sends it back with the numbers that tell which it is."""
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        # A selector may look at what the model makes of the samples.
+        with widths_of(task.model).fitting(task.model, down.tensors):
+            return super().begin(task, down, shard, own, context)
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         with widths_of(task.model).fitting(task.model, carry["parameters"]):

@@ -5,13 +5,18 @@ from __future__ import annotations
 from undergrowth.core import Method
 from undergrowth.methods.bounds import Central, Local
 from undergrowth.methods.fedasync import FedAsync
+from undergrowth.methods.fedat import FedAT
 from undergrowth.methods.fedavg import FedAvg
 from undergrowth.methods.fedavgm import FedAvgM
 from undergrowth.methods.fedbuff import FedBuff
+from undergrowth.methods.fedfsc import FedFSC, FedFSCPlus, FSCProx
 from undergrowth.methods.fedft import FedFT, FedFTEDS, FedFTRDS
+from undergrowth.methods.fedkad import FedKAD
+from undergrowth.methods.fedmd import FedMD
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from undergrowth.methods.fedprox import FedProx
 from undergrowth.methods.fedrolex import FedRolex
+from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.moon import Moon
@@ -28,15 +33,45 @@ METHODS: dict[str, type[Method]] = {
     "fedasync": FedAsync,
     "fedbuff": FedBuff,
     "moon": Moon,
+    "fedfsc": FedFSC,
+    "fedfsc-plus": FedFSCPlus,
+    "fscprox": FSCProx,
     "fedft": FedFT,
     "fedft-rds": FedFTRDS,
     "fedft-eds": FedFTEDS,
+    "fedsplit": FedSplit,
     "heterofl": HeteroFL,
     "fjord": FjORD,
     "fedrolex": FedRolex,
+    "fedmd": FedMD,
+    "fedat": FedAT,
+    "fedkad": FedKAD,
 }
 
 __all__ = [
-    "METHODS", "Central", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff", "FedFT", "FedFTEDS",
-    "FedFTRDS", "FedProx", "FedRolex", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
+    "METHODS",
+    "Central",
+    "FSCProx",
+    "FedAT",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAsync",
+    "FedAvg",
+    "FedAvgM",
+    "FedBuff",
+    "FedFSC",
+    "FedFSCPlus",
+    "FedFT",
+    "FedFTEDS",
+    "FedFTRDS",
+    "FedKAD",
+    "FedMD",
+    "FedProx",
+    "FedRolex",
+    "FedSplit",
+    "FedYogi",
+    "FjORD",
+    "HeteroFL",
+    "Local",
+    "Moon",
 ]  # fmt: skip

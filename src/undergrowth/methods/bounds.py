@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import Context, Method, Packet, Plan, Server, State, Sum, Task, View, Weights, not_finite
+from undergrowth.core import Context, Each, Method, Packet, Plan, Server, State, Sum, Task, View, Weights, not_finite
 from undergrowth.learning import GradientClient
 
 
@@ -61,7 +61,7 @@ class Bound(Method):
     server = Seeding()
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        trained = {device: kept["model"] for device, kept in own.items() if kept}
+        trained = Each(own, lambda device: own[device]["model"])
         return trained or {"start": common_start(task, state["seed"])}
 
     def personal(self, task: Task, state: State, own: State) -> Weights:

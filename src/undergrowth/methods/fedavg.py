@@ -3,6 +3,9 @@
 Down: w. A device: E epochs of SGD from w. Up: w_k and its number of samples n_k.
 Server: w ← w + server_lr·Σ p_k·(w_k − w), p_k = n_k / Σ n. With server_lr = 1 that is the mean.
 
+Stragglers are dropped at the deadline. With reduced_epochs they do so many epochs instead, "FedAvg+" of Shi (Sheffield
+thesis, §4.5.2); with f_n they are drawn, each round or once.
+
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedavg", rounds=2)
 """
@@ -12,15 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core import Method, option
-from undergrowth.learning import Averaging, GradientClient
+from undergrowth.learning import Averaging, GradientClient, StragglerOptions
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(StragglerOptions, Method):
     server_lr: float = option(1.0, "step of the server towards the mean", at_least=0)
 
     client = GradientClient()
 
     @property
     def server(self) -> Averaging:  # type: ignore[override]
-        return Averaging(self.server_lr)
+        return self.averaging(self.server_lr)

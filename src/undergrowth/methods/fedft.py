@@ -1,14 +1,14 @@
 """FedFT, FedFT-RDS, FedFT-EDS (Shi, Sheffield thesis, §6.4): φ below `split` is fixed, only θ above it is tuned.
 
 A device picks samples with the received model, trains θ on them for `epochs` and sends θ_k and their number n_k:
-fedft all samples; fedft-rds a random share; fedft-eds those of highest entropy H = −Σ p·log p, p = softmax(z/ρ), with
-ρ = `temperature`. Server: θ ← Σ p_k·θ_k, p_k = n_k / Σ n. The first time a device is asked it gets φ as well and keeps
-it; after that only θ travels. φ runs in evaluation mode, so its BatchNorm statistics stay what they are. With share = 1
-all three are the same, bit for bit.
+fedft those of the run's selector, all by default; fedft-rds a random share; fedft-eds those of highest entropy
+H = −Σ p·log p, p = softmax(z/ρ), with ρ = `temperature`. Server: θ ← Σ p_k·θ_k, p_k = n_k / Σ n. The first time a
+device is asked it gets φ as well and keeps it; after that only θ travels. φ runs in evaluation mode, so its BatchNorm
+statistics stay what they are. With share = 1 and all samples for fedft, all three are the same, bit for bit.
 
 The source pretrains: weights of a source domain (here `model.weights`), then one round of FedAvg by all devices without
 a deadline, then all are given φ. `warm_rounds` is the number of such rounds, in which everybody trains the whole model
-on all samples with the run's epochs; the round after them hands out φ to all, also without a deadline.
+with the run's epochs and selector; the round after them hands out φ to all, also without a deadline.
 
 cache_features: φ(x) never changes, so a device computes it once, keeps it, and later picks and trains from there.
 
@@ -67,8 +67,8 @@ class Tuned(Method):
     warm_rounds: int = option(0, "rounds at the start in which all devices train the whole model", at_least=0)
 
     @property
-    def selector(self) -> Selector:
-        return All()
+    def selector(self) -> Selector | None:
+        return None  # the run's
 
     @property
     def client(self) -> FineTuning:  # type: ignore[override]
@@ -82,7 +82,7 @@ class Tuned(Method):
 
 @dataclass(frozen=True)
 class FedFT(Tuned):
-    """Federated fine-tuning of the upper part on all samples."""
+    """Federated fine-tuning of the upper part on the samples of the run's selector."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ c = −log(exp(s(z, z_glob)/τ) / (exp(s(z, z_glob)/τ) + exp(s(z, z_prev)/τ)))
 z are the features that enter the last layer of the model in training, z_glob those of the received model, z_prev those
 of the model that the device itself sent last, s is the cosine similarity and τ the temperature. Up: w_k and n_k.
 A device that is asked for the first time takes the received model as its previous one: the two sides then cancel
-and it trains as in FedAvg. With mu = 0 it is FedAvg, bit for bit.
+and it trains as in FedAvg. With mu = 0 it is FedAvg, bit for bit. With reduced_epochs stragglers do so many epochs,
+"MOON+" of Shi (Sheffield thesis, §4.5.2); with f_n they are drawn, each round or once.
 
 Departures: the paper puts a projection of two layers before the comparison; here the model stays as it is. z_glob and
 z_prev are of models that stand still, in evaluation mode as in the authors' code, and are computed once for a job
@@ -19,28 +20,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undergrowth.core import Carry, Context, Method, Packet, Shard, State, Steps, Task, option
-from undergrowth.learning import Averaging, Contrastive, CrossEntropy, GradientClient, with_references
+from undergrowth.core import Method, option
+from undergrowth.learning import Averaging, Contrastive, CrossEntropy, GradientClient, Remembering, StragglerOptions
 
 
 @dataclass(frozen=True)
-class Remembering(GradientClient):
-    """Keeps the model that it sent, to tell the next one from it."""
-
-    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        carry, steps = super().begin(task, down, shard, own, context)
-        return carry, with_references(task, steps, shard, down.tensors, own.get("model"))
-
-    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
-        return trained, {"model": dict(trained.tensors)}
-
-
-@dataclass(frozen=True)
-class Moon(Method):
+class Moon(StragglerOptions, Method):
     mu: float = option(0.1, "strength of the contrastive term", at_least=0)
     temperature: float = option(0.5, "divides the similarities: the lower, the more the nearest counts", above=0)
 
-    server = Averaging()
+    @property
+    def server(self) -> Averaging:  # type: ignore[override]
+        return self.averaging()
 
     @property
     def client(self) -> GradientClient:  # type: ignore[override]

@@ -1,0 +1,159 @@
+"""Learning from other models: attention maps, distances of logits, prototypes, and training at the server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from undergrowth.core import Context, Model, Shard, Task, Train
+from undergrowth.data import load
+from undergrowth.learning import CrossEntropy, Distillation, LowerPart, taught
+from undergrowth.learning.attention import Attention, attention, attention_of
+from undergrowth.learning.distillation import TEACHER, apart, consensus, draw_of, draw_seed
+from undergrowth.learning.objectives import Look
+from undergrowth.learning.prototypes import PrototypeLoss, mean_prototypes, prototypes_of
+from undergrowth.models import builder
+
+
+def digits(count: int, start: int = 0) -> Shard:
+    data = load("digits")
+    return Shard(*(torch.as_tensor(values[start : start + count]) for values in (data.x, data.y)))
+
+
+def digits_task(name: str = "cnn", **options: object) -> Task:
+    return Task(Model(builder(name, (1, 8, 8), 10, **options)), 10, Train(batch=16))
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_an_attention_map_is_what_the_formula_says() -> None:
+    features = random(3, 5, 2, 4)
+    for sample, found in zip(features, attention(features)):
+        plain = torch.zeros(2, 4)
+        for channel in sample:
+            plain += channel.abs() ** 2
+        flat = plain.reshape(8)
+        torch.testing.assert_close(found, flat / (flat**2).sum().sqrt())
+    torch.testing.assert_close(attention(random(3, 6)), F.normalize(random(3, 6) ** 2))  # flat: one channel
+    assert not attention(torch.zeros(1, 2, 3, 3)).isnan().any()
+
+
+@pytest.mark.parametrize("model", ["cnn", "wrn-10-1"])
+def test_the_attention_loss_is_the_sum_over_levels_of_the_norms(model: str) -> None:
+    task, shard = digits_task(model), digits(6)
+    teacher, student = task.model.initial(1), task.model.initial(2)
+    levels = ["low", "mid", "up"]
+    batch = {"x": shard.x, **attention_of(task, teacher, shard.x, levels)}
+    output = task.model.run(student, shard.x, maps=levels)
+    found = Attention(levels)(Look(task, batch, output, {}, {}))
+    theirs = task.model.run(teacher, shard.x, maps=levels).maps
+    expected = 0.0
+    for place in range(6):
+        for level in levels:
+            mine, other = (maps[level][place].pow(2).sum(0).flatten() for maps in (output.maps, theirs))
+            expected += float((mine / mine.norm() - other / other.norm()).norm()) / 6
+    assert float(found) == pytest.approx(expected, rel=1e-5) and expected > 0.1
+
+
+def test_distances_of_logits() -> None:
+    z, t = random(4, 3), random(4, 3, seed=1)
+    chances = t.softmax(1)
+    torch.testing.assert_close(apart("l1", z, t), (z - t).abs().sum(1) / 3)
+    torch.testing.assert_close(apart("l2", z, t), ((z - t) ** 2).sum(1) / 3)
+    torch.testing.assert_close(apart("ce", z, t), -(chances * (z.exp() / z.exp().sum(1, keepdim=True)).log()).sum(1))
+
+
+def test_a_consensus_is_the_mean_of_logits() -> None:
+    logits = [random(5, 3, seed=seed) for seed in range(4)]
+    torch.testing.assert_close(consensus(logits), sum(logits) / 4)
+
+
+def test_who_has_the_seed_draws_the_same_samples() -> None:
+    public, seed = digits(50), draw_seed(Context(0, "server", 3))
+    assert torch.equal(draw_of(public, 20, seed), draw_of(public, 20, float(seed)))
+    assert len(draw_of(public, 20, seed)) == 20 and len(draw_of(public, 500, seed)) == 50
+    assert not torch.equal(draw_of(public, 20, seed), draw_of(public, 20, draw_seed(Context(0, "server", 4))))
+
+
+def test_prototypes_are_the_means_of_classes() -> None:
+    task, shard = digits_task(), digits(60)
+    weights = task.model.initial(0)
+    kept = shard.take((shard.y != 4).nonzero().flatten())
+    maps, counts = prototypes_of(task, weights, kept, "up")
+    assert maps.shape == (10, 64, 2, 2) and counts.sum() == len(kept)
+    with torch.no_grad():
+        features = task.model.run(weights, kept.x, stop="up").logits
+    for label in range(10):
+        if label != 4:
+            torch.testing.assert_close(maps[label], features[kept.y == label].mean(0), rtol=1e-4, atol=1e-5)
+    assert counts[4] == 0 and maps[4].abs().sum() == 0
+
+
+def test_a_class_that_a_device_does_not_have_is_left_out_of_the_mean() -> None:
+    task, shard = digits_task(), digits(80)
+    weights = task.model.initial(0)
+    without = shard.take((shard.y != 4).nonzero().flatten())
+    neither = shard.take((shard.y < 3).nonzero().flatten())
+    sent = [prototypes_of(task, weights, each, "up") for each in (shard, without, neither)]
+    maps, classes = mean_prototypes(sent)
+    assert classes.tolist() == list(range(10))
+    torch.testing.assert_close(maps[4], sent[0][0][4])
+    torch.testing.assert_close(maps[7], (sent[0][0][7] + sent[1][0][7]) / 2)
+    assert mean_prototypes(sent[2:])[1].tolist() == [0, 1, 2], "a class that nobody has has no prototype"
+
+
+def test_the_prototype_loss_trains_what_is_above_the_level() -> None:
+    task = digits_task("wrn-10-1")
+    weights = task.model.initial(0)
+    maps, classes = random(3, 64, 2, 2), torch.tensor([1, 5, 6])
+    trained = {name: weights[name].clone().requires_grad_() for name in task.model.parameters}
+    output = task.model.run(weights, digits(4).x, training=True)
+    look = Look(task, {}, output, trained, weights)
+    loss = PrototypeLoss("up", maps, classes)(look)
+    module = task.model.build().eval()
+    module.load_state_dict({**weights, **output.buffers})
+    with torch.no_grad():
+        expected = F.cross_entropy(module[4:](maps), classes)
+    torch.testing.assert_close(loss.detach(), expected)
+    loss.backward()
+    touched = {name for name, value in trained.items() if value.grad is not None}
+    assert touched == set(task.model.trainable("up"))
+
+
+def test_training_at_the_server_is_plain_training_bit_for_bit() -> None:
+    task, public, context = digits_task(hidden=8), digits(40), Context(3, "server", 2)
+    start, teacher = task.model.initial(0), random(40, 10)
+    data = {"x": public.x, "y": public.y, TEACHER: teacher}
+    after = taught(task, start, data, CrossEntropy() + 0.5 * Distillation("l2"), context, lr=0.1, epochs=2, batch=16)
+    module = task.model.build()
+    module.load_state_dict(start)
+    optimiser = torch.optim.SGD(module.parameters(), 0.1)
+    generator = context.generator("order")
+    for _ in range(2):
+        for rows in torch.randperm(40, generator=generator).split(16):
+            optimiser.zero_grad()
+            logits = module(public.x[rows])
+            distance = (logits - teacher[rows]).square().mean(1).mean()
+            (F.cross_entropy(logits, public.y[rows]) + 0.5 * distance).backward()
+            optimiser.step()
+    assert all(torch.equal(after[name], value) for name, value in module.state_dict().items())
+
+
+def test_training_the_lower_part_leaves_the_upper_one_and_its_statistics() -> None:
+    task, public = digits_task("wrn-10-1"), digits(24)
+    start = task.model.initial(0)
+    lower = LowerPart(task.model, "mid")
+    assert lower.inside == ("low", "mid")
+    objective = CrossEntropy() + 1.0 * Attention(("low", "mid"))
+    data = {"x": public.x, "y": public.y, **attention_of(task, task.model.initial(1), public.x, ("low", "mid"))}
+    settings = {"lr": 0.1, "epochs": 1, "batch": 8}
+    after = taught(replace(task, model=lower), start, data, objective, Context(0, "server", 0), **settings)  # type: ignore[arg-type]
+    upper = {*task.model.trainable("mid"), *task.model.upper_buffers("mid")}
+    for name, value in start.items():
+        assert torch.equal(after[name], value) == (name in upper), name

@@ -1,0 +1,41 @@
+"""Options that only take something away: they must be the method itself where there is nothing to take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import undergrowth as ug
+
+
+@pytest.fixture
+def digest(tmp_path: Path) -> Any:
+    """The final model of a run of a few digits, as a number."""
+
+    def run(method: str, rounds: int = 1, **options: Any) -> str:
+        few = {"train_samples": 200, "test_samples": 50}
+        result = ug.run(
+            method, options=options, public=0.2, clients=2, partition="iid", rounds=rounds, lr=0.05, data_options=few,
+            out=str(tmp_path),
+        )  # fmt: skip
+        return str(result.summary["model_digest"])
+
+    return run
+
+
+def test_fedat_with_other_third_steps(digest: Any) -> None:
+    fast = {"transfer_lr": 0.05, "metadata_lr": 0.05}
+    usual, plain, none = (digest("fedat", beta=1.0, alignment=each, **fast) for each in ("attention", "plain", "none"))
+    assert len({usual, plain, none, digest("fedat", beta=1.0, metadata_share=0.0, **fast)}) == 4
+    # Where attention has no weight there is none to leave out.
+    assert digest("fedat", beta=0.0, alignment="plain", **fast) == digest("fedat", beta=0.0, **fast)
+
+
+def test_fedkad_without_prototypes_for_devices(digest: Any) -> None:
+    fast = {"pretrain_epochs": 1, "server_epochs": 1, "beta": 0.5}
+    assert digest("fedkad", 2, device_beta=0.5, **fast) == digest("fedkad", 2, **fast)
+    # The global model of the first round learns as always; that of the second, from other devices' models.
+    assert digest("fedkad", 1, device_beta=0.0, **fast) == digest("fedkad", 1, **fast)
+    assert digest("fedkad", 2, device_beta=0.0, **fast) != digest("fedkad", 2, **fast)
