@@ -1,5 +1,6 @@
 """Tables, plots and pages of runs."""
 
+from undergrowth.report.analyses import ANALYSES, analyse
 from undergrowth.report.page import report
 
-__all__ = ["report"]
+__all__ = ["ANALYSES", "analyse", "report"]

@@ -51,6 +51,9 @@ class Page:
         quiet = f'\n<p class="quiet">{escape(text)}</p>' if text else ""
         self.add(f"<h2>{escape(title)}</h2>{quiet}")
 
+    def text(self, sentence: str) -> None:
+        self.add(f"<p>{escape(sentence)}</p>")
+
     def figures(self, drawn: Iterable[Figure | None]) -> bool:
         """Side by side where there is room. Says whether there was anything to draw."""
         boxes = []

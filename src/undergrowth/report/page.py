@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError
 from undergrowth.report import device_figures, figures
+from undergrowth.report.analyses import Found, analyse, sections
 from undergrowth.report.command import command
 from undergrowth.report.html import Page, escape, table
 from undergrowth.report.participation import taking_part
@@ -20,23 +21,34 @@ from undergrowth.runs.checkpoint import replace_file
 _MOST_ROWS = 200  # devices in the table of a run
 
 
-def report(runs: Sequence[str], out_folder: str | Path = "runs", target: str | Path = "report.html") -> Path:
-    """Writes the page about these runs (ids, beginnings of ids, or `last`) and returns where it is."""
+def report(
+    runs: Sequence[str],
+    out_folder: str | Path = "runs",
+    target: str | Path = "report.html",
+    analyses: Sequence[str] | Found = (),
+    **how: Any,
+) -> Path:
+    """Writes the page about these runs (ids, beginnings of ids, or `last`) and returns where it is.
+
+    analyses: names of those to show, or `all`, which takes what else `analyse` takes (devices, method, data, model,
+    progress); or what `analyse` has found.
+    """
     if not runs:
         raise InputError("a report needs at least one run; `undergrowth list` shows what there is")
+    path = Path(target).expanduser()
+    if path.is_dir():
+        raise InputError(f"'{target}' is a folder; name a file for the report, such as '{path / 'report.html'}'")
     store = Store(out_folder)
     try:
         records = read(store, runs, exchanges=True)
     finally:
         store.close()
-    path = Path(target).expanduser()
-    if path.is_dir():
-        raise InputError(f"'{target}' is a folder; name a file for the report, such as '{path / 'report.html'}'")
-    replace_file(path, page(records).render().encode("utf-8"))
+    found = analyses if isinstance(analyses, Mapping) else analyse(runs, analyses, out_folder, **how)
+    replace_file(path, page(records, found).render().encode("utf-8"))
     return path
 
 
-def page(records: Sequence[Record]) -> Page:
+def page(records: Sequence[Record], found: Found | None = None) -> Page:
     names = labels(records)
     built = Page(_title(records))
     built.add(f"<h1>{escape(built.title)}</h1>")
@@ -51,6 +63,7 @@ def page(records: Sequence[Record]) -> Page:
     partitions = [partition_of(record, known) for record in records]
     taking_part(built, records, names, [found and found[1] for found in partitions])
     _partitions(built, partitions, names)
+    sections(built, found or {}, records, names)
     _settings(built, records, names)
     _device_tables(built, records, names)
     return built
