@@ -1,0 +1,138 @@
+"""What came out: our figures beside the published ones, and which of the published orderings hold."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from undergrowth.core import RunError
+from undergrowth.data import load
+from undergrowth.reproduce.cells import Cell
+from undergrowth.reproduce.table import Figure, Table, matches, sides
+from undergrowth.runs import Store
+from undergrowth.runs.config import experiment
+from undergrowth.runs.result import result_of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cell with what our runs gave, seed by seed, in per cent."""
+
+    cell: Cell
+    values: tuple[float, ...] = ()
+    runs: tuple[str, ...] = ()
+
+    @property
+    def ours(self) -> Figure | None:
+        if not self.values:
+            return None
+        spread = statistics.stdev(self.values) if len(self.values) > 1 else None
+        return Figure(statistics.fmean(self.values), spread)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an ordering came out, in the cells where both sides are there."""
+
+    pair: str
+    says: str
+    held: tuple[str, ...]
+    broken: tuple[str, ...]
+    gap: float | None  # mean of higher − lower, ours
+    published_gap: float | None  # the same of the published figures of these cells
+    published_held: int
+
+    def __str__(self) -> str:
+        asked = len(self.held) + len(self.broken)
+        if not asked:
+            return f"{self.pair}: cannot be said, a side of it was not run"
+        where = f" (not in {', '.join(self.broken)})" if self.broken else ""
+        return (
+            f"{self.pair}: held in {len(self.held)} of {asked} columns{where}, {self.gap:+.2f} on average; "
+            f"published: {self.published_held} of {asked}, {self.published_gap:+.2f}"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is to be told of a table."""
+
+    table: Table
+    scale: str
+    findings: tuple[Finding, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)  # cell → why
+    failed: Mapping[str, str] = field(default_factory=dict)  # cell → why
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        ours = {(each.cell.row, each.cell.column): each.ours for each in self.findings}
+        return verdicts(self.table, {place: figure for place, figure in ours.items() if figure})
+
+
+def measured(store: Store, run: str, metric: str) -> float:
+    """What a table asks of a run, in per cent: the best value over its rounds, or one of the model at its end."""
+    rounds = store.rounds(run)
+    if metric == "final":
+        return 100 * float(rounds[-1]["accuracy"])
+    if metric.startswith("class "):
+        return 100 * _accuracy_on(store, run, int(metric.removeprefix("class ")))
+    values = [row[metric] for row in rounds if row.get(metric) is not None]
+    if not values:
+        raise RunError(f"run '{run}' has no '{metric}' in its rounds, which the table asks for")
+    return 100 * float(max(values))
+
+
+def _accuracy_on(store: Store, run: str, label: int) -> float:
+    """Accuracy of the final model on the test samples of one class."""
+    section = experiment(store.run(run)["experiment"]["settings"]).data
+    test = load(section.name, section.path, **section.options).central_test()
+    x = test.x[test.y == label]
+    with torch.no_grad():
+        model = result_of(store, run).model
+        guesses = torch.cat([model(part).argmax(1) for part in x.split(500)])
+    return float((guesses == label).float().mean())
+
+
+def verdicts(table: Table, ours: Mapping[tuple[str, str], Figure]) -> list[Verdict]:
+    found = []
+    for ordering in table.orderings:
+        columns = [column for column in table.columns if matches(column, ordering.columns)]
+        for pair in ordering.pairs:
+            higher, lower = sides(pair)
+            places = dict.fromkeys(
+                ((higher[0], higher[1] or column), (lower[0], lower[1] or column)) for column in columns
+            )
+            found.append(_verdict(table, pair, ordering.says, list(places), ours))
+    return found
+
+
+def _verdict(
+    table: Table,
+    pair: str,
+    says: str,
+    places: Sequence[tuple[tuple[str, str], tuple[str, str]]],
+    ours: Mapping[tuple[str, str], Figure],
+) -> Verdict:
+    held: list[str] = []
+    broken: list[str] = []
+    gaps: list[float] = []
+    published: list[float] = []
+    for high, low in places:
+        printed = table.figure(*high), table.figure(*low)
+        if high not in ours or low not in ours or printed[0] is None or printed[1] is None:
+            continue
+        gaps.append(ours[high].mean - ours[low].mean)
+        published.append(printed[0].mean - printed[1].mean)
+        (held if gaps[-1] > 0 else broken).append(high[1])
+    return Verdict(
+        pair,
+        says,
+        tuple(held),
+        tuple(broken),
+        statistics.fmean(gaps) if gaps else None,
+        statistics.fmean(published) if published else None,
+        sum(gap > 0 for gap in published),
+    )

@@ -1,0 +1,78 @@
+"""A reproduced table as Markdown, with all that is needed to judge it and to run it again."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from datetime import date
+
+import torch
+
+from undergrowth import __version__
+from undergrowth.reproduce.findings import Report
+from undergrowth.reproduce.table import Figure
+
+NOTHING = "–"
+
+
+def page(report: Report, command: str, device: str) -> str:
+    """The whole page."""
+    table = report.table
+    parts = [
+        f"# Table {' and '.join(table.tables)}: {table.title}",
+        f"{table.source}. Every cell: ours / published, the best test accuracy over all rounds in per cent, with the "
+        "standard deviation over seeds.",
+        "\n".join(_lines(*grid(report))),
+        "## Orderings",
+        "\n".join(f"- {verdict} — “{verdict.says}”" for verdict in report.verdicts),
+        "## How",
+        "\n".join(f"- {line}" for line in conditions(report, command, device)),
+    ]
+    for title, reasons in (("Left out", report.left_out), ("Failed", report.failed)):
+        if reasons:
+            parts += [f"## {title}", "\n".join(f"- {cell}: {why}" for cell, why in reasons.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def grid(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of what was run, each figure beside the published one."""
+    found = {(each.cell.row, each.cell.column): each for each in report.findings}
+    columns = [column for column in report.table.columns if any(place[1] == column for place in found)]
+    rows = []
+    for row in report.table.rows:
+        places = [found.get((row, column)) for column in columns]
+        if any(places):
+            rows.append([row, *(beside(each.ours, each.cell.published) if each else NOTHING for each in places)])
+    return ["", *columns], rows
+
+
+def beside(ours: Figure | None, published: Figure | None) -> str:
+    return f"{NOTHING if ours is None else ours} / {NOTHING if published is None else published}"
+
+
+def conditions(report: Report, command: str, device: str) -> list[str]:
+    """How the figures came about."""
+    seeds = sorted({len(each.values) for each in report.findings if each.values})
+    return [
+        f"`{command}`, {date.today().isoformat()}, undergrowth {__version__}, torch {torch.__version__}",
+        machine(device),
+        f"scale {report.scale}, seeds: {' or '.join(map(str, seeds)) or 'none'}",
+        *report.table.scale(report.scale).notes,
+        *report.table.notes,
+    ]
+
+
+def machine(device: str) -> str:
+    """What the figures were computed on."""
+    cores = f"{platform.machine()}, {os.cpu_count()} cores"
+    if torch.device(device).type == "cuda" and torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name(device)}; {cores}"
+    return cores
+
+
+def _lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
