@@ -22,6 +22,19 @@ ENGINES_HERE = [name for name in ENGINES if name not in ("serial", "ray")]  # ra
 TOPOLOGIES = {"star": "star", "tree": "tree:2x3"}
 ROUNDS = 3
 
+# What a method needs beside the settings of all. Server training of models without BatchNorm needs small steps: large
+# ones blow up the last bits in which engines differ.
+LADDER = {"name": "cnn", "hidden": 16, "ladder": [{"name": "cnn", "hidden": 8}, {"name": "cnn", "hidden": 24}]}
+EXTRA: dict[str, dict[str, Any]] = {
+    "fedmd": {"public": 0.1, "model": LADDER, "method": {"name": "fedmd", "pretrain_epochs": 2, "server_lr": 0.02}},
+    "fedkad": {"public": 0.1, "model": LADDER, "method": {"name": "fedkad", "pretrain_epochs": 2, "server_lr": 0.02}},
+    "fedat": {
+        "public": 0.1,
+        "model": LADDER,
+        "method": {"name": "fedat", "beta": 0.1, "transfer_lr": 0.02, "metadata_lr": 0.02, "metadata_share": 0.5},
+    },
+}
+
 CASES = [(method, engine, shape) for method in METHODS for engine in ENGINES_HERE for shape in TOPOLOGIES]
 
 
@@ -39,6 +52,7 @@ def settings(method: str, engine: str, shape: str, folder: Path) -> dict[str, An
         "topology": TOPOLOGIES[shape],
         "train": {"rounds": ROUNDS, "lr": 0.05, "batch": 64},
         "run": {"engine": engine, "workers": 2, "out": str(folder), "seed": 5},
+        **EXTRA.get(method, {}),
     }
 
 

@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from undergrowth import core, data, devices, engines, learning, methods, models, report, simulation, topology
+    from undergrowth import (
+        core,
+        data,
+        devices,
+        engines,
+        learning,
+        methods,
+        models,
+        report,
+        reproduce,
+        simulation,
+        topology,
+    )
     from undergrowth.core import InputError, RunError
     from undergrowth.runs import Result, load, plan, resume, run
 
@@ -29,12 +41,13 @@ _HOMES = {
     "RunError": "undergrowth.core",
 }
 _PACKAGES = (
-    "core", "data", "devices", "engines", "learning", "methods", "models", "report", "runs", "simulation", "topology",
+    "core", "data", "devices", "engines", "learning", "methods", "models", "report", "reproduce", "runs", "simulation",
+    "topology",
 )  # fmt: skip
 
 __all__ = [
     "InputError", "Result", "RunError", "core", "data", "devices", "engines", "learning", "load", "methods", "models",
-    "plan", "report", "resume", "run", "simulation", "topology",
+    "plan", "report", "reproduce", "resume", "run", "simulation", "topology",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from undergrowth.core import Context, Packet, RunError, Server, fold
-from undergrowth.engines import ENGINES, Job, Serial, States, World
+from undergrowth.engines import ENGINES, Job, Serial, World
 from undergrowth.learning import Averaging
 
 from ..simulation.federations import TASK, NoData, Nudge
@@ -134,28 +134,3 @@ def test_a_job_that_fails_names_the_device_and_the_round(error):
     engine = opened(world(bad={"device-1": fail}))
     with pytest.raises(RunError, match=r"device-1 failed in round 3 with 1 samples: no luck"):
         list(engine.run(jobs(NAMES, True, round=2)))
-
-
-def test_states_say_which_changed_since_last_asked():
-    states = States()
-    states.put("b", {"times": 1})
-    states.put("a", {"times": 1})
-    states.put("c", {})  # nothing to keep
-    assert list(states.take_changed()) == ["b", "a"]
-    assert not states.take_changed()
-    same = states.get("a")
-    states.put("a", same)
-    assert not states.take_changed()
-    states.put("a", {})  # forgets
-    assert list(states.take_changed()) == ["a"]
-    assert list(states.all()) == ["b", "a"]
-
-
-def test_states_keep_their_order_across_a_restart():
-    states = States()
-    for name in ("z", "m", "a"):
-        states.put(name, {"times": 1})
-    again = States()
-    again.restore(states.take_changed())
-    assert list(again.all()) == ["z", "m", "a"]
-    assert not again.take_changed()

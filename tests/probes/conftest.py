@@ -62,7 +62,7 @@ def run() -> Run:
             again, other = federation(method, rounds, model, topology, cycles)
             state, states = unpack(*text_and_tensors)
             again.restore(state)
-            other.states.restore(states)
+            other.states.restore(states.items())
         assert fingerprint(again.root.state) == fingerprint(simulation.root.state)
         assert fingerprint(dict(other.states.all())) == fingerprint(dict(world.states.all()))
         assert again.ledger.totals == simulation.ledger.totals

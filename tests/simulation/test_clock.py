@@ -13,7 +13,7 @@ import undergrowth as ug
 from undergrowth.core import Model, Packet, Task, Train
 from undergrowth.data import load, partition
 from undergrowth.devices import Tracer, fleet, price
-from undergrowth.methods import FedAvg, FedBuff, FedProx
+from undergrowth.methods import FedAvg, FedBuff, FedFSC, FedProx
 from undergrowth.models import builder
 from undergrowth.runs.config import experiment
 from undergrowth.runs.federation import federate
@@ -197,3 +197,17 @@ def test_what_was_done_in_the_first_seconds_of_a_job():
     assert job.cut(7.0) == job
     assert [job.cut(seconds).received for seconds in (0, 1, 2, 7)] == [0.0, 0.5, 1.0, 1.0]
     assert Timing().cut(0.0).seconds == 0
+
+
+def test_who_looks_at_labels_is_priced_with_the_labels_it_has(digits, out):
+    """A few-shot update takes as many samples of every class as there are: two devices of one size cost differently."""
+    method = FedFSC(shots=4, few_shot_epochs=3, few_shot_batch=1)
+    federation = federate(experiment({"method": "fedavg", "model": "mlp", "run": {"out": out}}), method, digits)
+    down = Packet(federation.task.model.initial(0), tags={"updates": "few-shot"})
+    drawn = set()
+    for device in digits.devices:
+        work, _ = federation.clock.plain_timing(device, down, down.nbytes, None)
+        counts = torch.bincount(digits.train(device).y)
+        assert work.samples == work.steps == 3 * int(counts.clamp_max(4).sum())
+        drawn.add(work.samples)
+    assert len(drawn) > 3

@@ -107,7 +107,7 @@ def test_a_restart_between_any_two_rounds_changes_nothing(server: Server, topolo
         simulation, states = federation(server, **arguments)
         state, written = unpack(*kept)
         simulation.restore(state)
-        states.states.restore(written)
+        states.states.restore(written.items())
     assert seen == ends
     assert same_model(simulation.root.state["model"], whole.root.state["model"])
     assert simulation.ledger.totals == whole.ledger.totals

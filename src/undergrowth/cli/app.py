@@ -15,7 +15,21 @@ import typer
 from typer.core import TyperGroup
 
 from undergrowth import __version__
-from undergrowth.cli import bench, compare, datasets, engines, fleets, look, methods, models, plan, report, resume, run
+from undergrowth.cli import (
+    bench,
+    compare,
+    datasets,
+    engines,
+    fleets,
+    look,
+    methods,
+    models,
+    plan,
+    report,
+    reproduce,
+    resume,
+    run,
+)
 from undergrowth.cli.endings import INTERRUPTED, WRONG_INPUT, is_broken_pipe, told
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
@@ -23,6 +37,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "plan": plan.plan,
         "run": run.run,
         "resume": resume.resume,
+        "reproduce": reproduce.reproduce,
     },
     "Look at runs": {
         "list": look.list_runs,

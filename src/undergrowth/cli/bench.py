@@ -10,21 +10,42 @@ from undergrowth.cli.endings import FAILED, Ended
 from undergrowth.cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
-    from undergrowth.bench import Measurement
+    from undergrowth.bench import Measurement, Row
 
 # Lines come one by one, minutes apart, so the widths cannot wait for the longest.
 _LINE = "{:<32} {:>10} {:>10}  {:>7}  {:<14} {:<7} {}"
+_ROW = "{:<40} {:>9} {:>8} {:>7} {:>7} {:>7} {:>6} {:>8}  {}"
+_COLUMNS = (
+    "contender", "clients/s", "CPU ms", "start s", "its CPU", "peak MB", "loss", "differs", "speed / CPU time, against",
+)  # fmt: skip
+
+_ENGINES = "bench engines: "
 
 
 def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The one to run.")] = None,
+    workload: Annotated[
+        str | None, typer.Option(metavar="NAME", help=_ENGINES + "cnn, logistic or wrn, and not all.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help=_ENGINES + "cuda, for the rows of a GPU instead of a CPU's.")
+    ] = None,
+    others: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="NAME=PYTHON", help=_ENGINES + "a Python that has flower, or pfl. Repeatable."),
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "turns of every contender (3).")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "other than the fixed number.")] = None,
+    cohort: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "devices a round, likewise.")] = None,
     json: AsJson = False,
 ) -> None:
     """List the benchmarks; with a NAME: run it, line by line. Exit code 3 when a bar is missed.
 
     Example: undergrowth bench clock
+
+    Example: undergrowth bench engines --with flower=flower/bin/python --with pfl=pfl/bin/python
     """
-    from undergrowth.bench import BENCHMARKS
+    from undergrowth.bench import BENCHMARKS, Measurement, Row
     from undergrowth.core import InputError, nearest
     from undergrowth.report.tables import table
 
@@ -37,19 +58,70 @@ def bench(
         return
     if name not in BENCHMARKS:
         raise InputError(f"benchmark '{name}' is not known; {nearest(name, BENCHMARKS)}")
+    given = {"workload": workload, "device": device, "repeats": repeats, "devices": devices, "cohort": cohort}
+    options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    if others:
+        options["others"] = _pythons(others)
+    if options and name != "engines":
+        option = "with" if "others" in options else next(iter(options))
+        raise InputError(f"--{option} goes with bench engines; bench {name} has no options")
     shows, measure = BENCHMARKS[name]
     if not json:
-        typer.echo(f"{shows}\n\n{_LINE.format('what', 'ours', 'reference', 'ratio', 'bar', '', 'unit').rstrip()}")
-    done: list[Measurement] = []
-    for measured in measure():
-        done.append(measured)
-        if not json:
-            typer.echo(_line(measured))
-    if json:
-        print_json([_facts(measured) for measured in done])
-    missed = [measured.what for measured in done if not measured.met]
+        typer.echo(f"{shows}\n")
+    done: list[Measurement | Row] = []
+    try:
+        for line in measure(**options):
+            if isinstance(line, str):
+                typer.echo(line, err=True)
+                continue
+            if not json:
+                if not done or _kind(done[-1]) != _kind(line):
+                    typer.echo(_head(line))
+                typer.echo(_row(line) if isinstance(line, Row) else _line(line))
+            done.append(line)
+    finally:
+        if json and done:  # also when one of them failed: the others took their time
+            print_json([_facts(line) for line in done])
+    bars = [line for line in done if isinstance(line, Measurement)]
+    missed = [measured.what for measured in bars if not measured.met]
     if missed:
-        raise Ended(FAILED, f"missed {len(missed)} of {len(done)} bars of bench {name}: {'; '.join(missed)}")
+        raise Ended(FAILED, f"missed {len(missed)} of {len(bars)} bars of bench {name}: {'; '.join(missed)}")
+
+
+def _pythons(others: list[str]) -> dict[str, str]:
+    """flower=/there/bin/python, and so on."""
+    from undergrowth.core import InputError
+
+    for text in others:
+        if not all(text.partition("=")):
+            raise InputError(f"--with '{text}' must be NAME=PYTHON, such as flower=/there/bin/python")
+    return dict(text.split("=", 1) for text in others)
+
+
+def _kind(line: Measurement | Row) -> str | None:
+    """Lines of one kind have one head."""
+    return getattr(line, "workload", None)
+
+
+def _head(line: Measurement | Row) -> str:
+    from undergrowth.bench import Row
+
+    if isinstance(line, Row):
+        return f"\n{_ROW.format(*_COLUMNS)}"
+    return f"\n{_LINE.format('what', 'ours', 'reference', 'ratio', 'bar', '', 'unit')}".rstrip()
+
+
+def _row(row: Row) -> str:
+    differs = "" if row.difference is None else f"{row.difference:.1e}"
+    against = ", ".join(f"{other} {speed:.2f} / {cpu:.2f}" for other, (speed, cpu) in row.against.items())
+    numbers = (
+        f"{row.speed:.4g}",
+        f"{row.cpu:.4g}",
+        f"{row.startup:.1f}",
+        f"{row.startup_cpu:.1f}",
+        f"{row.memory:.0f}",
+    )
+    return _ROW.format(row.contender, *numbers, f"{row.loss:.3f}", differs, against)
 
 
 def _line(measured: Measurement) -> str:
@@ -59,8 +131,19 @@ def _line(measured: Measurement) -> str:
     return _LINE.format(measured.what, *numbers, bar, verdict, measured.unit)
 
 
-def _facts(measured: Measurement) -> dict[str, Any]:
+def _facts(line: Measurement | Row) -> dict[str, Any]:
+    from undergrowth.bench import Row
+
+    if isinstance(line, Row):
+        times = line.against.items()
+        against = {other: {"clients_per_second": speed, "cpu_ms_per_client": cpu} for other, (speed, cpu) in times}
+        return {
+            "workload": line.workload, "contender": line.contender, "clients_per_second": line.speed,
+            "cpu_ms_per_client": line.cpu, "startup_seconds": line.startup,
+            "startup_cpu_seconds": line.startup_cpu, "peak_megabytes": line.memory,
+            "loss": line.loss, "difference": line.difference, "times": against,
+        }  # fmt: skip
     return {
-        "what": measured.what, "ours": measured.ours, "reference": measured.reference, "unit": measured.unit,
-        "ratio": measured.ratio, "bar": measured.bar, "lower_is_better": measured.lower_is_better, "met": measured.met,
+        "what": line.what, "ours": line.ours, "reference": line.reference, "unit": line.unit, "ratio": line.ratio,
+        "bar": line.bar, "lower_is_better": line.lower_is_better, "met": line.met,
     }  # fmt: skip

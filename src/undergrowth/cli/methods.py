@@ -43,6 +43,8 @@ def _tell(name: str, method: type[Any], json: bool) -> None:
 
     described = options(method)
     example = f"undergrowth run --method {name}"
+    if method.needs_public:
+        example += " -s public=0.1"
     if described:
         example += f" -s method.{described[0]['option']}={described[0]['default']}"
     if json:

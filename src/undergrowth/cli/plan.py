@@ -49,6 +49,7 @@ def plan(
 
       undergrowth plan --method fedavg --method fedbuff --data cifar10 --model wrn-40-1 --fleet phones -o plan.html
     """
+    from undergrowth.methods import METHODS
     from undergrowth.report.plan_page import write
     from undergrowth.runs.config import experiment
     from undergrowth.runs.plan import Outline, plan_rows, population_or_outline
@@ -71,6 +72,10 @@ def plan(
         )
     rows = list(_watched(plan_rows(chosen, methods, population), len(methods) or None))
     unfit = [] if methods else [name for name in _on_devices() if name not in {row["method"] for row in rows}]
+    waiting = [] if chosen.public.given else [name for name in unfit if METHODS[name].needs_public]
+    if waiting:
+        notes.append(f"left out, because they need data at the server (-s public=0.1): {', '.join(waiting)}")
+    unfit = [name for name in unfit if name not in waiting]
     if unfit:
         notes.append(f"left out, because they cannot do with model '{chosen.model.name}': {', '.join(unfit)}")
     path = write(rows, chosen, notes, target) if target is not None else None

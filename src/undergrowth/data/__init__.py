@@ -7,6 +7,7 @@ from undergrowth.data.entry import Entry
 from undergrowth.data.partition import Rule, parse_rule, partition
 from undergrowth.data.pooled import Pooled
 from undergrowth.data.population import Partitioned, Population
+from undergrowth.data.public import drawn, unlabelled, without
 
 __all__ = [
     "Array",
@@ -18,8 +19,11 @@ __all__ = [
     "Rule",
     "bubbles",
     "describe",
+    "drawn",
     "load",
     "names",
     "parse_rule",
     "partition",
+    "unlabelled",
+    "without",
 ]

@@ -64,7 +64,7 @@ class Dataset:
     def shard(self, index: Any) -> Shard:
         """The training samples with these positions, as float32 (or int64 token) tensors."""
         where = to_numpy(index).astype(np.int64, copy=False)
-        return self._shard(_rows(self.x, where), _rows(self.y, where))
+        return self._shard(rows(self.x, where), rows(self.y, where))
 
     def central_test(self) -> Shard:
         """The whole central test set, made anew at each call."""
@@ -150,8 +150,8 @@ class Dataset:
         for start in range(0, len(x), _ROWS):
             # What counts is what a device gets: float32, where a large float64 becomes infinite.
             with np.errstate(over="ignore"):
-                rows = to_numpy(x[start : start + _ROWS]).astype(np.float32, copy=False)
-            finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+                some = to_numpy(x[start : start + _ROWS]).astype(np.float32, copy=False)
+            finite = np.isfinite(some).reshape(len(some), -1).all(axis=1)
             if not finite.all():
                 raise InputError(
                     f"data set '{self.name}': {part}[{start + int(np.argmin(finite))}] holds NaN or an infinite "
@@ -181,7 +181,8 @@ def to_numpy(values: Any) -> np.ndarray:
     return np.asarray(values)
 
 
-def _rows(values: Array, where: np.ndarray) -> Array:
+def rows(values: Array, where: np.ndarray) -> Array:
+    """Those at these positions."""
     if isinstance(values, Tensor):
         return values[torch.from_numpy(where).to(values.device)]
     return np.take(values, where, axis=0)

@@ -18,7 +18,8 @@ from undergrowth.data.dataset import Dataset
 class Population(Protocol):
     """What a run asks for data. Write your own to have shards made when they are asked for, for any number of devices.
 
-    An object may also have `counts()` as in Partitioned; then a report draws which device holds what.
+    An object may also have `counts()` as in Partitioned, and a report draws which device holds what; and `public`, a
+    Shard that the server holds and no device.
     """
 
     @property
@@ -48,6 +49,7 @@ class Partitioned:
     starts: np.ndarray  # where each device begins in `order`, and where the last ends
     held: np.ndarray  # how many samples each device keeps back for testing
     labels: tuple[str, ...] = ()  # natural partitions: the group behind each device
+    public: Shard | None = None  # what was taken out before, for the server
 
     @cached_property
     def devices(self) -> tuple[str, ...]:

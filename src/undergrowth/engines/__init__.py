@@ -5,8 +5,9 @@ from collections.abc import Callable
 from undergrowth.engines.cluster.engine import RayCluster
 from undergrowth.engines.processes.engine import Processes
 from undergrowth.engines.serial import Serial
+from undergrowth.engines.states import States
 from undergrowth.engines.vector.engine import Vector
-from undergrowth.engines.world import Engine, Job, Outcome, Settings, States, World
+from undergrowth.engines.world import Engine, Job, Outcome, Settings, World
 
 ENGINES: dict[str, Callable[[Settings], Engine]] = {
     "serial": Serial, "processes": Processes, "vector": Vector, "ray": RayCluster,

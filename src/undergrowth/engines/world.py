@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import torch
+
 from undergrowth.core import (
     Client,
     Context,
@@ -20,6 +22,7 @@ from undergrowth.core import (
     not_finite,
     unusable,
 )  # fmt: skip
+from undergrowth.engines.states import States
 from undergrowth.links import Links
 
 
@@ -35,12 +38,19 @@ class Shards(Protocol):
 class Settings:
     """How an engine works. An engine looks at what concerns it."""
 
-    workers: int | None = None  # None: as many as the machine has cores
+    workers: int | None = None  # None: as many as the machine has cores; on GPUs, as many as keep them busy
     devices: tuple[str, ...] = ("cpu",)  # torch devices, dealt to the workers in turn
     placement: str = "bu"  # which worker does which job: rr, srr, bu, lb or lpt
     stack: bool = False  # worker processes compute many clients at once, as the engine `vector` does
     chunk: int | None = None  # clients computed at once; None: as many as fit
     address: str | None = None  # of a Ray cluster; None: this machine
+    tf32: bool = False  # whether a GPU may take shorter numbers in matrix products
+
+
+def set_torch(settings: Settings) -> None:
+    """For a worker process, where nothing is known of what the process of the run sets when it begins."""
+    torch.set_num_threads(1)  # one worker a core, and the same sums as in a run of one thread
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
 
 
 class Job(NamedTuple):  # a tuple, because a simulation makes millions of them
@@ -64,54 +74,6 @@ class Outcome:
     refused: Mapping[str, str] = field(default_factory=dict)  # device → what is wrong with its upload
     scalars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # device → those of its upload
     folded: bool = False
-
-
-class States:
-    """What every device keeps: its own state, and what its link lost. And which changed since last asked.
-
-    Both keep the order in which devices came first, also across a restart: sums over devices depend on it.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[str, State] = {}
-        self._residuals: dict[str, State] = {}
-        self._changed: dict[str, None] = {}
-
-    def get(self, device: str) -> State:
-        """The device's own state."""
-        return self._kept.get(device, {})
-
-    def residual(self, device: str) -> State:
-        """What the codec of its uplink has lost so far."""
-        return self._residuals.get(device, {})
-
-    def put(self, device: str, state: State, residual: State | None = None) -> None:
-        for kept, new in ((self._kept, state), (self._residuals, residual or {})):
-            if new is not kept.get(device) and (new or device in kept):
-                kept[device] = new
-                self._changed[device] = None
-
-    def all(self) -> Mapping[str, State]:
-        """The own states of all devices that have one."""
-        return self._kept
-
-    def snapshot(self) -> dict[str, State]:
-        """What has to be written down of all devices."""
-        return {device: self._written(device) for device in {**self._kept, **self._residuals}}
-
-    def take_changed(self) -> dict[str, State]:
-        """The same of the devices that changed since the last call."""
-        changed, self._changed = self._changed, {}
-        return {device: self._written(device) for device in changed}
-
-    def _written(self, device: str) -> State:
-        return {"own": self.get(device), "residual": self.residual(device)}
-
-    def restore(self, written: Mapping[str, State]) -> None:
-        """Takes up what was written down."""
-        self._kept = {device: parts["own"] for device, parts in written.items() if parts["own"]}
-        self._residuals = {device: parts["residual"] for device, parts in written.items() if parts["residual"]}
-        self._changed = {}
 
 
 @dataclass

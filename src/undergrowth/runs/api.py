@@ -41,9 +41,11 @@ def run(
     dropout: float | None = None,
     failure: float | None = None,
     selection: str | None = None,
+    selector: str | None = None,
     over_select: float | None = None,
     quorum: float | None = None,
     links: Mapping[str, Any] | None = None,
+    public: float | str | Mapping[str, Any] | None = None,
     seed: int | None = None,
     engine: str | None = None,
     workers: int | None = None,
@@ -68,7 +70,8 @@ def run(
     or Population, a callable that returns an nn.Module. Settings left out have the defaults of an experiment
     file: 10 rounds of one local epoch, batches of 32, SGD at 0.1, 20 devices, Dirichlet 0.1.
     deadline, availability, dropout, failure: what the fleet's devices are up against. selection, over_select, quorum:
-    whom a server asks and waits for. links: codecs, such as {"up": "int8", "down": "fp16"}.
+    whom a server asks and waits for. selector: on which of their samples devices train. links: codecs, such as
+    {"up": "int8", "down": "fp16"}. public: data that the server holds, such as 0.1 of the training samples.
     `options`, `data_options` and `model_options` go to what is named. `progress`: a live display on standard
     error; by default when that is a terminal.
     """
@@ -108,7 +111,7 @@ _PLACES = {
     "fleet": ("deadline", "availability", "dropout", "failure"),
     "train": (
         "rounds", "sample", "epochs", "batch", "lr", "momentum", "weight_decay", "optimiser", "schedule", "selection",
-        "over_select", "quorum",
+        "selector", "over_select", "quorum",
     ),
     "run": (
         "seed", "engine", "workers", "placement", "precision", "stack", "chunk", "address", "device", "out",
@@ -122,7 +125,7 @@ def describe(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     """The experiment that the arguments of `run` describe, and the objects among them."""
     kinds: dict[str, Any] = {"method": (Method,), "data": (Dataset, Population), "model": (Callable,)}
     words = {"method": "a Method", "data": "a Dataset nor a Population", "model": "callable"}
-    known = {*_PLACES, *(name for names in _PLACES.values() for name in names), *kinds, "links", "topology"}
+    known = {*_PLACES, *(name for names in _PLACES.values() for name in names), *kinds, "links", "public", "topology"}
     tree: dict[str, Any] = {section: {} for section in _PLACES}
     objects: dict[str, Any] = {}
     for name, kind in kinds.items():
@@ -139,6 +142,8 @@ def describe(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     if arguments.get("fleet"):
         tree["fleet"]["name"] = arguments["fleet"]
     tree["links"] = dict(arguments.get("links") or {})
+    if arguments.get("public") is not None:
+        tree["public"] = arguments["public"]
     tree["topology"] = arguments.get("topology") or "star"
     extra = set(arguments) - known - {"options", "data_options", "model_options", "progress"}
     if extra:

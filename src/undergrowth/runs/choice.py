@@ -1,4 +1,4 @@
-"""Which engine `auto` stands for: the one that a short timing on this machine favours."""
+"""What a short timing on this machine decides: which engine `auto` stands for, and how many workers share a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from undergrowth.core import Context
-from undergrowth.engines import Engine, Job, Serial, States, Vector
+from undergrowth.engines import Engine, Job, Processes, Serial, States, Vector
 from undergrowth.engines.processes.engine import cores
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.outlook import first_round
@@ -23,19 +23,35 @@ def choose(federation: Federation) -> tuple[dict[str, Any], str]:
     """The settings of an engine, and why these, in words."""
     if torch.device(federation.world.device).type == "cuda":
         return {"engine": "vector"}, "took vector: many clients at once are what a GPU is for"
-    packets, _ = first_round(federation)
-    # Those in the middle of the order by samples: the typical size, not the smallest.
-    names = sorted(packets, key=federation.population.size)
-    middle = names[max(0, len(names) // 2 - TRIED // 2) :][:TRIED]
-    jobs = [Job("server", name, packets[name], Context(0, name, 0)) for name in middle]
+    jobs, asked = typical(federation, TRIED)
     alone, stacked = (_seconds(engine, federation, jobs) for engine in (Serial(), Vector()))
     told = f"a client takes {1e3 * alone:.3g} ms alone and {1e3 * stacked:.3g} ms in a stack, on {cores()} cores"
     stack = alone > CLEARLY * stacked
-    if cores() > 1 and min(alone, stacked) * len(names) > WORTH_FORKING:
+    if cores() > 1 and min(alone, stacked) * asked > WORTH_FORKING:
         in_stacks = " of stacked clients" if stack else ""
         return {"engine": "processes", "stack": stack}, f"took processes{in_stacks}: {told}"
     name = "vector" if stack else "serial"
     return {"engine": name}, f"took {name}: {told}"
+
+
+def settle(federation: Federation) -> tuple[dict[str, Any], list[str]]:
+    """The settings that give each GPU as many workers as it bears, where that is open, and why these, in words."""
+    engine = federation.simulation.engine
+    if not isinstance(engine, Processes) or engine.kinds:
+        return {}, []
+    told = engine.settle(typical(federation, 1)[0])
+    # Workers get their devices in turn, so a list with one device for each gives them these again.
+    devices = {"device": ",".join(engine.kinds)} if len(set(engine.kinds)) > 1 else {}
+    return {"workers": len(engine.kinds), **devices}, told
+
+
+def typical(federation: Federation, count: int) -> tuple[list[Job], int]:
+    """Jobs of usual size in the first round, and how many devices are asked in it."""
+    packets, _ = first_round(federation)
+    # Those in the middle of the order by samples, not the smallest.
+    names = sorted(packets, key=federation.population.size)
+    middle = names[max(0, len(names) // 2 - count // 2) :][:count]
+    return [Job("server", name, packets[name], Context(0, name, 0)) for name in middle], len(names)
 
 
 def _seconds(engine: Engine, federation: Federation, jobs: Sequence[Job]) -> float:

@@ -1,6 +1,6 @@
 """Configuration: what a user wrote, checked before anything starts.
 
-An experiment has eight sections. Every wrong key, type or value is refused with one sentence that names it.
+An experiment has nine sections. Every wrong key, type or value is refused with one sentence that names it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,64 @@ class DataSection(Named):
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
 
+class PublicSection(Section):
+    """Data that the server holds: some of the devices' data set, or of another one, whose options other keys are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str | None = None
+    path: str | None = None
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    samples: Count | None = None
+    missing: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    labelled: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        return {"share": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _whole(self) -> PublicSection:
+        if self.name is None and self.options:
+            odd = next(iter(self.options))
+            raise ValueError(f"has '{odd}', which is not a known key; {nearest(odd, PublicSection.model_fields)}")
+        if self.name is None and self.path is not None:
+            raise ValueError("has a path; give the name of the data set there")
+        if self.share is not None and self.samples is not None:
+            raise ValueError("has share and samples; give one of them")
+        if not self.given and (self.missing or self.labelled is not None):
+            raise ValueError("does not say how much; give share or samples, or name another data set")
+        return self
+
+    @property
+    def given(self) -> bool:
+        return self.name is not None or self.of_the_devices
+
+    @property
+    def of_the_devices(self) -> bool:
+        """Whether it is taken from the devices' data set."""
+        return self.name is None and (self.share is not None or self.samples is not None)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Rung(Named):
+    """A model that a device may have instead of the run's."""
+
+    @property
+    def label(self) -> str:
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name} ({options})" if options else self.name
+
+
 class ModelSection(Named):
     name: str = "cnn"
+    ladder: tuple[Rung, ...] = ()
 
 
 class FleetSection(Section):
@@ -82,6 +138,7 @@ class TrainSection(Section):
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     schedule: str = "constant"
     selection: str = "uniform"
+    selector: str = "all"
     over_select: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
 
@@ -99,7 +156,7 @@ class RunSection(Section):
     out: str = "runs"
     workers: Count | None = None
     placement: Literal["rr", "srr", "bu", "lb", "lpt"] = "bu"
-    precision: Literal["float32", "tf32"] = "float32"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
     stack: bool = False
     chunk: Count | None = None
     address: str | None = None
@@ -111,6 +168,7 @@ class RunSection(Section):
 class Experiment(Section):
     method: MethodSection = MethodSection()
     data: DataSection = DataSection()
+    public: PublicSection = PublicSection()
     model: ModelSection = ModelSection()
     fleet: FleetSection = FleetSection()
     links: LinksSection = LinksSection()
@@ -120,7 +178,7 @@ class Experiment(Section):
 
     def settings(self) -> Train:
         """The part that methods see."""
-        settings = Train(**self.train.model_dump(exclude={"selection"}), deadline=self.fleet.deadline)
+        settings = Train(**self.train.model_dump(exclude={"selection", "selector"}), deadline=self.fleet.deadline)
         learning_rate(settings, 0)  # refuses a schedule that it cannot read
         return settings
 

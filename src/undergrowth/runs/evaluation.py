@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from undergrowth.core import Method, Model, Shard, State, Task, Weights
+from undergrowth.core import Fitted, Method, Model, Shard, State, Task, Weights
 from undergrowth.data import Population
 
 BATCH = 512
@@ -30,13 +30,15 @@ def score(model: Model, weights: Weights, shard: Shard) -> tuple[float, float]:
 
 
 def score_all(method: Method, task: Task, state: State, own: Mapping[str, State], test: Shard) -> dict[str, float]:
-    """Accuracy and loss of the run, and of every model that the method names besides "global"."""
+    """Accuracy and loss of the run, and of every model or group of models that the method names besides "global"."""
     models = method.models(task, state, own)
-    scores = {name: score(task.model, weights, test) for name, weights in models.items()}
+    scores = {name: score(*fitted(task, weights), test) for name, weights in models.items()}
     if "global" in scores:
-        result = dict(zip(("accuracy", "loss"), scores["global"]))
-        others = [name for name in scores if name != "global"]
-        return {**result, **{f"accuracy/{name}": scores[name][0] for name in others}}
+        groups: dict[str, list[float]] = {}
+        for name, (accuracy, _) in scores.items():
+            groups.setdefault(name.partition("/")[0], []).append(accuracy)
+        others = {f"accuracy/{name}": float(np.mean(group)) for name, group in groups.items() if name != "global"}
+        return {**dict(zip(("accuracy", "loss"), scores["global"])), **others}
     accuracies, losses = zip(*scores.values())
     return {"accuracy": float(np.mean(accuracies)), "loss": float(np.mean(losses))}
 
@@ -46,28 +48,35 @@ def score_devices(
 ) -> dict[str, float]:
     """Accuracy of the model that each device would use, on its own test part; devices without one are left out."""
     accuracies: dict[str, float] = {}
-    for names, weights in _by_model(method, task, state, own, population.devices):
+    for names, used in _by_model(method, task, state, own, population.devices):
         shards = {name: population.test(name) for name in names}
         shards = {name: shard for name, shard in shards.items() if len(shard)}
         if not shards:
             continue
         x = torch.cat([shard.x for shard in shards.values()]).to(device)
+        model, weights = fitted(task, used)
         with torch.no_grad():
-            guesses = torch.cat([task.model(weights, part).argmax(1) for part in x.split(BATCH)]).cpu()
+            guesses = torch.cat([model(weights, part).argmax(1) for part in x.split(BATCH)]).cpu()
         for (name, shard), guess in zip(shards.items(), guesses.split([len(s) for s in shards.values()])):
             accuracies[name] = float((guess == shard.y).float().mean())
     return accuracies
 
 
+def fitted(task: Task, weights: Weights | Fitted) -> Fitted:
+    """Weights with the model that they are of."""
+    return weights if isinstance(weights, Fitted) else Fitted(task.model, weights)
+
+
 def _by_model(
     method: Method, task: Task, state: State, own: Mapping[str, State], devices: Sequence[str]
-) -> Iterator[tuple[list[str], Weights]]:
+) -> Iterator[tuple[list[str], Weights | Fitted]]:
     """Devices that use the same model, some at a time, so that their samples can share a forward pass."""
     step = max(1, -(-len(devices) // MOST_DEVICES))
+    models = method.models(task, state, own)
     together: list[str] = []
-    last: Weights | None = None
+    last: Weights | Fitted | None = None
     for name in devices[::step]:
-        weights = method.personal(task, state, own.get(name, {}))
+        weights = models.get(f"devices/{name}") or method.personal(task, state, own.get(name, {}))
         if together and (weights is not last or len(together) >= 64):
             assert last is not None
             yield together, last

@@ -12,11 +12,19 @@ from torch import nn
 from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
 from undergrowth.data import Dataset, Pooled, Population
 from undergrowth.devices import Failures, Fleet, availability, fleet
-from undergrowth.engines import ENGINES, Settings, World
-from undergrowth.learning import selection
+from undergrowth.engines import ENGINES, Settings, States, World
+from undergrowth.learning import selection, selector
 from undergrowth.links import Links
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.parts import check_model, method_of, model_of, population_of, torch_device
+from undergrowth.runs.parts import (
+    check_models,
+    ladder_of,
+    method_of,
+    model_of,
+    population_of,
+    public_of,
+    torch_device,
+)
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import tree
 
@@ -57,6 +65,7 @@ def federate(
     # Worker processes have devices of their own; what the server does is done on the CPU.
     device = "cpu" if experiment.run.engine == "processes" else places[0]
     population = population_of(experiment, data)
+    public = public_of(experiment, population)
     if method.pooled:
         population = Pooled(population)
     notes: list[str] = []
@@ -71,10 +80,13 @@ def federate(
     if len(asked) < len(population.devices):
         notes.append(f"{len(population.devices) - len(asked)} of {len(population.devices)} devices have no sample")
 
-    functional = model_of(experiment, population, model).to(device)
-    task = Task(functional, population.classes, settings, selection(experiment.train.selection, settings))
-    if not isinstance(model, Model):
-        check_model(task, population, asked[0], device)
+    functional, ladder = model_of(experiment, population, model), ladder_of(experiment, population, model)
+    asks, picks = selection(experiment.train.selection, settings), selector(experiment.train.selector)
+    for each in (functional, *ladder.values()):
+        each.mixed = experiment.run.precision == "bf16"
+    task = Task(functional, population.classes, settings, asks, public, picks, ladder).to(device)
+    if not isinstance(model, Model) or ladder:
+        check_models(task, population.train(asked[0]).x[:1].to(device))
 
     shape = tree("star" if method.pooled else experiment.topology, population.devices)
     with_samples = set(asked)
@@ -94,7 +106,7 @@ def federate(
         )
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
-    world = World(task, method.client, servers, population, links=links, device=device)
+    world = World(task, method.client, servers, population, States(device=device), links, device)
     engine = ENGINES[engine_name](engine_settings(experiment))
     engine.open(world)
     clock = clock_of(experiment, devices, population, world, population.train(asked[0]).x.dtype)
@@ -115,6 +127,7 @@ def engine_settings(experiment: Experiment) -> Settings:
         stack=section.stack,
         chunk=section.chunk,
         address=section.address,
+        tf32=section.precision != "float32",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from undergrowth.core import Alarm, InputError, Node, Packet, Send
 from undergrowth.runs.federation import Federation
@@ -43,23 +43,34 @@ def outlook(federation: Federation, partial: bool = False) -> list[Prospect]:
     return prospects
 
 
-def first_round(federation: Federation) -> tuple[Mapping[str, Packet], float | None]:
-    """What each device is sent first, and the deadline of that round; who is not asked in it is not there."""
+def first_round(federation: Federation, usual: bool = True) -> tuple[Mapping[str, Packet], float | None]:
+    """What each device is sent in its first round, or in its first usual one, and the deadline of that round.
+
+    Who is not asked in it is not there.
+    """
     root = federation.simulation.root
     children = tuple(device for device in federation.population.devices if federation.population.size(device))
     server = federation.method.server
-    node = Node(root.name, server, federation.task, children, 1, seed=root.seed, knows=root.knows)
+    # Everybody is asked who may be: each with the work that is meant for it.
+    task = replace(federation.task, train=replace(federation.task.train, sample=1.0))
+    node = Node(root.name, server, task, children, 1, seed=root.seed, knows=root.knows)
     node.start()
+    if usual:
+        node.state = server.usual(federation.task, node.state)
     commands = node.advance()
     packets = {command.child: command.packet for command in commands if isinstance(command, Send)}
     if not packets:
-        raise InputError(f"method '{type(federation.method).__name__}' asks no device in its first round")
+        name, deadline = type(federation.method).__name__, task.train.deadline
+        why = "" if deadline is None else f"; with fleet.deadline {deadline:g} nobody may be able to do it in time"
+        raise InputError(f"method '{name}' asks no device in its first round{why}")
     return packets, next((command.seconds for command in commands if isinstance(command, Alarm)), None)
 
 
 def check_deadline(federation: Federation) -> None:
     """Refuses a deadline that nobody can meet and a model that nobody can hold; notes how many cannot."""
     _, deadline = first_round(federation)
+    if deadline is not None:
+        first_round(federation, usual=False)  # refuses a first round without anybody
     prospects = outlook(federation, partial=federation.method.server.accepts_partial)
     verdicts = [prospect.verdict(deadline) for prospect in prospects]
     if "fits" not in verdicts:

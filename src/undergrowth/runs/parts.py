@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
+import numpy as np
 import torch
 from pydantic import ConfigDict, ValidationError, create_model
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Task, nearest
-from undergrowth.data import Dataset, Population, load, partition
+from undergrowth.core import InputError, Method, Model, Shard, Task, nearest
+from undergrowth.data import Dataset, Population, drawn, load, partition, unlabelled, without
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
 from undergrowth.runs.config import Experiment, sentence
@@ -42,12 +43,50 @@ def population_of(experiment: Experiment, data: Dataset | Population | None) -> 
     if isinstance(data, Population):
         if section.clients is not None and section.clients != len(data.devices):
             raise InputError(f"clients {section.clients}: the data object has {len(data.devices)} devices")
+        if experiment.public.of_the_devices:
+            raise InputError(
+                "public: this data object is spread over its devices already; give it an attribute `public`, a Shard, "
+                "or name another data set: {name: NAME}"
+            )
         return data
     if data is None:
         data = load(section.name, section.path, **section.options)
+    public = None
+    if experiment.public.of_the_devices:
+        taken = _drawn(experiment, data)
+        public, data = data.shard(taken), without(data, taken)
+        public = unlabelled(public) if experiment.public.labelled is False else public
     natural = section.partition.partition(":")[0] == "natural"
     clients = section.clients or (None if natural else CLIENTS)
-    return partition(data, section.partition, clients, experiment.run.seed, section.holdout)
+    return replace(partition(data, section.partition, clients, experiment.run.seed, section.holdout), public=public)
+
+
+def public_of(experiment: Experiment, population: Population) -> Shard | None:
+    """The data that the server holds: those of another data set that the experiment names, or the population's."""
+    section = experiment.public
+    if section.name is None:
+        shard = getattr(population, "public", None)
+        what = f"data '{population.name}': its public samples"
+    else:
+        data = load(section.name, section.path, **section.options)
+        shard = data.shard(_drawn(experiment, data))
+        what = f"public: the samples of data set '{data.name}'"
+        if section.labelled and data.classes != population.classes:
+            raise InputError(
+                f"public.labelled true: data set '{data.name}' has {data.classes} classes and '{population.name}' has "
+                f"{population.classes}, so its labels mean something else; write false"
+            )
+        shard = shard if section.labelled else unlabelled(shard)
+    if shard is not None and not len(shard):
+        raise InputError(f"{what} are none; it needs at least one")
+    if shard is not None and tuple(shard.x.shape[1:]) != tuple(population.shape):
+        raise InputError(f"{what} have shape {tuple(shard.x.shape[1:])} and those of the devices {population.shape}")
+    return shard
+
+
+def _drawn(experiment: Experiment, data: Dataset) -> np.ndarray:
+    section = experiment.public
+    return drawn(data, section.share, section.samples, section.missing, experiment.run.seed)
 
 
 def model_of(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:
@@ -55,6 +94,26 @@ def model_of(experiment: Experiment, population: Population, model: Callable[[],
         return model
     if model is None:
         return Model(builder(experiment.model.name, population.shape, population.classes, **experiment.model.options))
+    return _functional(model)
+
+
+def ladder_of(
+    experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None
+) -> dict[str, Model]:
+    """The models that devices may have instead of the run's, by name; an object has them in its attribute `ladder`."""
+    made = model.build if isinstance(model, Model) else model
+    found = {name: _functional(build) for name, build in getattr(made, "ladder", {}).items()}
+    for rung in experiment.model.ladder:
+        if rung.label in found:
+            raise InputError(f"model.ladder: '{rung.label}' is in it twice; each must differ from the others")
+        try:
+            found[rung.label] = Model(builder(rung.name, population.shape, population.classes, **rung.options))
+        except InputError as error:
+            raise InputError(f"model.ladder: {error}") from None
+    return found
+
+
+def _functional(model: Callable[[], nn.Module]) -> Model:
     if isinstance(model, nn.Module):
         raise InputError("model: this is an nn.Module; give a callable that returns a fresh one, such as its class")
     try:
@@ -67,9 +126,17 @@ def model_of(experiment: Experiment, population: Population, model: Callable[[],
     return Model(model)
 
 
-def check_model(task: Task, population: Population, device_name: str, device: str) -> None:
-    """Refuses a model whose output does not fit the labels, before any round starts."""
-    x = population.train(device_name).x[:1].to(device)
+def check_models(task: Task, x: torch.Tensor) -> None:
+    """Refuses a model whose output for this one sample does not fit the labels, before any round starts."""
+    _check_model(task, x)
+    for name, model in task.ladder.items():
+        try:
+            _check_model(replace(task, model=model), x)
+        except InputError as error:
+            raise InputError(f"model.ladder '{name}': {str(error).removeprefix('model: ')}") from None
+
+
+def _check_model(task: Task, x: torch.Tensor) -> None:
     weights = task.model.initial(0)
     try:
         with torch.no_grad():

@@ -14,7 +14,7 @@ from undergrowth.data import Dataset, Population, describe, parse_rule
 from undergrowth.devices import Tracer
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
-from undergrowth.runs.config import Experiment
+from undergrowth.runs.config import Experiment, PublicSection
 from undergrowth.runs.federation import federate
 from undergrowth.runs.outlook import Prospect, outlook
 from undergrowth.runs.parts import CLIENTS, method_of, population_of
@@ -38,8 +38,11 @@ def plan_rows(
     prepared: Callable[[], nn.Module] | Model = model or builder(
         section.name, population.shape, population.classes, **section.options
     )
-    # The population is there already, with as many devices as it has.
-    experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"clients": None})})
+    # The population is there already, with as many devices as it has and without what the server took of it.
+    update: dict[str, Any] = {"data": experiment.data.model_copy(update={"clients": None})}
+    if experiment.public.of_the_devices:
+        update["public"] = PublicSection()
+    experiment = experiment.model_copy(update=update)
     tracers: list[Tracer] = []
     for method in methods or [name for name, kind in METHODS.items() if not kind.pooled]:
         options = experiment.method.options if method == experiment.method.name else {}
@@ -106,8 +109,10 @@ def population_or_outline(experiment: Experiment) -> Population:
             raise
         parse_rule(section.partition)
         clients = section.clients or CLIENTS
-        size = round(entry.train * (1 - section.holdout) / clients)
-        return Outline(section.name, entry.shape, entry.classes, clients, size)
+        public = experiment.public
+        taken = (public.samples or round((public.share or 0) * entry.train)) if public.of_the_devices else 0
+        size = round((entry.train - taken) * (1 - section.holdout) / clients)
+        return Outline(section.name, entry.shape, entry.classes, clients, size, taken)
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,12 @@ class Outline:
     classes: int
     clients: int
     samples: int
+    taken: int = 0  # samples that the server has
+
+    @property
+    def public(self) -> Shard | None:
+        one = self.train("")
+        return Shard(one.x.expand(self.taken, *self.shape), one.y.expand(self.taken)) if self.taken else None
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, moved
 from undergrowth.data import Dataset, Population
 from undergrowth.runs.checkpoint import Checkpoints, replace_file
-from undergrowth.runs.choice import choose
+from undergrowth.runs.choice import choose, settle
 from undergrowth.runs.config import Experiment, experiment
-from undergrowth.runs.evaluation import digest, score_all, score_devices
+from undergrowth.runs.evaluation import digest, fitted, score_all, score_devices
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.lock import held
 from undergrowth.runs.outlook import check_deadline
@@ -39,6 +39,7 @@ class Execution:
         self.settings = settings
         self.federation = federation
         self.checkpoints = Checkpoints(store.folder / run / "checkpoints")
+        federation.world.states.folder = store.folder / run
         self.scores: dict[str, float] = {}
         self.wall_before = 0.0  # seconds of earlier sittings
         self.began = time.perf_counter()
@@ -164,6 +165,10 @@ def start(
         settings = settings.model_copy(update={"run": settings.run.model_copy(update=chosen)})
         federation = federate(settings, method, data, model)
         federation.notes.append(f"engine auto: {reason}")
+    # Settled now and written down, because a run that is resumed needs as many workers for the same bits.
+    chosen, reasons = settle(federation)
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update=chosen)})
+    federation.notes.extend(reasons)
     store = Store(settings.run.out, create=True)
     try:
         given = {"method": method, "data": data, "model": model}
@@ -232,13 +237,12 @@ def _restore(execution: Execution) -> None:
     done = 0
     for number, name, checksum in store.checkpoints(run):
         try:
-            kept, states = execution.checkpoints.load(name, checksum)
+            kept, order, written = execution.checkpoints.load(name, checksum)
         except RunError as error:
             federation.notes.append(f"{error}; went back to the checkpoint before it")
             continue
-        device = federation.world.device
-        federation.simulation.restore(moved(kept["simulation"], device))
-        federation.world.states.restore(moved(states, device))
+        federation.simulation.restore(moved(kept["simulation"], federation.world.device))
+        federation.world.states.restore(written, order)
         execution.scores, execution.wall_before = kept["scores"], kept["wall_seconds"]
         done = number
         break
@@ -256,7 +260,7 @@ def _carry_out(
     before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.set_num_threads(execution.settings.run.threads)
     # Torch's own default differs between matrix products and convolutions; here both do what the run says.
-    shorter = execution.settings.run.precision == "tf32"
+    shorter = execution.settings.run.precision != "float32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = shorter
     try:
         if on_start:
@@ -276,6 +280,7 @@ def _carry_out(
         raise
     finally:
         execution.federation.simulation.engine.close()
+        execution.federation.world.states.close()
         torch.set_num_threads(before[0])
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before[1:]
     return result_of(store, run, model)
@@ -285,8 +290,6 @@ def final_model(federation: Federation) -> Mapping[str, Tensor]:
     """The model that the run is about; where every device has its own, that of the device with most samples."""
     root, own = federation.simulation.root, federation.world.states.all()
     models = federation.method.models(federation.task, root.state, own)
-    if "global" in models:
-        return models["global"]
     population = federation.population
-    largest = max(models, key=lambda name: population.size(name) if name in own else 0)
-    return models[largest]
+    chosen = "global" if "global" in models else max(models, key=lambda n: population.size(n) if n in own else 0)
+    return fitted(federation.task, models[chosen]).weights

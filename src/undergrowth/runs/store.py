@@ -88,14 +88,17 @@ class Store:
 
     def create(self, facts: Mapping[str, Any], experiment: Mapping[str, Any]) -> str:
         """Enters a new run and gives it an id that sorts by time."""
-        run = f"{time.strftime('%Y%m%d-%H%M%S')}-{facts['method']}-{secrets.token_hex(2)}"
         row = {
-            "id": run, "created": time.strftime("%Y-%m-%d %H:%M:%S"), "status": "running",
-            "experiment": json.dumps(experiment), "notes": "[]", "summary": "{}", **facts,
+            "created": time.strftime("%Y-%m-%d %H:%M:%S"), "status": "running", "experiment": json.dumps(experiment),
+            "notes": "[]", "summary": "{}", **facts,
         }  # fmt: skip
         with self.transaction() as connection:
-            _insert(connection, "runs", row)
-        return run
+            while True:
+                run = f"{time.strftime('%Y%m%d-%H%M%S')}-{facts['method']}-{secrets.token_hex(2)}"
+                # Of many runs that start in the same second, two may draw the same ending.
+                if not connection.execute("SELECT 1 FROM runs WHERE id=?", (run,)).fetchone():
+                    _insert(connection, "runs", {"id": run, **row})
+                    return run
 
     def finish_round(
         self,

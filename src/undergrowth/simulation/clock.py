@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from undergrowth.core import Client, Context, Packet, State, Task
+from undergrowth.core import Client, Context, Packet, Shard, State, Task
 from undergrowth.devices import Availability, Failures, Fleet, Tracer, Work, price
 from undergrowth.engines import States
 from undergrowth.links import Links
@@ -84,6 +84,7 @@ class Sizes(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     def size(self, device: str) -> int: ...
+    def train(self, device: str) -> Shard: ...
 
 
 class FleetClock(Clock):
@@ -111,6 +112,7 @@ class FleetClock(Clock):
         self.now = 0.0
         self._drawn: dict[str, float] = {}  # joules that a device with a battery has used
         self._priced: dict[str, tuple[tuple[Work, int, float | None], Timing]] = {}  # device → its last price
+        self._labels: dict[str, tuple[int, ...] | None] = {}  # device → samples of each class, once somebody looked
         self._empty: set[str] = set()  # devices whose battery ran out
 
     def timing(self, device: str, down: Packet, size: int, context: Context, now: float, by: float | None) -> Timing:
@@ -125,12 +127,24 @@ class FleetClock(Clock):
 
     def plain_timing(self, device: str, down: Packet, size: int, by: float | None) -> tuple[Work, Timing]:
         """The course of a job if nothing goes wrong. Lost is only who cannot hold the work."""
-        work = self.tracer.work(down, self.population.size(device), self.states.get(device))
+        work = self._work(device, down)
         key = (work, size, by)
         known = self._priced.get(device)
         if known is None or known[0] != key:  # most devices do the same in every round
             known = self._priced[device] = (key, self._price(device, work, size, by))
         return work, known[1]
+
+    def _work(self, device: str, down: Packet) -> Work:
+        size = self.population.size(device)
+        return self.tracer.work(down, size, self.states.get(device), lambda: self._counts(device, size))
+
+    def _counts(self, device: str, size: int) -> tuple[int, ...] | None:
+        """How many samples of each class a device has; None where a population tells no more than how many."""
+        if device not in self._labels:
+            labels = self.population.train(device).y.cpu().flatten()
+            known = len(labels) == size
+            self._labels[device] = tuple(torch.bincount(labels).tolist()) if known else None
+        return self._labels[device]
 
     def _price(self, device: str, work: Work, size: int, by: float | None) -> Timing:
         profile = self.fleet.profile(device)
@@ -200,7 +214,7 @@ class FleetClock(Clock):
         return self.population.size(device)
 
     def seconds(self, device: str, down: Packet) -> float:
-        work = self.tracer.work(down, self.population.size(device), self.states.get(device))
+        work = self._work(device, down)
         cost = price(self.fleet.profile(device), work, self.links.down(down)[1], work.bytes_up)
         return cost.seconds if cost.fits else math.inf
 

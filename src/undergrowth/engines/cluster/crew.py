@@ -112,7 +112,7 @@ class Crew:
         else:
             need = {"num_cpus": 1}
         for _ in range(count):
-            actor = self._kind.options(**need).remote(*self._parts, self.device)
+            actor = self._kind.options(**need).remote(*self._parts, self.device, self.settings)
             self._coming[actor.node.remote()] = (actor, time.monotonic())
 
     def _welcome(self, word: Any) -> Member | None:

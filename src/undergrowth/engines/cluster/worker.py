@@ -9,12 +9,11 @@ from time import perf_counter
 from typing import NamedTuple
 
 import ray
-import torch
 from ray import cloudpickle
 
 from undergrowth.core import RunError, Server, State, moved, unusable
 from undergrowth.engines.cluster.crate import Crate, packed, unpacked
-from undergrowth.engines.world import Folding, Job, Outcome, World, do
+from undergrowth.engines.world import Folding, Job, Outcome, Settings, World, do, set_torch
 
 
 class Unlike(Exception):
@@ -44,13 +43,10 @@ class Report:
 
 
 class Worker:
-    def __init__(self, world: Crate, shards: Crate, device: str) -> None:
-        torch.set_num_threads(1)  # one worker a core, and the same sums as in a run of one thread
+    def __init__(self, world: Crate, shards: Crate, device: str, settings: Settings) -> None:
+        set_torch(settings)
         task, client, servers, links = unpacked(world)
-        task.model.to(device)
-        if task.public is not None:
-            task = replace(task, public=task.public.to(device))
-        self.world = World(task, client, servers, unpacked(shards, copy=False), links=links, device=device)
+        self.world = World(task.to(device), client, servers, unpacked(shards, copy=False), links=links, device=device)
 
     def node(self) -> str:
         """The machine it is on."""

@@ -23,8 +23,10 @@ from undergrowth.engines.placement import placement
 from undergrowth.engines.processes.arena import Arena, Full, Place, arenas
 from undergrowth.engines.processes.crew import Crew
 from undergrowth.engines.processes.gathering import gather, quality, results_of
+from undergrowth.engines.processes.headcount import Profile, dealt, in_turn, on_gpu
 from undergrowth.engines.processes.share import Result, Share
 from undergrowth.engines.processes.worker import EMPTY, Entry, Worker
+from undergrowth.engines.states import States
 from undergrowth.engines.world import Job, Outcome, Settings, World
 
 MOST_DEATHS = 3  # of workers in a row at the same job
@@ -33,8 +35,10 @@ MOST_DEATHS = 3  # of workers in a row at the same job
 class Processes:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        count = self.settings.workers or cores()
-        self.kinds = [self.settings.devices[number % len(self.settings.devices)] for number in range(count)]
+        devices, workers = self.settings.devices, self.settings.workers
+        self._gpus = [device for device in dict.fromkeys(devices) if on_gpu(device)] if workers is None else []
+        # The device of every worker. Where there is none yet, `settle` finds out how many a GPU bears.
+        self.kinds = [] if self._gpus else in_turn(devices, workers or cores())
         self.placement = placement(self.settings.placement)
         self._facts: dict[str, float] = {}
         self._crew: Crew | None = None
@@ -45,8 +49,9 @@ class Processes:
 
     def _start(self) -> Crew:
         self.close()
-        self._ours, *self._theirs = arenas(1 + len(self.kinds))
-        self._crew = Crew(partial(serve, self.world, self.kinds, self.settings, self._ours, self._theirs))
+        most = len(self.kinds) or max(cores(), len(self.settings.devices))
+        self._ours, *self._theirs = arenas(1 + most)
+        self._crew = Crew(partial(serve, self.world, self.settings, self._ours, self._theirs))
         # Also when nobody closes this engine: when it is thrown away, and at the end of the program.
         self._closing = weakref.finalize(self, self._crew.close)
         return self._crew
@@ -67,6 +72,7 @@ class Processes:
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         while jobs:
             try:
+                self.settle(jobs)
                 entries = self._written(jobs)
                 wave, jobs = jobs[: len(entries)], jobs[len(entries) :]
                 outcomes = gather(self.world, wave, self._done(wave, entries), self._apart)
@@ -74,6 +80,44 @@ class Processes:
                 self.close()  # workers may be in the middle of something that nobody waits for any more
                 raise
             yield from outcomes
+
+    # How many workers ----------------------------------------------------------------------------------------
+
+    def settle(self, jobs: Sequence[Job]) -> list[str]:
+        """Finds out how many workers each GPU gets, if that is open; a sentence for each GPU says what came of it."""
+        if self.kinds:
+            return []
+        if self.settings.stack:
+            # One worker computes as many clients at once as fill the GPU, and looks itself how many fit into memory.
+            most, why = dict.fromkeys(self._gpus, 1), dict.fromkeys(self._gpus, "it stacks its clients")
+        else:
+            profiles = self._profiled(sorted(jobs, key=self._batches)[len(jobs) // 2])
+            most = {device: profile.workers for device, profile in profiles.items()}
+            why = {device: profile.told() for device, profile in profiles.items()}
+        self.kinds = dealt(self.settings.devices, most, cores())
+        counts = {device: self.kinds.count(device) for device in self._gpus}
+        return [
+            f"processes: {count} {'worker' if count == 1 else 'workers'} on {device}: {why[device]}"
+            for device, count in counts.items()
+        ]
+
+    def _profiled(self, job: Job) -> dict[str, Profile]:
+        """What a worker takes of each GPU, from workers that are there for that only. All at once, as in a round."""
+        (entry,) = self._written([job])
+        crew, profiles = self._crew, {}
+        assert crew is not None
+        for number, device in enumerate(self._gpus):
+            crew.send(number, json.dumps({"device": device, "job": entry}).encode())
+        for number, device in enumerate(self._gpus):
+            try:
+                message = json.loads(crew.receive(number))
+            except (EOFError, OSError):
+                raise RunError(f"a worker on {device} died when it tried out the job of {job.device}") from None
+            if "error" in message:
+                raise _error(message)
+            profiles[device] = Profile(**message["profile"])
+            crew.drop(number)
+        return profiles
 
     # Handing out ---------------------------------------------------------------------------------------------
 
@@ -106,7 +150,8 @@ class Processes:
         """Has all these jobs done."""
         batches = [self._batches(job) for job in jobs]
         placed = self.placement.place(batches, self.kinds)
-        shares = {number: Share(jobs, positions) for number, positions in enumerate(placed) if positions}
+        aside = States(folder=self.world.states.folder)
+        shares = {number: Share(jobs, positions, aside) for number, positions in enumerate(placed) if positions}
         crew, busy = self._crew, dict(shares)
         assert crew is not None
         for number, share in shares.items():
@@ -132,7 +177,8 @@ class Processes:
                     totals[node] = arena.put(total)
             jobs = [entries[position] for position in share.left]
             try:
-                crew.send(number, json.dumps({"jobs": jobs, "totals": totals, "top": arena.top}).encode())
+                message = {"device": self.kinds[number], "jobs": jobs, "totals": totals, "top": arena.top}
+                crew.send(number, json.dumps(message).encode())
                 return
             except OSError:
                 crew.drop(number)
@@ -192,16 +238,10 @@ class Processes:
 
 
 def serve(
-    world: World,
-    kinds: Sequence[str],
-    settings: Settings,
-    theirs: Arena,
-    ours: Sequence[Arena],
-    number: int,
-    line: Connection,
+    world: World, settings: Settings, theirs: Arena, ours: Sequence[Arena], number: int, line: Connection
 ) -> None:
     """What a worker does in its own process."""
-    Worker(world, kinds[number], settings, theirs, ours[number], line).serve()
+    Worker(world, settings, theirs, ours[number], line).serve()
 
 
 def cores() -> int:

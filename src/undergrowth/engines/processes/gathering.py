@@ -40,10 +40,9 @@ def gather(world: World, jobs: Sequence[Job], shares: Sequence[Share], again: Ag
             folded.append(_together(node, jobs, mine, total, results))
     single: list[Outcome] = []
     for position, job in enumerate(jobs):
-        record, own, residual, upload = results[position]
+        record, upload = results[position].record, results[position].upload
         if record.problem is None:
-            kept = world.states.get(job.device) if own is None else own
-            world.states.put(job.device, kept, world.states.residual(job.device) if residual is None else residual)
+            world.states.put(job.device, *results[position].kept(world.states, job.device))
         if job.fold:
             continue
         if record.problem is None:

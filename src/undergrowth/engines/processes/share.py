@@ -8,24 +8,34 @@ from typing import NamedTuple
 from undergrowth.core import Packet, Reducer, State, fold
 from undergrowth.engines.processes.arena import Arena
 from undergrowth.engines.processes.worker import EMPTY, UNCHANGED, Record
+from undergrowth.engines.states import States
 from undergrowth.engines.world import Job
 
 
 class Result(NamedTuple):
-    """A job that was done. States that are None are as they were."""
+    """A job that was done. `aside` has what its device keeps, under the job's position."""
 
     record: Record
-    own: State | None
-    residual: State | None
+    aside: States
     upload: Packet | None
+
+    def kept(self, states: States, device: str) -> tuple[State, State]:
+        """What the device keeps from now on, if it had what is in `states`."""
+        name = str(self.record.position)
+        own = states.get(device) if self.record.own == UNCHANGED else self.aside.get(name)
+        return own, states.residual(device) if self.record.residual == UNCHANGED else self.aside.residual(name)
 
 
 class Share:
-    """`jobs`: all of the round; `left`: the positions of this worker's, in the order in which it does them."""
+    """`jobs`: all of the round; `left`: the positions of this worker's, in the order in which it does them.
 
-    def __init__(self, jobs: Sequence[Job], left: Sequence[int]) -> None:
+    `aside`: where to put what devices keep, until it is known of all jobs: it may be more than fits into memory.
+    """
+
+    def __init__(self, jobs: Sequence[Job], left: Sequence[int], aside: States) -> None:
         self.jobs = jobs
         self.left = list(left)
+        self.aside = aside
         self.results: dict[int, Result] = {}
         self.totals: dict[str, Packet] = {}
         self.deaths = 0  # of workers in a row without a finished job
@@ -49,8 +59,8 @@ class Share:
             if record.total:
                 wheres[job.node] = record.total
                 self._later.pop(job.node, None)
-            own, residual = _kept(arena, record.own), _kept(arena, record.residual)
-            self.results[record.position] = Result(record, own, residual, upload)
+            self.aside.put(str(record.position), _kept(arena, record.own), _kept(arena, record.residual))
+            self.results[record.position] = Result(record, self.aside, upload)
             self.deaths = 0
         for node, where in wheres.items():
             self.totals[node] = arena.take(where)
@@ -64,8 +74,6 @@ class Share:
         return self.totals.get(node)
 
 
-def _kept(arena: Arena, where: int) -> State | None:
-    if where == UNCHANGED:
-        return None
-    state: State = {} if where == EMPTY else arena.take(where)
+def _kept(arena: Arena, where: int) -> State:
+    state: State = {} if where in (UNCHANGED, EMPTY) else arena.take(where)
     return state

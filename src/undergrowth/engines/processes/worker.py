@@ -8,21 +8,24 @@ total so far. Totals alternate between two slots, so the last one that a record 
 from __future__ import annotations
 
 import json
+import math
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
-from undergrowth.core import Context, InputError, Packet, RunError, State, moved
+from undergrowth.core import Context, InputError, LoopClient, Packet, RunError, State, Updates, moved
 from undergrowth.engines.processes.arena import Arena, Full
+from undergrowth.engines.processes.profiling import MOST_STEPS, measured
+from undergrowth.engines.states import States
 from undergrowth.engines.vector.stacking import Stacking
-from undergrowth.engines.world import Done, Folding, Job, Settings, States, World, do
+from undergrowth.engines.world import Done, Folding, Job, Settings, World, do, set_torch
 
 UNCHANGED, EMPTY = -1, 0  # in place of where a state is
 LARGER = 4  # a total is noted after each job unless it is so many times larger than the upload; then the upload is
@@ -67,10 +70,8 @@ class Entry(NamedTuple):
 class Worker:
     """`theirs`: the parent's arena, which is only read here. `ours`: this worker's, which the parent only reads."""
 
-    def __init__(
-        self, world: World, device: str, settings: Settings, theirs: Arena, ours: Arena, line: Connection
-    ) -> None:
-        self.world = replace(world, device=device, states=States())
+    def __init__(self, world: World, settings: Settings, theirs: Arena, ours: Arena, line: Connection) -> None:
+        self.world = replace(world, states=_states())
         self.settings = settings
         self.theirs, self.ours, self.line = theirs, ours, line
         self.started = False
@@ -81,35 +82,46 @@ class Worker:
         self.side: dict[str, bool] = {}  # node → the slot that was written last
 
     def serve(self) -> None:
-        """Share after share, until the line ends."""
+        """Share after share, until the line ends. The first message says which device it is on."""
         with suppress(EOFError, OSError):  # the parent has hung up: nobody waits for this worker any more
             while True:
                 message = json.loads(self.line.recv_bytes())
                 try:
-                    self._start()
-                    self._share(**message)
-                    answer: dict[str, Any] = {"finished": perf_counter()}
+                    self._start(message.pop("device"))
+                    answer = self._tried(message["job"]) if "job" in message else self._share(**message)
                 except Exception as error:
                     kind, trace = isinstance(error, InputError), traceback.format_exc()
                     answer = {"error": str(error), "input": kind, "trace": trace}
                 self.line.send_bytes(json.dumps(answer).encode())
 
-    def _start(self) -> None:
+    def _start(self, device: str) -> None:
         if self.started:
             return
-        torch.set_num_threads(1)
+        set_torch(self.settings)
         probe = torch.ones((), requires_grad=True)
         try:
             torch.autograd.grad(probe.exp(), [probe])
         except RuntimeError as error:
             raise RunError(FORKED_TOO_LATE if "fork" in str(error) else str(error)) from None
         try:
-            self.world.task.model.to(self.world.device)
+            self.world = replace(self.world, task=self.world.task.to(device), device=device)
         except Exception as error:
-            raise RunError(f"a worker on {self.world.device} could not start: {error}") from error
+            raise RunError(f"a worker on {device} could not start: {error}") from error
         self.started = True
 
-    def _share(self, jobs: Sequence[Any], totals: dict[str, int], top: int) -> None:
+    def _tried(self, entry: Sequence[Any]) -> dict[str, Any]:
+        """What a job takes of this worker's GPU. Nothing comes of the job itself."""
+        job, states = self._job(Entry(*entry)), self.world.states
+        if isinstance(self.world.client, LoopClient | Updates):
+            job = job._replace(limit=min(job.limit or MOST_STEPS, MOST_STEPS))
+
+        def work() -> None:
+            done = do(self.world, job, states.get(job.device), states.residual(job.device))
+            moved(done.up, "cpu")  # where the parent takes it from
+
+        return {"profile": asdict(measured(self.world.device, work))}
+
+    def _share(self, jobs: Sequence[Any], totals: dict[str, int], top: int) -> dict[str, Any]:
         self.ours.top = top
         self.slots.clear()
         self.downs.clear()
@@ -129,16 +141,17 @@ class Worker:
             if self.ours.crowded:
                 self._flush()
             began = perf_counter()
+        return {"finished": began}
 
     def _done(self, entries: Iterable[Entry]) -> Iterator[tuple[Job, Done]]:
         """The jobs of a share: one by one, or, where the settings say so, in stacks."""
-        self.world.states = States()
         if not self.settings.stack:
             for entry in entries:
+                states = self.world.states = _states()
                 job = self._job(entry)
-                states = self.world.states
                 yield job, do(self.world, job, states.get(job.device), states.residual(job.device))
             return
+        self.world.states = _states()
         if self.stacking is None:
             self.stacking = Stacking(self.world, self.settings)
         yield from self.stacking.done([self._job(entry) for entry in entries])
@@ -234,3 +247,8 @@ class Worker:
         self.line.recv_bytes()
         self.ours.reset()
         self.slots.clear()
+
+
+def _states() -> States:
+    """Those of the jobs at hand. They are in the parent's arena, and so in memory, anyway."""
+    return States(math.inf)

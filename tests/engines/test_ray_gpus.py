@@ -1,0 +1,73 @@
+"""Workers of the Ray engine on GPUs, as Ray places them. The machine only claims to have two, so torch uses the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from undergrowth.engines import RayCluster, Settings
+
+from .obedient import jobs, world
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def two_gpus() -> Iterator[None]:
+    ray.init(
+        "local", num_cpus=1, num_gpus=2, include_dashboard=False, object_store_memory=80_000_000,
+        log_to_driver=False, logging_level="error",
+    )  # fmt: skip
+    yield
+    ray.shutdown()
+
+
+def seen(worker: Any) -> tuple[str | None, dict[str, float], tuple[bool, bool]]:
+    """The GPUs that a worker sees, what Ray has set aside for it, and how torch works there."""
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), ray.get_runtime_context().get_assigned_resources(), tf32
+
+
+@pytest.mark.parametrize(("workers", "on_each"), [(None, [1, 1]), (3, [1, 2])])
+def test_every_worker_sees_one_gpu_and_shares_it_with_few(two_gpus, tmp_path, workers, on_each, monkeypatch):
+    from undergrowth.engines.cluster import crew as ray_crew
+
+    asked: list[str] = []
+    monkeypatch.setattr(ray_crew.Crew, "_ask_for", on_the_cpu(ray_crew.Crew._ask_for, asked))
+    engine = RayCluster(Settings(workers=workers, devices=("cuda",), tf32=workers == 3))
+    engine.open(world())
+    try:
+        assert list(engine.run(jobs(tmp_path)))
+        members = engine._crew.members
+        found = ray.get([member.actor.__ray_call__.remote(seen) for member in members])
+    finally:
+        engine.close()
+    assert set(asked) == {"cuda"}, "a worker calls the GPU that it sees cuda"
+    visible = Counter(one for one, _, _ in found)
+    assert set(visible) == {"0", "1"} and sorted(visible.values()) == on_each
+    assert [given for _, given, _ in found] == len(found) * [{"GPU": 0.5 if workers == 3 else 1.0}], "and no CPU"
+    assert {tf32 for _, _, tf32 in found} == {(workers == 3, workers == 3)}
+
+
+def on_the_cpu(ask_for: Any, asked: list[str]) -> Any:
+    """Asks Ray for a GPU all the same, and has torch use the CPU there."""
+
+    def go(crew: Any, count: int) -> None:
+        asked.append(crew.device)
+        crew.device = "cpu"
+        ask_for(crew, count)
+        crew.device = "cuda"
+
+    return go
+
+
+def test_a_part_of_a_gpu_is_never_more_than_ray_can_give():
+    from undergrowth.engines.cluster.crew import share
+
+    assert [share(workers, 2) for workers in (None, 1, 2, 3, 4, 5, 14)] == [1, 1, 1, 1 / 2, 1 / 2, 1 / 3, 1 / 7]
+    assert share(8, 0) == share(None, 0) == 1, "there is none yet, so a machine with one is waited for"
