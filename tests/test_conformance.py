@@ -26,8 +26,8 @@ ROUNDS = 3
 # ones blow up the last bits in which engines differ.
 LADDER = {"name": "cnn", "hidden": 16, "ladder": [{"name": "cnn", "hidden": 8}, {"name": "cnn", "hidden": 24}]}
 EXTRA: dict[str, dict[str, Any]] = {
-    "fedmd": {"public": 0.1, "model": LADDER, "method": {"name": "fedmd", "pretrain_epochs": 2, "server_lr": 0.02}},
-    "fedkad": {"public": 0.1, "model": LADDER, "method": {"name": "fedkad", "pretrain_epochs": 2, "server_lr": 0.02}},
+    "fedmd": {"public": 0.1, "model": LADDER, "method": {"name": "fedmd", "pretrain_epochs": 2, "server_lr": 0.01}},
+    "fedkad": {"public": 0.1, "model": LADDER, "method": {"name": "fedkad", "pretrain_epochs": 2, "server_lr": 0.01}},
     "fedat": {
         "public": 0.1,
         "model": LADDER,

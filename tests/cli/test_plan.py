@@ -29,6 +29,15 @@ SMALL = (
 )
 
 
+def test_methods_that_need_data_at_the_server(type_command) -> None:
+    small = ("plan", "--model", "mlp", "--clients", "3", "--json")
+    done = type_command(*small)
+    assert "they need data at the server (-s public=0.1): fedmd, fedat, fedkad" in done.stderr
+    rows = last_json(type_command(*small, "-s", "public=0.1").stdout)
+    assert {"fedmd", "fedat", "fedkad"} <= {row["method"] for row in rows}
+    assert type_command(*small, "--method", "fedkad").exit_code == 2
+
+
 def test_for_people(type_command) -> None:
     done = type_command("plan", *SMALL, "--deadline", "0.011", "-o", "plan.html")
     assert done.exit_code == 0, done.output

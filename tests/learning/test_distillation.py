@@ -127,7 +127,7 @@ def test_the_prototype_loss_trains_what_is_above_the_level() -> None:
 
 
 def test_training_at_the_server_is_plain_training_bit_for_bit() -> None:
-    task, public, context = digits_task(hidden=8), digits(40), Context(3, "server", 2)
+    task, public, context = digits_task("mlp"), digits(40), Context(3, "server", 2)
     start, teacher = task.model.initial(0), random(40, 10)
     data = {"x": public.x, "y": public.y, TEACHER: teacher}
     after = taught(task, start, data, CrossEntropy() + 0.5 * Distillation("l2"), context, lr=0.1, epochs=2, batch=16)

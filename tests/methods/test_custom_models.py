@@ -80,7 +80,7 @@ def trained(
 
 
 def test_fedat_without_attention_and_metadata_is_training_on_generic_data() -> None:
-    task = public_task()
+    task = replace(digits_task("mlp"), public=digits(40, 900))
     method = FedAT(beta=0.0, metadata_share=0.0, transfer_lr=0.05, server_batch=16)
     state, _ = play(method, task, shards(20, 31), rounds=2)
     module = task.model.build()

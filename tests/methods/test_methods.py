@@ -116,5 +116,5 @@ def test_alone_every_device_goes_on_from_its_own_model(task: Task) -> None:
 def test_before_the_first_round_the_bounds_show_the_common_start(task: Task) -> None:
     root = Node("root", Local().server, task, ("a",), 1, seed=9)
     root.start()
-    assert Local().models(task, root.state, {"a": {}}).keys() == {"start"}
+    assert Local().models(task, root.state, {}).keys() == {"start"}
     assert same(dict(Local().personal(task, root.state, {})), dict(Local().models(task, root.state, {})["start"]))

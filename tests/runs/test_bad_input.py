@@ -37,7 +37,7 @@ NAMES = {
     "fleet": ({"fleet": "unifrm"}, "'unifrm'", "did you mean 'uniform'?"),
     "option": ({"method": "fedprox", "options": {"nu": 1}}, "method.nu", "did you mean 'mu'?"),
     "option of none": ({"method": "local", "options": {"mu": 1}}, "method.mu", "local has no options"),
-    "data option": ({"data_options": {"foo": 1}}, "'foo'", "takes none"),
+    "data option": ({"data_options": {"foo": 1}}, "'foo'", "train_samples"),
     "model option": ({"model": "mlp", "model_options": {"hiden": [4]}}, "'hiden'", "hidden"),
     "schedule": ({"schedule": "cosin"}, "train.schedule 'cosin'", "constant, linear, cosine"),
     "optimiser": ({"optimiser": "sgdd"}, "train.optimiser 'sgdd'", "'sgd', 'adam' or 'adamw'"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,28 @@ class Measurement:
         return self.ratio <= self.bar if self.lower_is_better else self.ratio >= self.bar
 
 
+@dataclass(frozen=True)
+class Row:
+    """One contender's figures at one workload, beside those of others."""
+
+    workload: str
+    contender: str
+    speed: float  # clients a second
+    cpu: float  # ms a client
+    startup: float  # seconds until the first round
+    startup_cpu: float  # and seconds computed until then
+    memory: float  # MB at the highest
+    loss: float  # after the last round
+    difference: float | None = None  # of its averaged model from the serial engine's
+    against: dict[str, tuple[float, float]] = field(default_factory=dict)  # whom → times its speed, times its CPU time
+
+    def times(self, other: Row) -> tuple[float, float]:
+        return self.speed / other.speed, self.cpu / other.cpu
+
+
+Line = Measurement | Row | str  # a text says what has just been done
+
+
 def _loop() -> Iterator[Measurement]:
     from undergrowth.bench.loop import measure
 
@@ -44,18 +67,18 @@ def _placement() -> Iterator[Measurement]:
     return measure()
 
 
-def _engines() -> Iterator[Measurement]:
+def _engines(**options: Any) -> Iterator[Line]:
     from undergrowth.bench.engines import measure
 
-    return measure()
+    return measure(**options)
 
 
 # name → what it shows, and the function that measures it line by line
-BENCHMARKS: dict[str, tuple[str, Callable[[], Iterator[Measurement]]]] = {
+BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
     "loop": ("the serial engine against a hand-written PyTorch loop, one thread", _loop),
-    "engines": ("worker processes against a hand-written push loop, on all cores", _engines),
+    "engines": ("the engines side by side with a loop by hand, Flower and pfl-research, on the same clients", _engines),
     "clock": ("a million device-rounds of bookkeeping, and what the clock and ledger add to training", _clock),
     "placement": ("simulated: placement policies on workers of different speeds, against the lower bound", _placement),
 }
 
-__all__ = ["BENCHMARKS", "Measurement"]
+__all__ = ["BENCHMARKS", "Line", "Measurement", "Row"]

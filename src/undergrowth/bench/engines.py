@@ -1,147 +1,241 @@
-"""`undergrowth bench engines`: the engines on all cores against the push loop that one would write by hand.
+"""`undergrowth bench engines`: our engines beside a loop by hand, Flower and pfl-research, on the same clients.
 
-The reference splits the cohort over forked processes, largest device first to whoever has least to do, trains every
-device with a plain PyTorch loop, adds up in the worker and sends one sum back. The figure that a noisy machine cannot
-spoil is CPU time a client; clients per second are those of a quiet machine only.
+Every contender is a program of its own that does the same rounds with the same clients from the same weights; they
+take turns (A B C A B C), and the median of each counts. The figure that a busy machine cannot spoil is CPU time a
+client; clients a second are those of a quiet machine only. On a GPU the loop by hand does one client after the other,
+with torch's own default precision (TF32 in convolutions).
+
+The bars are for what the engine `auto` gives, on two cores, at the size of the workload that is fixed here.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from multiprocessing import get_context
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import get_args
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 
-from undergrowth.bench import Measurement
-from undergrowth.bench.workload import InMemory, Writers
-from undergrowth.core import Context, Model, Packet, Task, Train, Weights
-from undergrowth.engines import Job, Processes, Settings, World
+from undergrowth.bench import Measurement, Row
+from undergrowth.bench.contender import Contender, Seen, watched
+from undergrowth.bench.opponents.given import LAST, Given
+from undergrowth.bench.ours import FIRST
+from undergrowth.bench.workload import Contest, load_weights
+from undergrowth.core import InputError, RunError, Weights, nearest
 from undergrowth.engines.processes.engine import cores
-from undergrowth.methods import FedAvg
-from undergrowth.models import builder
+from undergrowth.runs.config import RunSection
+from undergrowth.runs.parts import torch_device
 
-BATCH = 20
-WORKLOADS = {"logistic": (500, 5, True), "cnn": (100, 1, False)}  # model → devices a round, rounds, stacked
-BARS = {"logistic": 1 / 3, "cnn": 0.85}  # of the push loop's CPU time
-
-
-def measure() -> Iterator[Measurement]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for name, (devices, rounds, stack) in WORKLOADS.items():
-            ours, reference = compare(name, devices, rounds, stack)
-            what = f"{name}, {devices} devices a round, {cores()} processes{', stacked' if stack else ''}"
-            yield Measurement(what, "CPU ms a client", ours[0], reference[0], BARS[name], lower_is_better=True)
-            yield Measurement(what, "clients a second", ours[1], reference[1], 1 / BARS[name])
-    finally:
-        torch.set_num_threads(threads)
+CONTESTS = {
+    "cnn": Contest("cnn", cohort=100, rounds=1),
+    "logistic": Contest("logistic", cohort=500, rounds=4),
+    "wrn": Contest("wrn-16-1", cohort=100, rounds=2, devices=100, batch=64, shape=(3, 32, 32), classes=10),
+}
+OPPONENTS = {"flower": "flwr", "pfl": "pfl"}  # name → the package that must be there
+LOOP = "loop"
+BARS: dict[str, list[tuple[str, str, float]]] = {  # against whom, in what, how many times
+    "cnn": [(LOOP, "cpu", 0.85), ("pfl", "speed", 1.15), ("flower", "speed", 2.8), (LOOP, "memory", 1.0)],
+    "logistic": [(LOOP, "speed", 3.0), ("pfl", "speed", 4.0), ("flower", "speed", 40.0), (LOOP, "memory", 1.0)],
+}
+UNITS = {"speed": "clients a second", "cpu": "CPU ms a client", "memory": "peak MB"}
+STARTUP = 6.0  # seconds
 
 
-def compare(name: str, devices: int, rounds: int, stack: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """CPU ms a client and clients a second, of the engine and of the loop; rounds alternate."""
-    writers = Writers(devices)
-    population = InMemory({device: writers.train(device) for device in writers.devices}, writers)
-    task = Task(Model(builder(name, writers.shape, writers.classes)), 62, Train(batch=BATCH))
-    method = FedAvg()
-    engine = Processes(Settings(stack=stack))
-    engine.open(World(task, method.client, {"server": method.server}, population))
-    loop = PushLoop(task, population)
-    weights = task.model.initial(0)
-    down = Packet(weights)
-    found: dict[str, list[tuple[float, float]]] = {"ours": [], "reference": []}
-    try:
-        for number in range(rounds + 1):
-            jobs = [Job("server", device, down, Context(0, device, number), True) for device in writers.devices]
-            began, used = perf_counter(), _cpu(engine.pids.values())
-            list(engine.run(jobs))
-            seconds = perf_counter() - began
-            spent = _cpu(engine.pids.values()) - used
-            by_hand = loop.round(weights, number)
-            if number:  # the first round starts the workers
-                found["ours"].append((1e3 * spent / devices, devices / seconds))
-                found["reference"].append(by_hand)
-    finally:
-        engine.close()
-        loop.close()
-    ours, reference = (
-        (statistics.median(cpu for cpu, _ in side), statistics.median(speed for _, speed in side))
-        for side in found.values()
+def measure(
+    workload: str | None = None,
+    device: str = "cpu",
+    others: Mapping[str, str] | None = None,
+    repeats: int = 3,
+    devices: int | None = None,
+    cohort: int | None = None,
+) -> Iterator[Measurement | Row | str]:
+    """`others`: opponent → the Python that has it. With `devices` or `cohort` the size is another, and no bar holds.
+
+    Who fails is left out, so that the others are not lost, and told at the end with a RunError.
+    """
+    if workload is not None and workload not in CONTESTS:
+        raise InputError(f"--workload '{workload}' is not known; {nearest(workload, CONTESTS)}")
+    on_cpu = torch_device(device) == "cpu"
+    found = opponents(others or {})
+    failures: list[str] = []
+    for name in OPPONENTS if on_cpu else ():
+        if name not in found:
+            yield f"{name} is not installed here; --with {name}=PYTHON names an environment that has it"
+    names = [workload] if workload else ["cnn", "logistic"] if on_cpu else ["cnn", "wrn"]
+    for name in names:
+        fixed = CONTESTS[name]
+        contest = replace(fixed, devices=devices or fixed.devices, cohort=cohort or fixed.cohort)
+        contest = replace(contest, cohort=min(contest.cohort, contest.devices))
+        if not on_cpu:  # rounds are short there, and the vector engine records its steps in the first ones
+            contest = replace(contest, rounds=10, warm=3)
+        with tempfile.TemporaryDirectory() as folder:
+            contest.write(Path(folder))
+            contenders = on_cores(folder, {} if name == "wrn" else found) if on_cpu else on_a_gpu(folder, device)
+            rows = yield from compete(name, contest, contenders, Path(folder), repeats, failures)
+            if contest == fixed and on_cpu:
+                yield from judged(name, rows)
+                if name == "cnn":
+                    yield startup(Path(folder))
+    if failures:
+        raise RunError("; ".join(failures))
+
+
+def on_cores(folder: str, found: Mapping[str, str]) -> list[Contender]:
+    """The loop by hand on all cores, our engines, and the opponents that are there."""
+    commands = {
+        "pfl": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cores()), "-m", "opponents.pfl"],
+        "flower": ["-m", "opponents.flower"],
+    }
+    return [
+        _opponent(LOOP, sys.executable, ["-m", "opponents.by_hand"], folder, str(cores()), "cpu"),
+        *(_opponent(name, python, commands[name], folder) for name, python in found.items()),
+        _ours(folder, "serial"),
+        _ours(folder, "vector"),
+        _ours(folder, "processes"),
+        _ours(folder, "processes", "stack=true"),
+        _ours(folder, "auto"),
+    ]
+
+
+def on_a_gpu(folder: str, device: str) -> list[Contender]:
+    """The loop by hand and our engines, all in one process, the vector engine in every precision that it has."""
+    precisions = get_args(RunSection.model_fields["precision"].annotation)
+    return [
+        _opponent(LOOP, sys.executable, ["-m", "opponents.by_hand"], folder, "0", device),
+        _ours(folder, "serial", f"device={device}"),
+        *(_ours(folder, "vector", f"device={device}", f"precision={precision}") for precision in precisions),
+    ]
+
+
+def opponents(others: Mapping[str, str]) -> dict[str, str]:
+    """Who is there, and which Python has it: the one that was named, or ours."""
+    for name in others:
+        if name not in OPPONENTS:
+            raise InputError(f"--with '{name}' is not an opponent; {nearest(name, OPPONENTS)}")
+    here = {name: sys.executable for name, package in OPPONENTS.items() if find_spec(package)}
+    return {**here, **others}
+
+
+def compete(
+    name: str,
+    contest: Contest,
+    contenders: list[Contender],
+    folder: Path,
+    repeats: int,
+    failures: list[str],
+) -> Generator[Measurement | Row | str, None, dict[str, Row]]:
+    """All contenders in turns. Their rows come when all are through; until then, what has just been done.
+
+    Who does not do the work has no more turns and no row; why is added to the failures.
+    """
+    expected = Given(folder).work
+    start = contest.initial()
+    seen: dict[str, list[Seen]] = {contender.name: [] for contender in contenders}
+    losses: dict[str, float] = {}
+    firsts: dict[str, Weights] = {}
+    for number in range(repeats):
+        for contender in contenders:
+            if contender.name not in seen:
+                continue
+            for file in (FIRST, LAST):
+                (folder / file).unlink(missing_ok=True)
+            try:
+                one = watched(contender)
+                done = {"clients": one.clients, "samples": one.samples}
+                if done != expected:
+                    raise RunError(f"{one.title} did {done}, where the workload is {expected}")
+            except RunError as error:
+                del seen[contender.name]
+                failures.append(f"{name}: {error}")
+                yield failures[-1]
+                continue
+            seen[contender.name].append(one)
+            losses[contender.name] = contest.loss(load_weights(folder / LAST, start))
+            if (folder / FIRST).exists():
+                firsts[contender.name] = load_weights(folder / FIRST, start)
+            yield f"{name} {number + 1}/{repeats}: {one.title}, {one.seconds:.1f} s"
+    yield (
+        f"{name}: rounds of {contest.cohort} clients, {contest.warm} to warm up and {contest.rounds} that count, "
+        f"{expected['samples']} samples in all; loss before {contest.loss(start):.3f}; load {os.getloadavg()[0]:.1f}"
     )
-    return ours, reference
+    rows = {
+        each: Row(
+            workload=name,
+            contender=" | ".join(dict.fromkeys(one.title for one in ones)),  # `auto` may choose otherwise each time
+            speed=statistics.median(contest.clients / one.seconds for one in ones),
+            cpu=statistics.median(1e3 * one.cpu / contest.clients for one in ones),
+            startup=statistics.median(one.startup for one in ones),
+            startup_cpu=statistics.median(one.startup_cpu for one in ones),
+            memory=statistics.median(one.memory / 1e6 for one in ones),
+            loss=losses[each],
+            difference=_difference(firsts.get(each), firsts.get("serial")),
+        )
+        for each, ones in seen.items()
+    }
+    references = {other: rows[other] for other in (LOOP, *OPPONENTS) if other in rows}
+    for row in rows.values():
+        yield replace(row, against={other: row.times(theirs) for other, theirs in references.items()})
+    return rows
 
 
-class PushLoop:
-    """The loop by hand: long-lived forked processes, one message each a round."""
-
-    def __init__(self, task: Task, population: InMemory) -> None:
-        self.devices = len(population.shards)
-        self.shares: list[list[str]] = [[] for _ in range(cores())]
-        loads = [0] * len(self.shares)
-        for device in sorted(population.shards, key=population.size, reverse=True):
-            least = loads.index(min(loads))
-            self.shares[least].append(device)
-            loads[least] += population.size(device)
-        context = get_context("fork")
-        self.lines, self.workers = [], []
-        for share in self.shares:
-            line, theirs = context.Pipe()
-            worker = context.Process(target=_worker, args=(task, population, share, theirs), daemon=True)
-            worker.start()
-            self.lines.append(line)
-            self.workers.append(worker)
-
-    def round(self, weights: Weights, number: int) -> tuple[float, float]:
-        """CPU ms a client and clients a second."""
-        began, used = perf_counter(), _cpu(worker.pid for worker in self.workers)
-        for line in self.lines:
-            line.send(({name: value.numpy() for name, value in weights.items()}, number))
-        total: dict[str, Any] = {}
-        for line in self.lines:
-            for name, value in line.recv().items():
-                total[name] = total[name] + value if name in total else value
-        seconds = perf_counter() - began
-        spent = _cpu(worker.pid for worker in self.workers) - used
-        return 1e3 * spent / self.devices, self.devices / seconds
-
-    def close(self) -> None:
-        for worker in self.workers:
-            worker.terminate()
-            worker.join()
+def judged(name: str, rows: Mapping[str, Row]) -> Iterator[Measurement]:
+    """What the engine `auto` gives, against the bars; where an opponent is not there, nothing is said."""
+    for against, what, bar in BARS.get(name, ()):
+        if {against, "auto"} <= rows.keys():
+            ours, theirs = (float(getattr(rows[each], what)) for each in ("auto", against))
+            yield Measurement(f"{name}, auto / {against}", UNITS[what], ours, theirs, bar, what != "speed")
 
 
-def _worker(task: Task, population: InMemory, share: Sequence[str], line: Any) -> None:
-    torch.set_num_threads(1)
-    module = task.model.build().train()
-    while True:
-        arrays, number = line.recv()
-        weights = {name: torch.from_numpy(value) for name, value in arrays.items()}
-        total: dict[str, torch.Tensor] = {}
-        for device in share:
-            shard = population.train(device)
-            module.load_state_dict(weights)
-            optimiser = torch.optim.SGD(module.parameters(), lr=task.train.lr)
-            order = torch.randperm(len(shard), generator=Context(0, device, number).generator("order"))
-            for index in order.split(BATCH):
-                optimiser.zero_grad()
-                F.cross_entropy(module(shard.x[index]), shard.y[index]).backward()
-                optimiser.step()
-            for key, value in module.state_dict().items():
-                total[key] = total[key] + len(shard) * value if key in total else len(shard) * value
-        line.send({name: value.numpy() for name, value in total.items()})
+def startup(folder: Path) -> Measurement:
+    """Of `undergrowth run` with these devices from a file, until its first round: what is not wall time of the run."""
+    given = Given(folder)
+    x, y = given.arrays
+    devices = np.repeat(np.arange(given.devices), np.diff(given.starts))
+    np.savez(folder / "writers.npz", x=x, y=y, device=devices, x_test=x[:500], y_test=y[:500])
+    settings = {
+        "data.path": folder / "writers.npz", "data.partition": "natural:device", "data.holdout": 0,
+        "train.sample": 0.01, "run.out": folder / "runs",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "undergrowth.cli", "run", "--json", "--data", "npz", "--model", given.model]
+    command += ["--engine", "processes", "--rounds", "1"]
+    for path, value in settings.items():
+        command += ["-s", f"{path}={value}"]
+    began = perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True)
+    seconds = perf_counter() - began
+    if done.returncode:
+        raise RunError(f"undergrowth run ended with code {done.returncode}: {done.stderr.strip()}")
+    seconds -= json.loads(done.stdout.splitlines()[-1])["wall_seconds"]
+    what = f"undergrowth run, {given.devices} devices"
+    return Measurement(what, "seconds to the first round, against the bar", seconds, STARTUP, 1.0, True)
 
 
-def _cpu(pids: Iterable[int | None]) -> float:
-    """CPU seconds of this process and of others, from the system's own books."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    total = sum(os.times()[:2])
-    for pid in pids:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-        total += (int(fields[11]) + int(fields[12])) / ticks
-    return total
+def _ours(folder: str, engine: str, *settings: str) -> Contender:
+    name = " ".join([engine, *(setting for setting in settings if not setting.startswith("device="))])
+    return Contender(name, [sys.executable, "-m", "undergrowth.bench.ours", folder, engine, *settings])
+
+
+def _opponent(name: str, python: str, command: Sequence[str], folder: str, *words: str) -> Contender:
+    # What our own Python was told to look through is for no other.
+    path = os.environ.get("PYTHONPATH", "") if python == sys.executable else ""
+    here = os.pathsep.join(filter(None, [str(Path(__file__).parent), path]))
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    return Contender(name, [python, *command, folder, *words], {**quiet, "PYTHONPATH": here})
+
+
+def _difference(ours: Weights | None, serial: Weights | None) -> float | None:
+    """Of the averaged model from the serial engine's after the first round, in lengths of that model."""
+    if ours is None or serial is None or ours is serial:
+        return None
+    apart = sum(float((ours[name].double() - value.double()).square().sum()) for name, value in serial.items())
+    return math.sqrt(apart / sum(float(value.double().square().sum()) for value in serial.values()))

@@ -46,6 +46,9 @@ class Model:
         self.buffers = tuple(name for name in self.shapes if name not in set(self.parameters))
         self.stages = tuple(self.module._modules) if isinstance(self.module, nn.Sequential) else ()
         self.levels = self._find_levels()
+        kinds = {type(module) for module in self.module.modules()}
+        # Not with batch normalisation, which spreads a last digit over the batch: engines lay maps out in other ways.
+        self._pools = nn.MaxPool2d in kinds and not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
         self._mode: str | bool | None = None
         self.smallest_batch = 1  # samples; more where batch normalisation meets maps of one pixel
 
@@ -103,6 +106,8 @@ class Model:
         own = {k: weights[k] for k in self.buffers}
         if training is not False and own:
             own = {k: v.clone() for k, v in own.items()}  # batch norm writes into its statistics
+        if self._pools and x.dim() == 4 and x.device.type == "cpu":
+            x = _channels_last(x)
         self._set_mode(training)
         self._bind(weights, own)
         try:
@@ -196,3 +201,14 @@ class Model:
         for name, module in self.module.named_modules():
             if f"{name}.".startswith(above):
                 module.train()
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """The same images with their channels innermost, in which a CPU pools ten times as fast.
+
+    Layers keep the layout of what they get. Images of one channel lie both ways already; only their strides tell.
+    """
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    high, wide = x.shape[2:]
+    return x.as_strided(x.shape, (high * wide, 1, wide, 1)) if x.is_contiguous() else x

@@ -58,6 +58,15 @@ class Meter(TorchDispatchMode):
         for tensor in tensors:
             self._see(tensor, 0)
 
+    def release(self, *tensors: Tensor) -> None:
+        """Takes tensors out of the count again, as if they had never been in it."""
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            if key in self._storages:
+                size, reference = self._storages[key]
+                self._storages[key] = (0, reference)
+                self.live, self.peak = self.live - size, self.peak - size
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _valueless(args, kwargs):

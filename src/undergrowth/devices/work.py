@@ -174,6 +174,9 @@ class _Loop:
         client, meter = job.client, job.meter
         with meter:
             carry, steps = client.begin(job.task, job.down, job.shard, job.own, job.context)
+        # Samples that were put together anew can be streamed like those of the shard.
+        kind = (self.inputs.tracer.shape, self.inputs.tracer.dtype)
+        meter.release(*(values for values in steps.data.values() if (tuple(values.shape[1:]), values.dtype) == kind))
         batches: Counter[int] = Counter()
         for order in steps.epochs:
             whole, rest = divmod(len(order), steps.batch)

@@ -13,7 +13,6 @@ from undergrowth.learning.distillation import TEACHER, apart, draw_of
 from undergrowth.learning.gradient_client import ordered
 from undergrowth.learning.ladder import MODEL, LadderClient, on_rung
 from undergrowth.learning.objectives import Look, Objective
-from undergrowth.learning.selectors import predictions
 
 CONSENSUS, DIGESTED, DRAW, SEED = "consensus", "digested", "draw", "seed"  # entries of a packet
 
@@ -54,21 +53,35 @@ class Digesting(LadderClient):
         teacher = down.tensors.get(CONSENSUS)
         if teacher is None:
             return carry, steps
-        public = self._public(task, down.scalars[DIGESTED])
+        public, drawn = self._drawn(task, down.scalars[DIGESTED])
+        count = len(drawn)
         # One after the other in one long row of samples: all batches of an epoch are of one kind.
-        data = {"x": torch.cat([public.x, shard.x]), "y": torch.cat([public.y, shard.y])}
+        data = {"x": _followed(public.x, drawn, shard.x), "y": _followed(public.y, drawn, shard.y)}
         data[TEACHER] = torch.cat([teacher, teacher.new_zeros(len(shard), teacher.shape[1])])
-        data["public"] = torch.arange(len(public) + len(shard), device=shard.x.device) < len(public)
+        data["public"] = torch.arange(count + len(shard), device=shard.x.device) < count
         seen, generator = on_rung(task, carry[MODEL]), context.generator("digest")
-        first = ordered(seen, {}, public, All(), self.digest_epochs, steps.batch, generator).epochs
-        return carry, Steps(data, (*first, *(order + len(public) for order in steps.epochs)), steps.batch)
+        lent = Shard(data["x"][:count], data["y"][:count])
+        first = ordered(seen, {}, lent, All(), self.digest_epochs, steps.batch, generator).epochs
+        return carry, Steps(data, (*first, *(order + count for order in steps.epochs)), steps.batch)
 
     def conclude(
         self, task: Task, down: Packet, trained: Packet, shard: Shard, own: State, context: Context
     ) -> tuple[Packet, State]:
-        logits = predictions(task, trained.tensors, self._public(task, down.scalars[DRAW]))
+        public, drawn = self._drawn(task, down.scalars[DRAW])
+        with torch.no_grad():
+            # In the batches of training: a device that can train then has the memory for this too.
+            pieces = [task.model(trained.tensors, public.x[rows]) for rows in drawn.split(task.train.batch)]
+        logits = torch.cat(pieces)
         return Packet({"logits": logits}, trained.scalars), {MODEL: down.tags[MODEL], "weights": dict(trained.tensors)}
 
-    def _public(self, task: Task, seed: float) -> Shard:
+    def _drawn(self, task: Task, seed: float) -> tuple[Shard, Tensor]:
         assert task.public is not None
-        return task.public.take(draw_of(task.public, self.samples, seed))
+        return task.public, draw_of(task.public, self.samples, seed).to(task.public.x.device)
+
+
+def _followed(public: Tensor, drawn: Tensor, own: Tensor) -> Tensor:
+    """Those public samples, and the device's own after them, without a copy in between."""
+    both = own.new_empty(len(drawn) + len(own), *own.shape[1:])
+    torch.index_select(public, 0, drawn, out=both[: len(drawn)])
+    both[len(drawn) :].copy_(own)
+    return both

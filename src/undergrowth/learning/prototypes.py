@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Shard, Task, Weights
-from undergrowth.learning.features import EVALUATION_BATCH, features_of
+from undergrowth.learning.features import features_of
 from undergrowth.learning.objectives import Look, Objective
 
 
@@ -21,7 +21,8 @@ def prototypes_of(task: Task, weights: Weights, shard: Shard, level: str) -> tup
     """
     counts = torch.zeros(task.classes, device=shard.x.device)
     sums: Tensor | None = None
-    for x, y in zip(shard.x.split(EVALUATION_BATCH), shard.y.split(EVALUATION_BATCH)):
+    # In the batches of training: a device that can train then has the memory for this too.
+    for x, y in zip(shard.x.split(task.train.batch), shard.y.split(task.train.batch)):
         maps = features_of(task, weights, x, level)
         sums = maps.new_zeros(task.classes, *maps.shape[1:]) if sums is None else sums
         sums = sums.index_add(0, y, maps)

@@ -6,9 +6,8 @@ size (`model.ladder`). It digests: `digest_epochs` of learning the consensus, KD
 data. Up: its logits on this round's `samples` public samples. Server: consensus z = (1/K)·Σ z_k; a global model learns
 KD(z). KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z).
 
-The public data is `public: 0.1`; nobody reads its labels. Devices are taken to have it: getting it is in no price, and
-a device's memory is counted with the public samples of a round beside its own. Evaluated are the global model and,
-as "accuracy/devices", the mean of the devices' models.
+The public data is `public: 0.1`; nobody reads its labels. Devices are taken to have it: getting it is in no price.
+Evaluated are the global model and, as "accuracy/devices", the mean of the devices' models.
 
 pretrain_epochs: in the first round every device trains so long on its own data, without a deadline (the source: until
 it stops improving). A device that is first reached later goes without. Departures: the source first trains devices on
@@ -25,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
-from undergrowth.core import Context, Fitted, Method, Packet, Plan, Server, State, Task, View, Weights, option
+from undergrowth.core import Context, Each, Fitted, Method, Packet, Plan, Server, State, Task, View, Weights, option
 from undergrowth.core.reducers import WeightedMean
 from undergrowth.learning.digestion import CONSENSUS, DIGESTED, DRAW, SEED, Digesting, Digestion
 from undergrowth.learning.distillation import LOSSES, TEACHER, Distillation, draw_of, draw_seed, taught
@@ -115,5 +114,12 @@ class FedMD(Method):
         return Agreeing(self.pretrain_epochs, self.loss, self.samples, *training)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
-        devices = {f"devices/{name}": fitted(task, kept[MODEL], kept["weights"]) for name, kept in own.items() if kept}
-        return {"global": state["model"], **devices}
+        def read(name: str) -> Weights | Fitted:
+            if name == "global":
+                weights: Weights = state["model"]
+                return weights
+            kept = own[names[name]]
+            return fitted(task, kept[MODEL], kept["weights"])
+
+        names = {"global": "", **{f"devices/{device}": device for device in own}}
+        return Each(names, read)

@@ -33,6 +33,8 @@ def plan_rows(
     The device is the one whose round takes the median time in its class; `fitting` counts those in the class that
     could take part. Without methods, all are priced that run on devices and can do with the model.
     """
+    if getattr(data, "public", None) is not None:
+        experiment = experiment.model_copy(update={"public": PublicSection()})  # it was taken out before
     population = population_of(experiment, data) if data is not None else population_or_outline(experiment)
     section = experiment.model
     prepared: Callable[[], nn.Module] | Model = model or builder(

@@ -1,0 +1,155 @@
+"""`undergrowth bench engines`: all train the same clients from the same weights; who is not there is left out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from undergrowth.bench import Measurement, Row, engines
+from undergrowth.bench.contender import Contender, Seen, watched
+from undergrowth.bench.engines import CONTESTS, OPPONENTS, compete, judged, measure, on_a_gpu, on_cores, opponents
+from undergrowth.bench.opponents.given import LAST, Given
+from undergrowth.bench.workload import Contest, load_weights
+from undergrowth.core import InputError, RunError
+
+TINY = {"devices": 6, "cohort": 3, "rounds": 1}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Contest("logistic", **TINY).write(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["cnn", "logistic"])
+def test_the_network_of_the_others_is_ours(name: str, tmp_path: Path) -> None:
+    contest = replace(CONTESTS[name], **TINY)
+    contest.write(tmp_path)
+    given = Given(tmp_path)
+    x, y = given.samples(2)
+    ours = contest.writers.train("device-000002")
+    assert torch.equal(x, ours.x) and torch.equal(y, ours.y)
+    torch.testing.assert_close(given.network()(x), contest.module()(contest.initial(), x))
+
+
+def test_the_workload_is_the_fixed_one() -> None:
+    cnn, logistic = CONTESTS["cnn"], CONTESTS["logistic"]
+    assert sum(value.numel() for value in cnn.initial().values()) == 1_690_046
+    assert (cnn.devices, cnn.cohort, cnn.batch, cnn.lr) == (1000, 100, 20, 0.1)
+    assert (logistic.devices, logistic.cohort, logistic.batch, logistic.lr) == (1000, 500, 20, 0.1)
+    assert cnn.writers.sizes.min() == 20 and cnn.writers.sizes.max() == 500
+
+
+@pytest.mark.slow
+def test_all_train_the_same_clients_to_the_same_loss(folder: Path) -> None:
+    """Ours through the whole run, the loop by hand in one process and in two; on a GPU the same programs run."""
+    contest = Contest("logistic", **TINY)
+    on_all_cores = replace(on_cores(str(folder), {})[0], name="push")
+    lines = list(compete("tiny", contest, [on_all_cores, *on_a_gpu(str(folder), "cpu")], folder, 1, []))
+    rows = {line.contender: line for line in lines if isinstance(line, Row)}
+    push, plain, serial, *vector = rows
+    assert push.startswith("push loop by hand") and (plain, serial) == ("plain PyTorch loop", "undergrowth serial")
+    assert vector[:2] == ["undergrowth vector precision=float32", "undergrowth vector precision=tf32"]
+    losses = [row.loss for row in rows.values()]
+    assert max(losses) - min(losses) < 0.02 < contest.loss(contest.initial()) - max(losses)
+    assert rows["undergrowth vector precision=float32"].difference < 1e-5
+    assert all(row.speed > 0 and row.startup > 0 and row.memory > 50 for row in rows.values())
+    assert rows["plain PyTorch loop"].against == {"loop": (1.0, 1.0)}
+
+
+def test_the_loop_by_hand_gives_the_same_in_one_process_and_in_two(folder: Path) -> None:
+    found = []
+    for contender in (on_cores(str(folder), {})[0], on_a_gpu(str(folder), "cpu")[0]):
+        watched(contender)
+        found.append(load_weights(folder / LAST, Contest("logistic", **TINY).initial()))
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name])
+
+
+def test_who_fails_or_does_other_work_has_no_row_and_no_second_turn(monkeypatch) -> None:
+    turns: list[str] = []
+
+    def fake(contender: Contender) -> Seen:
+        turns.append(contender.name)
+        given = Given(contender.command[0])
+        if contender.name == "broken":
+            raise RunError("broken ended with code 1: no memory")
+        (given.folder / LAST).write_bytes((given.folder / "weights.npz").read_bytes())
+        work = {"clients": 5, "samples": 100} if contender.name == "lazy" else given.work
+        return Seen(contender.name, **work, startup=1.0, startup_cpu=1.0, seconds=1.0, cpu=1.0, memory=1e6)
+
+    names = ["broken", "lazy", "loop"]
+    monkeypatch.setattr(engines, "watched", fake)
+    monkeypatch.setattr(engines, "on_cores", lambda folder, found: [Contender(name, [folder]) for name in names])
+    lines: list[object] = []
+    with pytest.raises(RunError, match=r"^logistic: broken ended.*; logistic: lazy did \{'clients': 5,"):
+        lines.extend(measure("logistic", repeats=2, devices=6, cohort=3))
+    assert turns == [*names, "loop"]
+    assert [line.contender for line in lines if isinstance(line, Row)] == ["loop"]
+
+
+def test_opponents_that_are_there() -> None:
+    here = {name for name, package in OPPONENTS.items() if find_spec(package)}
+    assert set(opponents({})) == here
+    assert opponents({"flower": "/there/python"})["flower"] == "/there/python"
+    with pytest.raises(InputError, match="--with 'flowr' is not an opponent; did you mean 'flower'"):
+        opponents({"flowr": "python"})
+    commands = {each.name: each.command for each in on_cores("folder", {"pfl": "a/python", "flower": "b/python"})}
+    assert commands["pfl"][0] == "a/python" and commands["pfl"][-2:] == ["opponents.pfl", "folder"]
+    assert commands["flower"] == ["b/python", "-m", "opponents.flower", "folder"]
+    assert "pfl" not in {each.name for each in on_cores("folder", {})}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPPONENTS)
+def test_an_opponent_trains_the_same_thing(name: str, folder: Path) -> None:
+    if not find_spec(OPPONENTS[name]):
+        pytest.skip(f"{name} is not installed")
+    contest = Contest("logistic", **TINY)
+    chosen = [each for each in on_cores(str(folder), {name: sys.executable}) if each.name in ("loop", name)]
+    loop, theirs = [line for line in compete("tiny", contest, chosen, folder, 1, []) if isinstance(line, Row)]
+    assert abs(loop.loss - theirs.loss) < 0.02 < contest.loss(contest.initial()) - theirs.loss
+
+
+def row(speed: float, cpu: float, memory: float) -> Row:
+    return Row("logistic", "", speed, cpu, 2.0, 1.0, memory, 3.0)
+
+
+def test_bars_are_for_what_is_there() -> None:
+    rows = {"loop": row(100, 10, 500), "pfl": row(100, 10, 900), "auto": row(350, 3, 500)}
+    found = list(judged("logistic", rows))
+    assert [(each.what[-4:], each.ratio, each.met) for each in found] == [
+        ("loop", 3.5, True), (" pfl", 3.5, False), ("loop", 1.0, True),
+    ]  # fmt: skip
+    found = list(judged("cnn", {**rows, "auto": row(350, 8.6, 500.1)}))
+    assert [(each.unit, each.met) for each in found] == [
+        ("CPU ms a client", False), ("clients a second", True), ("peak MB", False),
+    ]  # fmt: skip
+
+
+def test_turns_alternate_the_median_counts_and_only_the_fixed_size_is_judged(monkeypatch) -> None:
+    order: list[str] = []
+
+    def fake(contender: Contender) -> Seen:
+        seconds = (1.0, 2.0, 9.0)[order.count(contender.name) % 3]
+        order.append(contender.name)
+        given = Given(contender.command[-1])
+        (given.folder / LAST).write_bytes((given.folder / "weights.npz").read_bytes())
+        return Seen(
+            contender.name, **given.work, startup=1.0, startup_cpu=1.0, seconds=seconds, cpu=seconds, memory=1e6
+        )
+
+    names = ["loop", "serial", "auto"]
+    monkeypatch.setattr(engines, "watched", fake)
+    monkeypatch.setattr(engines, "on_cores", lambda folder, found: [Contender(name, [folder]) for name in names])
+    monkeypatch.setitem(CONTESTS, "logistic", Contest("logistic", **TINY))
+    lines = list(measure("logistic"))
+    assert order == names * 3
+    assert [line.speed for line in lines if isinstance(line, Row)] == [1.5, 1.5, 1.5]
+    assert {line.what for line in lines if isinstance(line, Measurement)} == {"logistic, auto / loop"}
+    assert not [line for line in measure("logistic", cohort=2) if isinstance(line, Measurement)]
