@@ -12,7 +12,17 @@ import torch
 
 from undergrowth.bench import Measurement, Row, engines
 from undergrowth.bench.contender import Contender, Seen, watched
-from undergrowth.bench.engines import CONTESTS, OPPONENTS, compete, judged, measure, on_a_gpu, on_cores, opponents
+from undergrowth.bench.engines import (
+    CONTESTS,
+    OPPONENTS,
+    compete,
+    judged,
+    measure,
+    on_a_gpu,
+    on_cores,
+    opponents,
+    startup,
+)
 from undergrowth.bench.opponents.given import LAST, Given
 from undergrowth.bench.workload import Contest, load_weights
 from undergrowth.core import InputError, RunError
@@ -114,6 +124,16 @@ def test_an_opponent_trains_the_same_thing(name: str, folder: Path) -> None:
     chosen = [each for each in on_cores(str(folder), {name: sys.executable}) if each.name in ("loop", name)]
     loop, theirs = [line for line in compete("tiny", contest, chosen, folder, 1, []) if isinstance(line, Row)]
     assert abs(loop.loss - theirs.loss) < 0.02 < contest.loss(contest.initial()) - theirs.loss
+
+
+def test_the_start_of_a_run_is_measured(folder: Path) -> None:
+    measured = startup(folder)
+    assert measured.what == "undergrowth run, 6 devices"
+    assert 0.5 < measured.ours < 60 and measured.reference == 6.0
+    (folder / "writers.npz").unlink()
+    (folder / "y.npy").write_bytes((folder / "x.npy").read_bytes())
+    with pytest.raises(RunError, match="undergrowth run ended with code 2: error: "):
+        startup(folder)
 
 
 def row(speed: float, cpu: float, memory: float) -> Row:

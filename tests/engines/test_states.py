@@ -88,6 +88,7 @@ def test_a_state_comes_back_as_it_was_put(states):
     states.put("b", {"x": 1})
     for _ in range(2):
         assert same(states.get("a"), ODD)
+        assert states.get("a")["turned"].is_contiguous()
         assert same(states.residual("a"), {"lost": torch.ones(2, 2)})
     again = States(0)
     again.restore(states.snapshot().items())

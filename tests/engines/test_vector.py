@@ -178,3 +178,15 @@ def test_a_carry_with_other_settings_is_another_stack() -> None:
         found.append({"all": next(iter(engine.run(jobs)))})
     check_same(*found)
     assert replace(task.train, lr=1.0).lr == 1.0
+
+
+@pytest.mark.parametrize("model", ["cnn", "wrn-10-1"])
+def test_training_in_bfloat16_stays_near_float32(model: str, tmp_path: Any) -> None:
+    settings = {"model": model, "clients": 3, "rounds": 1, "batch": 64, "lr": 0.01, "out": str(tmp_path)}
+    whole = ug.run(engine="serial", **settings)
+    for engine in ("serial", "vector"):
+        short = ug.run(engine=engine, precision="bf16", **settings)
+        assert short.summary["model_digest"] != whole.summary["model_digest"]
+        assert all(value.dtype == torch.float32 for value in short.model.parameters())
+        assert short.loss == pytest.approx(whole.loss, rel=0.02)
+        assert short.history[-1].get("not_stacked", 0) == 0

@@ -198,8 +198,12 @@ def room(device: str) -> int:
 
 
 def _apart(node: Any, found: list[Tensor]) -> Any:
-    """The same tree, whose tensors, also listed, hold no more memory than they show: not a whole stack of clients."""
+    """The same tree, whose tensors, also listed, hold no more memory than they show: not a whole stack of clients.
+
+    And whose values lie as they would after a way through the file: how they lie can change a last digit.
+    """
     if isinstance(node, Tensor):
+        node = node.contiguous()
         node = node.clone() if node.untyped_storage().nbytes() > node.nbytes else node
         found.append(node)
     elif isinstance(node, Packet):

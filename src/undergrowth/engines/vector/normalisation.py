@@ -41,11 +41,16 @@ def normalise(
     else:
         values, pixels = _values(maps, clients, innermost)
         out = _scaled(values, running_mean, running_var, weight, bias, eps, pixels)
+    out = out.to(x.dtype)
     return out.reshape(maps.shape).permute(0, 3, 1, 2) if innermost else out.reshape(x.shape)
 
 
 def _values(maps: Tensor, clients: int, innermost: bool) -> tuple[Tensor, int]:
-    """K × B × pixels × C, or K × B × C × pixels, whichever needs no copy; and where the pixels are."""
+    """K × B × pixels × C, or K × B × C × pixels, whichever needs no copy; and where the pixels are.
+
+    Statistics are of float32, also where maps are of bfloat16.
+    """
+    maps = maps.float()
     if innermost:
         return maps.reshape(clients, -1, maps[0, ..., 0].numel(), maps.shape[-1]), 2
     return maps.reshape(clients, len(maps) // clients, maps.shape[1], -1), 3
