@@ -16,7 +16,7 @@ from undergrowth.runs.outlook import first_round
 
 TRIED = 8  # jobs
 CLEARLY = 1.5  # times faster: less may be noise, and another engine next time would give other last bits
-WORTH_FORKING = 1.0  # seconds that a round takes in one process
+WORTH_FORKING = 0.2  # seconds that a round takes in one process
 
 
 def choose(federation: Federation) -> tuple[dict[str, Any], str]:
