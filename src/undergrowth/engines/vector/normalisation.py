@@ -50,7 +50,7 @@ def _values(maps: Tensor, clients: int, innermost: bool) -> tuple[Tensor, int]:
 
     Statistics are of float32, also where maps are of bfloat16.
     """
-    maps = maps.float()
+    maps = maps.float() if maps.dtype == torch.bfloat16 else maps
     if innermost:
         return maps.reshape(clients, -1, maps[0, ..., 0].numel(), maps.shape[-1]), 2
     return maps.reshape(clients, len(maps) // clients, maps.shape[1], -1), 3
