@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, Context, LoopClient, Packet, Selector, Shard, State, Steps, Task, Weights
+from undergrowth.learning.descent import Descent
 from undergrowth.learning.objectives import CrossEntropy, Look, Objective
-from undergrowth.learning.optimisers import Optimiser, learning_rate, optimiser_of
+from undergrowth.learning.optimisers import Optimiser, Sgd, learning_rate, optimiser_of
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,20 @@ class GradientClient(LoopClient):
         return carry, steps
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
-        names = carry["parameters"].keys()
+        optimiser, parameters = self._optimiser(task), dict(carry["parameters"])
+        plain = optimiser == Sgd() and not task.model.mixed
+        descent = Descent(carry["lr"], carry.get("descending")) if plain else None
         gradients, buffers, loss = gradients_of(
-            task, self.objective, carry["parameters"], carry["buffers"], carry["received"], batch, self.split
+            task, self.objective, parameters, carry["buffers"], carry["received"], batch, self.split, descent
         )
-        parameters, optimiser = self._optimiser(task).update(
-            list(carry["parameters"].values()), gradients, carry["optimiser"], carry["lr"], "stepped" in carry
+        left = [name for name in parameters if descent is None or name not in descent.done]
+        updated, state = optimiser.update(
+            [parameters[name] for name in left], gradients, carry["optimiser"], carry["lr"], "stepped" in carry
         )
-        carry = {
-            **carry,
-            "parameters": dict(zip(names, parameters)),
-            "buffers": buffers,
-            "optimiser": optimiser,
-            "stepped": True,
-        }
+        parameters.update(zip(left, updated))
+        carry = {**carry, "parameters": parameters, "buffers": buffers, "optimiser": state, "stepped": True}
+        if descent is not None:
+            carry["descending"] = descent.found
         if "loss" in carry:
             carry["loss"], carry["steps"] = carry["loss"] + loss.detach(), carry["steps"] + 1
         return carry
@@ -126,16 +128,20 @@ def gradients_of(
     received: Weights,
     batch: Batch,
     split: str | None = None,
+    descent: Descent | None = None,
 ) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
     """Gradients of the objective with respect to `parameters`, the buffers after the forward pass, and the loss.
 
     With `split`, the part below it is frozen: it runs in evaluation mode and no gradient is computed through it.
+    With `descent`, those parameters are left out that are taken a step further at once.
     """
     trained = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     weights = {**received, **buffers, **trained}
-    output = task.model.run(weights, batch["x"], training=split or True, maps=objective.maps)
     # An engine that computes many clients at once tells by this entry; the terms are then one number for each.
     clients = len(next(iter(trained.values()))) if "share" in batch else None
-    loss = objective(Look(task, batch, output, trained, received, clients))
-    gradients = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True, materialize_grads=True)
+    with nullcontext() if descent is None else descent.over(trained):
+        output = task.model.run(weights, batch["x"], training=split or True, maps=objective.maps)
+        loss = objective(Look(task, batch, output, trained, received, clients))
+    left = [value for name, value in trained.items() if descent is None or name not in descent.done]
+    gradients = torch.autograd.grad(loss.sum(), left, allow_unused=True, materialize_grads=True)
     return list(gradients), dict(output.buffers), loss

@@ -1,7 +1,7 @@
 """Optimisers as pure functions of parameters, gradients and state, and learning-rate schedules over rounds.
 
 The arithmetic is that of `torch.optim`, operation by operation, so that a federation of one device gives the
-bits of ordinary training.
+bits of ordinary training; large linear layers under plain SGD (`descent`) give them but for the last ones.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ def make(shape: tuple[int, ...], classes: int, _norm: str, hidden: int) -> Stage
     channels, height, width = shape
     features = 64 * (height // 4) * (width // 4)
     stages: dict[str, nn.Module] = {
-        "convolution1": nn.Sequential(started(nn.Conv2d(channels, 32, 5, padding=2)), nn.ReLU()),
-        "pool1": nn.MaxPool2d(2),
+        "convolution1": nn.Sequential(started(nn.Conv2d(channels, 32, 5, padding=2))),
+        "pool1": nn.Sequential(nn.MaxPool2d(2), nn.ReLU()),  # the same as the other way round, on a quarter of it
         "convolution2": nn.Sequential(started(nn.Conv2d(32, 64, 5, padding=2)), nn.ReLU()),
         "pool2": nn.MaxPool2d(2),
         "hidden": nn.Sequential(nn.Flatten(), started(nn.Linear(features, hidden)), nn.ReLU()),

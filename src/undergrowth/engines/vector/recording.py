@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry
-from undergrowth.engines.vector.stack import moved_out, part
+from undergrowth.engines.vector.stack import Batches, moved_out, part
 
 SIZES = (4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
 
@@ -58,15 +58,9 @@ class Recording:
         """Takes up the carry of so many clients; what stands in the other places does not matter."""
         _copy(carry, self.carry, clients)
 
-    def step(self, pool: Mapping[str, Tensor], positions: Tensor, share: Tensor) -> None:
-        """Gathers a batch from the pool and does the step."""
-        for name, values in pool.items():
-            torch.index_select(values, 0, positions, out=self.batch[name][: len(positions)])
-        flat = share.reshape(-1)
-        self.batch["share"][: len(flat)].copy_(flat)
-        self.batch["share"][len(flat) :].zero_()
-        self.mask.fill_(1)
-        self.mask[: len(share)].copy_(share > 0)
+    def step(self, batches: Batches, step: int) -> None:
+        """Gathers a batch and does the step."""
+        batches.write(step, self.batch, self.mask)
         self._graph.replay()
 
     def continues(self, other: Recording) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, LoopClient, Shard, State, Steps
+from undergrowth.core import Carry, LoopClient, Shard, State, Steps
 from undergrowth.engines.world import Job
 
 MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
@@ -79,39 +79,47 @@ def wider(tree: Any, fill: Tensor) -> Any:
 
 
 class Batches:
-    """The batches of stacked clients, step by step. Clients must come with those of most steps first."""
+    """The batches of stacked clients, step by step. Clients must come with those of most steps first.
 
-    def __init__(self, begun: Sequence[Begun], device: str) -> None:
+    places: in the stack; those that no client has, or none any more, are filled with samples that count for nothing.
+    """
+
+    def __init__(self, begun: Sequence[Begun], device: str, places: int) -> None:
         first = begun[0].steps
-        self.batch = first.batch
-        self.counts = [each.count for each in begun]
+        batch, steps = first.batch, max((each.count for each in begun), default=0)
         # One pool of all samples and one table of positions: a step is then a single gather.
         self.pool = {name: torch.cat([each.steps.data[name] for each in begun]) for name in first.data}
-        steps = max(self.counts, default=0)
-        table = np.empty((len(begun), steps, self.batch), dtype=np.int64)
-        real = np.zeros((len(begun), steps), dtype=np.int64)  # samples of a client's batch that are not filling
+        table = np.zeros((places, steps, batch), dtype=np.int64)
+        real = np.zeros((places, steps), dtype=np.int64)  # samples of a client's batch that are not filling
         start = 0
         for place, each in enumerate(begun):
-            table[place] = start  # filled up with a sample of its own, which counts for nothing
+            table[place] = start
             _fill(table[place], real[place], each, start)
             start += len(next(iter(each.steps.data.values())))
-        self.full = (real == self.batch).all(0, where=real > 0).tolist()
-        inside = np.arange(self.batch) < real[:, :, None]
+        self.active = (real > 0).sum(0).tolist()  # by step: clients that still do it
+        self._full = (real == batch).all(0, where=real > 0).tolist()
+        inside = np.arange(batch) < real[:, :, None]
         share = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(np.float32)
+        mask = (inside | (real[:, :, None] == 0)).astype(np.float32)
         # By step, then client: what one step needs lies together.
-        self.table, self.share = (_there(values.transpose(1, 0, 2), device) for values in (table, share))
+        self._table, self._share, self.mask = (
+            _there(values.transpose(1, 0, 2), device) for values in (table, share, mask)
+        )
 
-    def active(self, step: int) -> int:
-        """How many clients still do this step."""
-        return sum(count > step for count in self.counts)
-
-    def at(self, step: int, clients: int) -> tuple[Batch, Tensor | None]:
-        """The long batch of the first so many clients, and which of its samples are real (None: all)."""
-        positions = self.table[step, :clients].reshape(-1)
+    def at(self, step: int, places: int) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The long batch of the first so many places, and which of its samples are real (None: all)."""
+        positions = self._table[step, :places].reshape(-1)
         batch = {name: values.index_select(0, positions) for name, values in self.pool.items()}
-        share = self.share[step, :clients]
-        batch["share"] = share.reshape(-1)
-        return batch, None if self.full[step] else (share > 0).to(share.dtype)
+        batch["share"] = self._share[step, :places].reshape(-1)
+        return batch, None if self._full[step] else self.mask[step, :places]
+
+    def write(self, step: int, batch: Mapping[str, Tensor], mask: Tensor) -> None:
+        """Writes the long batch, and which of its samples are real, to where they are wanted."""
+        positions = self._table[step, : len(mask)].reshape(-1)
+        for name, values in self.pool.items():
+            torch.index_select(values, 0, positions, out=batch[name])
+        batch["share"].copy_(self._share[step, : len(mask)].reshape(-1))
+        mask.copy_(self.mask[step, : len(mask)])
 
 
 def _there(values: np.ndarray, device: str) -> Tensor:

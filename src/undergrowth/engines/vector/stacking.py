@@ -37,11 +37,13 @@ from undergrowth.engines.vector.recording import Recording, Unrecordable, size_f
 from undergrowth.engines.vector.stack import FINISH, Batches, Begun, moved_out, part, stacked, wider
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
-CPU_CHUNK = 16  # clients; more do not fit into the caches of a core
+CPU_BYTES = 8 << 20  # of weights that are stacked on a CPU; more do not stay in its caches
+CPU_CHUNK = (4, 32)  # clients at least and at most, whatever the weights
 FIRST_CHUNK = 24  # clients on a GPU whose memory is measured before more are taken
 MEMORY_SHARE = 0.4  # of what is free on the GPU: a recording needs as much again
 WAVE = 25  # clients that fill a GPU; more at once do not gain much
 LARGEST_CHUNK = 256  # clients on a GPU; more gain nothing
+UNRECORDED = 12  # steps of a kind after which one is recorded, which takes as long as some dozen
 
 
 class Stacking:
@@ -55,11 +57,13 @@ class Stacking:
         self._stackable: dict[Hashable, bool] = {}
         self._ended: defaultdict[str, list[tuple[Packet, State]]] = defaultdict(list)  # device → its updates so far
         self._bytes: dict[Hashable, float] = {}  # kind → bytes of one client on the GPU
-        self._seen: set[Hashable] = set()  # kinds that have been computed before
+        self._unrecorded: Counter[Hashable] = Counter()  # kind → steps that were done without a recording
         self._recordings: dict[Hashable, dict[int, Recording]] = {}  # kind → clients → recording
         self._unrecordable: set[Hashable] = set()
         self._most: dict[Hashable, int] = {}  # kind → clients at once, where more did not fit
         self._pool = torch.cuda.graph_pool_handle() if self.cuda else None
+        self._before = 0  # bytes on the GPU before this chunk
+        self._weights: int = 4 * sum(shape.numel() for shape in world.task.model.shapes.values())
 
     def done(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Done]]:
         """All jobs, as many at a time as there is room for."""
@@ -107,8 +111,6 @@ class Stacking:
             group = [each for each in group if each.job.device in stacked_up]
             for chunk, carries in self._computed(kind, group):
                 yield self._finish(chunk, carries, left)
-            if group:
-                self._seen.add(kind)
         self.counts["stacked"] += len(stacked_up)
         self.counts["not_stacked"] += len(wave) - len(stacked_up)
         states = self.world.states
@@ -140,14 +142,13 @@ class Stacking:
 
     def _steps(self, kind: Hashable, chunk: list[Begun]) -> list[Carry]:
         """All steps of all clients of a chunk; their carries at the end."""
-        batches = Batches(chunk, self.world.device)
+        batches = Batches(chunk, self.world.device, size_for(len(chunk)) if self.cuda else len(chunk))
         client = chunk[0].client
         carry = stacked([each.carry for each in chunk])
         ended: list[Carry] = []  # from the back: the client with fewest steps first
         clients = len(chunk)
         recording: Recording | None = None
-        for step in range(max(batches.counts, default=0)):
-            active = batches.active(step)
+        for step, active in enumerate(batches.active):
             if active < clients:
                 # What a recording works on is overwritten by the next step.
                 kept = part(carry, slice(active, clients))
@@ -155,16 +156,18 @@ class Stacking:
                 ended += [part(kept, place) for place in range(clients - active - 1, -1, -1)]
                 carry, clients = part(carry, slice(0, active)), active
             wanted = self._recording(kind, client, batches, step, carry, clients)
-            if wanted is not None:
-                if recording is None or not wanted.continues(recording):
-                    wanted.load(carry, clients)
-                wanted.step(batches.pool, batches.table[step, :clients].reshape(-1), batches.share[step, :clients])
-                carry = part(wanted.carry, slice(0, clients))
-            else:
+            if wanted is None:
                 batch, mask = batches.at(step, clients)
                 carry = self._step(carry, batch, mask, client=client, clients=clients)
+                self._measure(kind, clients)
+            else:
+                if recording is None or not wanted.continues(recording):
+                    wanted.load(carry, clients)
+                wanted.step(batches, step)
+                carry = wanted.carry  # which may have places that no client is at
             recording = wanted
-        kept = moved_out(carry) if recording else carry
+        kept = part(carry, slice(0, clients))
+        kept = moved_out(kept) if recording else kept
         ended += [part(kept, place) for place in range(clients - 1, -1, -1)]
         tails = zip(chunk, reversed(ended))
         return [{**tail, FINISH: each.carry[FINISH]} if FINISH in each.carry else tail for each, tail in tails]
@@ -176,24 +179,22 @@ class Stacking:
     def _recording(
         self, kind: Hashable, client: LoopClient, batches: Batches, step: int, carry: Carry, clients: int
     ) -> Recording | None:
-        """The recording that can do this step, made now if this kind has come before."""
-        if not self.cuda or kind not in self._seen or kind in self._unrecordable:
+        """The recording that can do this step, made now if this kind has come often."""
+        if not self.cuda or kind in self._unrecordable:
             return None
-        size = size_for(clients)
-        recordings = self._recordings.setdefault(kind, {})
+        recordings, size = self._recordings.setdefault(kind, {}), size_for(clients)
         if size not in recordings:
+            if self._unrecorded[kind] < UNRECORDED:
+                self._unrecorded[kind] += 1
+                return None
             fill = torch.arange(size, device=self.world.device).clamp_max(clients - 1)
-            rows = batches.table[step].index_select(0, fill).reshape(-1)
-            batch = {name: values.index_select(0, rows) for name, values in batches.pool.items()}
-            share = batches.share[step].index_select(0, fill)
-            batch["share"] = share.reshape(-1)
             larger = max(recordings, default=0)
             try:
                 recordings[size] = Recording(
                     partial(self._step, client=client, clients=size),
                     wider(carry, fill),
-                    batch,
-                    (share > 0).to(share.dtype),
+                    batches.at(step, size)[0],
+                    batches.mask[step, :size],
                     self._pool,
                     recordings[larger].carry if larger > size else None,
                 )
@@ -201,6 +202,12 @@ class Stacking:
                 self._unrecordable.add(kind)
                 return None
         return recordings[size]
+
+    def _measure(self, kind: Hashable, clients: int) -> None:
+        """Looks once at how much memory a client of this kind takes."""
+        if self.cuda and kind not in self._bytes:
+            peak = torch.cuda.max_memory_allocated(self.world.device) - self._before
+            self._bytes[kind] = max(1.0, peak / clients)
 
     def _finish(self, chunk: list[Begun], carries: list[Carry], left: Counter[str]) -> Ended:
         """The jobs of which nothing is left to do."""
@@ -223,9 +230,9 @@ class Stacking:
         rest = group
         while rest:
             size = min(self._chunk(kind), len(rest))
-            before = torch.cuda.memory_allocated(self.world.device) if self.cuda else 0
             try:
                 if self.cuda:
+                    self._before = torch.cuda.memory_allocated(self.world.device)
                     torch.cuda.reset_peak_memory_stats(self.world.device)
                 carries = self._steps(kind, rest[:size])
             except torch.cuda.OutOfMemoryError:
@@ -237,9 +244,6 @@ class Stacking:
                 self._most[kind] = size // 2
                 warnings.warn(f"{size} clients at once do not fit on the GPU; going on with {size // 2}", stacklevel=2)
                 continue
-            if self.cuda and kind not in self._bytes:
-                peak = torch.cuda.max_memory_allocated(self.world.device) - before
-                self._bytes[kind] = max(1.0, peak / size)
             yield rest[:size], carries
             rest = rest[size:]
 
@@ -247,7 +251,8 @@ class Stacking:
         if kind in self._most or self.settings.chunk is not None:
             return self._most.get(kind) or self.settings.chunk or 1
         if not self.cuda:
-            return CPU_CHUNK
+            least, most = CPU_CHUNK
+            return max(least, min(most, CPU_BYTES // self._weights))
         if kind not in self._bytes:
             return FIRST_CHUNK
         free, _ = torch.cuda.mem_get_info(self.world.device)
@@ -266,7 +271,7 @@ class Stacking:
         if not some:
             return False
         client, task = some[0].client, self.world.task
-        batches = Batches(some, self.world.device)
+        batches = Batches(some, self.world.device, len(some))
         batch, mask = batches.at(0, len(some))
         try:
             carry = stacked([each.carry for each in some])

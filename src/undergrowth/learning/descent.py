@@ -1,0 +1,121 @@
+"""Descent: gradient steps that large linear layers take by themselves, in the backward pass.
+
+The gradient of such a layer's weights is a product of two thin matrices. Added to the weights while it is computed, it
+never has to be written down and read again, which for a large layer takes longer than its arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+LARGE = 1 << 19  # values; smaller weights are still in a cache when their gradient is there
+
+
+class Descent:
+    """Plain steps of −lr · gradient.
+
+    A first step finds out which weights can take them by themselves; given these names, a later one has them do so.
+    The weights are changed where they lie.
+    """
+
+    def __init__(self, lr: float, names: frozenset[str] | None) -> None:
+        self.lr = lr
+        self.done = names or frozenset()
+        self.found = self.done
+        self._first = names is None
+
+    @contextmanager
+    def over(self, trained: Mapping[str, Tensor]) -> Iterator[None]:
+        """Goes around the forward pass and the loss."""
+        large = (
+            {name for name, value in trained.items() if value.numel() >= LARGE and not value.is_meta}
+            if self._first
+            else set()
+        )
+        if large:
+            with _Watching(trained) as watching:
+                yield
+            self.found = frozenset(large & watching.found)
+        elif self.done:
+            with _Descending({id(trained[name]) for name in self.done}, self.lr):
+                yield
+        else:
+            yield
+
+
+class _Watching(TorchFunctionMode):
+    """Looks for weights that one linear layer with a bias uses, once, and nothing else."""
+
+    def __init__(self, trained: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._names = {id(value): name for name, value in trained.items()}
+        self._layers: Counter[str] = Counter()
+        self._elsewhere: set[str] = set()
+
+    @property
+    def found(self) -> set[str]:
+        return {name for name, times in self._layers.items() if times == 1} - self._elsewhere
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        used = [self._names[id(value)] for value in _flat((args, kwargs)) if id(value) in self._names]
+        # Without a trained bias, nobody might ask for the gradients behind a layer.
+        if function is F.linear and len(args) == 3 and len(used) == 2 and id(args[0]) not in self._names:
+            self._layers[used[0]] += 1
+        else:
+            self._elsewhere.update(used)
+        return function(*args, **(kwargs or {}))
+
+
+class _Descending(TorchFunctionMode):
+    def __init__(self, weights: set[int], lr: float) -> None:
+        super().__init__()
+        self._weights = weights
+        self._lr = lr
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not F.linear or id(args[1]) not in self._weights:
+            return function(*args, **(kwargs or {}))
+        x, weight, bias = args
+        if weight.dim() == 2:
+            return _Linear.apply(x, weight, bias, self._lr)
+        rows = x.reshape(len(weight), -1, x.shape[-1])  # weights of many clients, whose samples form one long batch
+        return _Linear.apply(rows, weight, bias, self._lr).reshape(*x.shape[:-1], -1)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, lr: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.lr = lr
+        if weight.dim() == 2:
+            return F.linear(x, weight, bias)
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        to_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        if weight.dim() == 3:
+            weight.detach().baddbmm_(gradient.transpose(1, 2), x, alpha=-ctx.lr)
+            return to_x, None, gradient.sum(1), None
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        weight.detach().addmm_(rows.t(), x.reshape(-1, x.shape[-1]), alpha=-ctx.lr)
+        return to_x, None, rows.sum(0), None
+
+
+def _flat(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Mapping):
+        tree = tuple(tree.values())
+    if isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _flat(value)
+    else:
+        yield tree
