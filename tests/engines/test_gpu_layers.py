@@ -10,7 +10,10 @@ from torch import Tensor
 from undergrowth.engines.vector.convolution import gpu
 from undergrowth.engines.vector.normalisation import normalise
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or gpu() is None, reason="needs a GPU and Triton")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or gpu() is None, reason="needs a GPU and Triton"),
+]
 
 # clients, samples of each, channels, side, outputs, window, padding, stride
 CONVOLUTIONS = [

@@ -227,6 +227,7 @@ def elsewhere(tmp_path: Path, **settings: Any) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(
     "settings",

@@ -19,12 +19,14 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def two_gpus() -> Iterator[None]:
-    ray.init(
-        "local", num_cpus=1, num_gpus=2, include_dashboard=False, object_store_memory=80_000_000,
-        log_to_driver=False, logging_level="error",
-    )  # fmt: skip
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES")
+        ray.init(
+            "local", num_cpus=1, num_gpus=2, include_dashboard=False, object_store_memory=80_000_000,
+            log_to_driver=False, logging_level="error",
+        )  # fmt: skip
+        yield
+        ray.shutdown()
 
 
 def seen(worker: Any) -> tuple[str | None, dict[str, float], tuple[bool, bool]]:

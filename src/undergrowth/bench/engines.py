@@ -46,6 +46,8 @@ BARS: dict[str, list[tuple[str, str, float]]] = {  # against whom, in what, how 
     "cnn": [(LOOP, "cpu", 0.85), ("pfl", "speed", 1.15), ("flower", "speed", 2.8), (LOOP, "memory", 1.0)],
     "logistic": [(LOOP, "speed", 3.0), ("pfl", "speed", 4.0), ("flower", "speed", 40.0), (LOOP, "memory", 1.0)],
 }
+GPU_BARS = {"cnn": (25.0, 2500.0), "wrn": (8.0, None)}  # times the loop's clients a second, and how many these must be
+EQUAL = 1e-4  # of the averaged model's length, in strict float32
 UNITS = {"speed": "clients a second", "cpu": "CPU ms a client", "memory": "peak MB"}
 STARTUP = 6.0  # seconds
 
@@ -81,6 +83,8 @@ def measure(
             contest.write(Path(folder))
             contenders = on_cores(folder, {} if name == "wrn" else found) if on_cpu else on_a_gpu(folder, device)
             rows = yield from compete(name, contest, contenders, Path(folder), repeats, failures)
+            if not on_cpu and contest.cohort == fixed.cohort:
+                yield from judged_on_a_gpu(name, rows)
             if contest == fixed and on_cpu:
                 yield from judged(name, rows)
                 if name == "cnn":
@@ -193,6 +197,20 @@ def judged(name: str, rows: Mapping[str, Row]) -> Iterator[Measurement]:
         if {against, "auto"} <= rows.keys():
             ours, theirs = (float(getattr(rows[each], what)) for each in ("auto", against))
             yield Measurement(f"{name}, auto / {against}", UNITS[what], ours, theirs, bar, what != "speed")
+
+
+def judged_on_a_gpu(name: str, rows: Mapping[str, Row]) -> Iterator[Measurement]:
+    """What the engine `vector` gives in TF32, and how near it is to the serial engine in float32."""
+    fast, strict = (f"vector precision={precision}" for precision in ("tf32", "float32"))
+    if name not in GPU_BARS or not {LOOP, fast, strict} <= rows.keys():
+        return
+    times, least = GPU_BARS[name]
+    yield Measurement(f"{name}, vector in TF32 / {LOOP}", UNITS["speed"], rows[fast].speed, rows[LOOP].speed, times)
+    if least is not None:
+        yield Measurement(f"{name}, vector in TF32", f"{UNITS['speed']}, against the bar", rows[fast].speed, least, 1.0)
+        apart = rows[strict].difference
+        if apart is not None:
+            yield Measurement(f"{name}, vector / serial", "apart in float32, against the bar", apart, EQUAL, 1.0, True)
 
 
 def startup(folder: Path) -> Measurement:

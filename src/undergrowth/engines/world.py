@@ -22,7 +22,7 @@ from undergrowth.core import (
     not_finite,
     unusable,
 )  # fmt: skip
-from undergrowth.engines.states import States
+from undergrowth.engines.states import States, room
 from undergrowth.links import Links
 
 
@@ -87,6 +87,19 @@ class World:
     states: States = field(default_factory=States)
     links: Links = field(default_factory=Links)
     device: str = "cpu"  # the torch device that jobs run on
+    _there: dict[str, Shard] = field(default_factory=dict, init=False, repr=False)  # shards that stay on a GPU
+    _bytes: int = field(default=0, init=False, repr=False)
+
+    def shard(self, device: str) -> Shard:
+        """A device's training samples, where jobs run. On a GPU they stay, as long as there is room."""
+        if device in self._there:
+            return self._there[device]
+        shard = self.shards.train(device).to(self.device)
+        size = shard.x.nbytes + shard.y.nbytes
+        if shard.x.is_cuda and self._bytes + size <= room(self.device):
+            self._there[device] = shard
+            self._bytes += size
+        return shard
 
 
 class Engine(Protocol):
@@ -123,7 +136,7 @@ def do(world: World, job: Job, own: State, residual: State) -> Done:
     shard: Shard | None = None
     limited = {} if job.limit is None else {"limit": job.limit}
     try:
-        shard = world.shards.train(job.device).to(world.device)
+        shard = world.shard(job.device)
         up, kept = world.client.local(world.task, job.down, shard, own, job.context, **limited)
         return delivered(world, job, up, kept, residual, checked=True)
     except InputError:

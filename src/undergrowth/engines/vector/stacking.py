@@ -125,7 +125,7 @@ class Stacking:
             return []
         own = world.states.get(job.device)
         try:
-            shard = world.shards.train(job.device).to(world.device)
+            shard = world.shard(job.device)
             parts = {"": client} if isinstance(client, LoopClient) else client.updates(world.task, job.down)
             begun = [
                 Begun(job, name, each, shard, own, *each.begin(world.task, job.down, shard, own, job.context))
