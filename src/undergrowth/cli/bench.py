@@ -28,7 +28,7 @@ def bench(
         str | None, typer.Option(metavar="NAME", help=_ENGINES + "cnn, logistic or wrn, and not all.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help=_ENGINES + "cuda, for the rows of a GPU instead of a CPU's.")
+        str | None, typer.Option(metavar="NAME", help=_ENGINES + "cuda, for the rows of a GPU instead of a CPU's.")
     ] = None,
     others: Annotated[
         list[str] | None,

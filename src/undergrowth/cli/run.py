@@ -45,7 +45,7 @@ def run(
     seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same run.")] = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda or cuda:0.")] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", help="How many workers, if the engine has any.")] = None,
-    address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Ray cluster: auto, ray://HOST.")] = None,
+    address: Annotated[str | None, typer.Option(metavar="URL", help="Of a Ray cluster: auto, ray://HOST.")] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Where runs are kept. (Default: runs.)")] = None,
     settings: Settings = None,
     json: AsJson = False,
