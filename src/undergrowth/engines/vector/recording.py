@@ -16,7 +16,7 @@ from torch import Tensor
 from undergrowth.core import Batch, Carry
 from undergrowth.engines.vector.stack import Batches, moved_out, part
 
-SIZES = (4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
+SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
 
 Step = Callable[[Carry, Batch, Tensor], Carry]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Carry, LoopClient, Shard, State, Steps
+from undergrowth.devices.meter import tensors_in
 from undergrowth.engines.world import Job
 
 MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
+WAVE = 25  # clients that fill a GPU; more at once do not gain much
+LARGEST_CHUNK = 256  # clients on a GPU; more gain nothing
 FINISH = "finish"  # the entry of a carry that no step looks at
 
 
@@ -33,11 +37,32 @@ class Begun:
     def __post_init__(self) -> None:
         self.count = len(self.steps)
 
+    @cached_property
     def kind(self) -> Hashable:
         """What clients must have in common to be stacked."""
         carry = {name: value for name, value in self.carry.items() if name != FINISH}
         data = tuple((name, values.shape[1:], values.dtype) for name, values in self.steps.data.items())
         return self.name, _signature(carry), data, self.steps.batch
+
+
+def brought(begun: Sequence[Begun]) -> int:
+    """Bytes that a job has brought along: what its device kept, and what `begin` made of it and of what was sent.
+
+    A tensor that devices share counts for each: whether they do hangs on what is in memory, and waves must not.
+    """
+    own = [value for each in begun[:1] for value in tensors_in(each.own)]
+    known = {id(value) for each in begun for value in [*own, *each.job.down.tensors.values()]}
+    made = {id(value): value.nbytes for each in begun for value in tensors_in(each.carry) if id(value) not in known}
+    return sum(value.nbytes for value in own) + sum(made.values())
+
+
+def waves(clients: int) -> list[int]:
+    """How many clients of a round a GPU gets at a time: few at first and at last."""
+    if clients < 2 * WAVE:
+        return [clients]
+    between = clients - 2 * WAVE
+    pieces = -(-between // LARGEST_CHUNK)
+    return [WAVE, *(-(-between // pieces) for _ in range(pieces)), WAVE]
 
 
 def stacked(carries: Sequence[Carry]) -> Carry:

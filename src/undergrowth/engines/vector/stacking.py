@@ -16,33 +16,30 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from undergrowth.core import (
-    Batch,
-    Carry,
-    InputError,
-    LoopClient,
-    Packet,
-    RunError,
-    State,
-    Updates,
-    joined,
-    shares,
-)  # fmt: skip
-from undergrowth.devices.meter import tensors_in
+from undergrowth.core import Batch, Carry, InputError, LoopClient, Packet, RunError, State, Updates, joined, shares
 from undergrowth.engines.states import room
 from undergrowth.engines.vector.agreement import close, full_precision
 from undergrowth.engines.vector.ended import Ended
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.recording import Recording, Unrecordable, size_for
-from undergrowth.engines.vector.stack import FINISH, Batches, Begun, moved_out, part, stacked, wider
+from undergrowth.engines.vector.stack import (
+    FINISH,
+    LARGEST_CHUNK,
+    Batches,
+    Begun,
+    brought,
+    moved_out,
+    part,
+    stacked,
+    waves,
+    wider,
+)
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
 CPU_BYTES = 8 << 20  # of weights that are stacked on a CPU; more do not stay in its caches
 CPU_CHUNK = (4, 32)  # clients at least and at most, whatever the weights
 FIRST_CHUNK = 24  # clients on a GPU whose memory is measured before more are taken
 MEMORY_SHARE = 0.4  # of what is free on the GPU: a recording needs as much again
-WAVE = 25  # clients that fill a GPU; more at once do not gain much
-LARGEST_CHUNK = 256  # clients on a GPU; more gain nothing
 UNRECORDED = 12  # steps of a kind after which one is recorded, which takes as long as some dozen
 
 
@@ -57,6 +54,7 @@ class Stacking:
         self._stackable: dict[Hashable, bool] = {}
         self._ended: defaultdict[str, list[tuple[Packet, State]]] = defaultdict(list)  # device → its updates so far
         self._bytes: dict[Hashable, float] = {}  # kind → bytes of one client on the GPU
+        self._sizes: dict[Hashable, int] = {}  # kinds of a job's updates → bytes that it brings along
         self._unrecorded: Counter[Hashable] = Counter()  # kind → steps that were done without a recording
         self._recordings: dict[Hashable, dict[int, Recording]] = {}  # kind → clients → recording
         self._unrecordable: set[Hashable] = set()
@@ -80,19 +78,22 @@ class Stacking:
 
     def _waves(self, jobs: Sequence[Job]) -> Iterator[list[tuple[Job, list[Begun]]]]:
         """Jobs that are begun together, each with its updates."""
-        allowed, size, most = room(self.world.device), 0, len(jobs)
+        allowed, size, most = room(self.world.device), 0, deque([len(jobs)])
         if self.cuda and self.settings.chunk is None:
-            # Two, so that the CPU has something to do while the GPU computes; those with most samples go first.
-            jobs = sorted(jobs, key=lambda job: -self.world.shards.size(job.device))
-            most = max(WAVE, -(-len(jobs) // 2))
+            # The CPU begins and ends clients while the GPU computes others: only few at first, which it waits for, and
+            # at last those with most steps, while which all others are handed on.
+            jobs = sorted(jobs, key=lambda job: self.world.shards.size(job.device))
+            most = deque(waves(len(jobs)))
         wave: list[tuple[Job, list[Begun]]] = []
         for job in jobs:
             begun = self._begin(job)
             wave.append((job, begun))
-            size += _size(job, begun)
-            if size > allowed or len(wave) == most:
+            size += self._size(begun)
+            if size > allowed or len(wave) >= most[0]:
                 yield wave
                 wave, size = [], 0
+                if len(most) > 1:
+                    most.popleft()
         yield wave
 
     def _wave(self, wave: Sequence[tuple[Job, list[Begun]]]) -> Iterator[Iterable[tuple[Job, Done]]]:
@@ -100,7 +101,7 @@ class Stacking:
         groups: defaultdict[Hashable, list[Begun]] = defaultdict(list)
         for _, begun in wave:
             for each in begun:
-                groups[each.kind()].append(each)
+                groups[each.kind].append(each)
         stacked_up = {each.job.device for group in groups.values() for each in group}
         for kind, group in groups.items():
             group.sort(key=lambda each: -each.count)
@@ -139,6 +140,15 @@ class Stacking:
             for each, count in zip(begun, shares(job.limit, [each.count for each in begun])):
                 each.count = count
         return begun
+
+    def _size(self, begun: Sequence[Begun]) -> int:
+        """Bytes that a job has brought along; without a state of its own, as many as others of its kind."""
+        if any(each.own for each in begun):
+            return brought(begun)
+        kinds = tuple(each.kind for each in begun)
+        if kinds not in self._sizes:
+            self._sizes[kinds] = brought(begun)
+        return self._sizes[kinds]
 
     def _steps(self, kind: Hashable, chunk: list[Begun]) -> list[Carry]:
         """All steps of all clients of a chunk; their carries at the end."""
@@ -283,14 +293,3 @@ class Stacking:
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
             return False
         return True
-
-
-def _size(job: Job, begun: Sequence[Begun]) -> int:
-    """Bytes that a job has brought along: what its device kept, and what `begin` made of it and of what was sent.
-
-    A tensor that devices share counts for each: whether they do hangs on what is in memory, and waves must not.
-    """
-    own = [value for each in begun[:1] for value in tensors_in(each.own)]
-    known = {id(value) for value in [*own, *job.down.tensors.values()]}
-    made = {id(value): value.nbytes for each in begun for value in tensors_in(each.carry) if id(value) not in known}
-    return sum(value.nbytes for value in own) + sum(made.values())
