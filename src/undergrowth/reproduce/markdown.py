@@ -67,7 +67,7 @@ def machine(device: str) -> str:
     """What the figures were computed on."""
     cores = f"{platform.machine()}, {os.cpu_count()} cores"
     if torch.device(device).type == "cuda" and torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name(device)}; {cores}"
+        return f"{torch.cuda.get_device_name(device)}, matrix products in TF32; {cores}"
     return cores
 
 

@@ -39,7 +39,8 @@ def reproduce(
         raise InputError(f"{'jobs' if jobs < 1 else 'seeds'} must be at least 1")
     chosen = cells(described, scale, only)
     sources = Sources(paths or {})
-    run = {"device": device, "engine": engine or ("serial" if device == "cpu" else "vector"), "out": out}
+    fast = {"engine": "serial"} if device == "cpu" else {"engine": "vector", "precision": "tf32"}
+    run = {"device": device, **fast, **({"engine": engine} if engine else {}), "out": out}
     store = Store(out, create=True)
     try:
         shelf = Shelf(store)
