@@ -73,14 +73,11 @@ def _multiply(
 
 @triton.jit
 def _gather(
-    maps, maps_rest, slope, slope_rest, out, sums, rows, high, wide, out_high, out_wide, samples, clients, part,
+    maps, maps_rest, slope, slope_rest, out, rows, high, wide, out_high, out_wide, samples, clients, part,
     channels: tl.constexpr, outputs: tl.constexpr, size: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
     halved: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """out[o, t] = Σ patch(row)[t] · slope[row, o], the gradient of the weights, over one part of the rows.
-
-    sums[o] = Σ slope[row, o], that of the bias, comes from the programs that have the first taps.
-    """
+    """out[o, t] = Σ patch(row)[t] · slope[row, o], the gradient of the weights, over one part of the rows."""
     taps: tl.constexpr = size * size * channels
     client = (tl.program_id(1) % clients).to(tl.int64)
     piece = tl.program_id(1) // clients
@@ -90,7 +87,6 @@ def _gather(
     channel = tap % channels
     last = tl.minimum(rows, (piece + 1) * part)
     total = tl.zeros((TAPS, OUTPUTS), dtype=tl.float32)
-    column = tl.zeros((OUTPUTS,), dtype=tl.float32)
     for first in range(piece * part, last, ROWS):
         row = first + tl.arange(0, ROWS)
         there = row < last
@@ -105,21 +101,15 @@ def _gather(
         patch = tl.load(maps + source, mask=inside, other=0.0)
         slopes = tl.load(slope + at, mask=real, other=0.0)
         total = tl.dot(tl.trans(patch), slopes, total, input_precision="ieee")
-        if tl.program_id(0) == 0:
-            column += tl.sum(slopes.to(tl.float32), 0)
         if halved:
             # The product of the two rests is beyond what a float holds.
             patch_rest = tl.load(maps_rest + source, mask=inside, other=0.0)
             slopes_rest = tl.load(slope_rest + at, mask=real, other=0.0)
             total = tl.dot(tl.trans(patch), slopes_rest, total)
             total = tl.dot(tl.trans(patch_rest), slopes, total)
-            if tl.program_id(0) == 0:
-                column += tl.sum(slopes_rest.to(tl.float32), 0)
     # As the weights lie: outputs, channels, places of the window.
     to = ((piece * clients + client) * outputs + output[None, :]) * taps + (channel * size * size + place)[:, None]
     tl.store(out + to, total, mask=(tap < taps)[:, None] & (output < outputs)[None, :])
-    if tl.program_id(0) == 0:
-        tl.store(sums + (piece * clients + client) * outputs + output, column, mask=output < outputs)
 
 
 @triton.jit
@@ -197,8 +187,8 @@ def multiply(
     return out
 
 
-def gather(maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
-    """maps: N × H × W × C, slope: N × H' × W' × O; gradients of the weights, K × O × C × s × s, and biases, K × O."""
+def gather(maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, padding: int) -> Tensor:
+    """maps: N × H × W × C, slope: N × H' × W' × O; the gradient of the weights, K × O × C × s × s."""
     samples, high, wide, channels = maps.shape
     _, out_high, out_wide, outputs = slope.shape
     rows, taps = samples // clients * out_high * out_wide, size * size * channels
@@ -207,16 +197,15 @@ def gather(maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, pa
     pieces = max(1, min(8, ENOUGH // programs, rows // (4 * tall)))
     part = triton.cdiv(triton.cdiv(rows, pieces), tall) * tall
     weight = torch.empty(pieces, clients, outputs, channels, size, size, device=maps.device)
-    bias = torch.empty(pieces, clients, outputs, device=maps.device)
     # A matrix unit wants the rows, over which is summed, side by side, unless numbers have 16 bits.
     halved = maps.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     inputs = (*_halves(maps), *_halves(slope)) if halved else (maps, maps, slope, slope)
     _gather[(triton.cdiv(taps, deep), clients * pieces, triton.cdiv(outputs, block))](
-        *inputs, weight, bias, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
+        *inputs, weight, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
         channels, outputs, size, stride, padding, halved, tall, block, deep, num_warps=4, num_stages=3,
     )  # fmt: skip
     # Summed in a fixed order, unlike atomic additions: the same bits every time.
-    return (weight[0], bias[0]) if pieces == 1 else (weight.sum(0), bias.sum(0))
+    return weight[0] if pieces == 1 else weight.sum(0)
 
 
 def _halves(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,10 +39,10 @@ class Convolution(torch.autograd.Function):
             matrix = weight.permute(0, 2, 3, 4, 1).flatten(2)
             to_x = kernels.multiply(slope, matrix, None, maps.shape[1:3], *window, backward=True).permute(0, 3, 1, 2)
         if ctx.needs_input_grad[1]:
-            to_weight, to_bias = kernels.gather(maps, slope, len(weight), *window)
-        elif ctx.needs_input_grad[2]:
-            to_bias = slope.reshape(len(weight), -1, weight.shape[1]).float().sum(1)
-        return to_x, to_weight, to_bias if ctx.needs_input_grad[2] else None, None, None
+            to_weight = kernels.gather(maps, slope, len(weight), *window)
+        if ctx.needs_input_grad[2]:
+            to_bias = norm_kernels.total(slope.reshape(len(weight), -1, weight.shape[1]))
+        return to_x, to_weight, to_bias, None, None
 
 
 class Pool(torch.autograd.Function):

@@ -108,6 +108,12 @@ def moments(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor
     return found[0], found[1], found[2]
 
 
+def total(values: Tensor) -> Tensor:
+    """The sum over all rows, K × C: torch's own takes three times as long where channels lie innermost."""
+    counts, means, _ = moments(values, None)
+    return (counts * means).sum(1)
+
+
 def slopes(slope: Tensor, values: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """Σ slope and Σ slope · (x − mean), K × parts × C each."""
     grid, part, block = _parts(values)
