@@ -34,6 +34,7 @@ def test_a_table_from_end_to_end(type_command, tmp_path: Path) -> None:
         "| FedAvg with FSCProx |",
         " / 69.39 ± 0.55 |",
         "## Orderings",
+        "## What it cost",
         "600 digits",
         "undergrowth 0.",
         "cores",
@@ -43,6 +44,8 @@ def test_a_table_from_end_to_end(type_command, tmp_path: Path) -> None:
     first, second = facts["cells"]
     assert first["runs"] == second["runs"] and len(Store("runs").runs()) == 1  # one run, two of its models
     assert first["published"] == {"mean": 69.39, "spread": 0.55} and first["ours"]["mean"] == first["values"][0]
+    ledger = Store("runs").runs()[0]["summary"]
+    assert first["cost"] == {"flops": ledger["flops"], "traffic": ledger["bytes_up"] + ledger["bytes_down"]}
     assert facts["failed"] == {} and facts["scale"] == "smoke"
     assert {ordering["pair"] for ordering in facts["orderings"]} >= {"FedAvg with FSCProx > FedAvg"}
 

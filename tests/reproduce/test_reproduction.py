@@ -13,6 +13,7 @@ from undergrowth.data import load
 from undergrowth.reproduce import Report, Table, crew, reproduce, worker
 from undergrowth.reproduce.findings import measured
 from undergrowth.reproduce.jobs import read_paths
+from undergrowth.reproduce.table import sides
 from undergrowth.runs import Store
 
 
@@ -48,6 +49,11 @@ def test_a_second_call_takes_everything_from_the_store(table: Table, done_here: 
     assert finding.values[0] == pytest.approx(100 * max(row["accuracy"] for row in rounds))
     assert finding.ours is not None and finding.ours.spread == pytest.approx(np.std(finding.values, ddof=1))
     assert figures(reproduce("9.1", seeds=2)) == figures(first) and len(done_here) == 9
+    for verdict in first.verdicts:
+        (high, *_), (low, *_) = sides(verdict.pair)
+        pairs = zip(*(next(each.values for each in first.findings if each.cell.row == row) for row in (high, low)))
+        assert verdict.seeds == tuple(one > other for one, other in pairs)
+        assert f"{sum(verdict.seeds)} of 2 pairs of one seed" in f"{verdict}"
     # More seeds, another folder for the data, another engine: only what is new is run.
     again = reproduce("9.2", seeds=3, engine="vector", only="FedAvg")
     assert len(done_here) == 10 and figures(again)["FedAvg/digits, even"][:2] == finding.values

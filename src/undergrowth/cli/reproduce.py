@@ -147,7 +147,7 @@ def _list(json: bool) -> None:
 
 def _tell(report: Report, conditions: list[str], target: str | None) -> None:
     from undergrowth.report.tables import table
-    from undergrowth.reproduce.markdown import grid
+    from undergrowth.reproduce.markdown import costs, grid
 
     screen = console()
     titles, rows = grid(report)
@@ -155,6 +155,9 @@ def _tell(report: Report, conditions: list[str], target: str | None) -> None:
     screen.print(table(titles, rows, right=range(1, len(titles))))
     for verdict in report.verdicts:
         screen.print(f"{verdict}")
+    screen.print("\nWhat it cost all devices, compute and traffic")
+    titles, rows = costs(report)
+    screen.print(table(titles, rows, right=range(1, len(titles))))
     screen.print()
     for line in conditions:
         screen.print(f"note: {line}")
@@ -174,7 +177,7 @@ def _facts(report: Report, conditions: list[str]) -> dict[str, Any]:
         "cells": [
             {
                 "row": each.cell.row, "column": each.cell.column, "values": each.values, "runs": each.runs,
-                "ours": each.ours and each.ours._asdict(),
+                "ours": each.ours and each.ours._asdict(), "cost": each.cost and each.cost._asdict(),
                 "published": each.cell.published and each.cell.published._asdict(),
             }
             for each in report.findings
@@ -182,6 +185,7 @@ def _facts(report: Report, conditions: list[str]) -> dict[str, Any]:
         "orderings": [
             {
                 "pair": each.pair, "says": each.says, "held": each.held, "broken": each.broken, "gap": each.gap,
+                "seeds": each.seeds,
                 "published_held": each.published_held, "published_gap": each.published_gap,
             }
             for each in report.verdicts

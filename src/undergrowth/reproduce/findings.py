@@ -5,25 +5,41 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from undergrowth.core import RunError
 from undergrowth.data import load
+from undergrowth.report.tables import operations, size
 from undergrowth.reproduce.cells import Cell
 from undergrowth.reproduce.table import Figure, Table, matches, sides
 from undergrowth.runs import Store
 from undergrowth.runs.config import experiment
 from undergrowth.runs.result import result_of
 
+Place = tuple[str, str]  # row and column
+Values = tuple[float, ...]
+
+
+class Cost(NamedTuple):
+    """What a run asked of all its devices together; what a model was pretrained with is not in it."""
+
+    flops: float
+    traffic: float  # bytes, up and down
+
+    def __str__(self) -> str:
+        return f"{operations(self.flops)}, {size(self.traffic)}"
+
 
 @dataclass(frozen=True)
 class Finding:
-    """A cell with what our runs gave, seed by seed, in per cent."""
+    """A cell with what our runs gave, seed by seed, in per cent, and what they cost."""
 
     cell: Cell
     values: tuple[float, ...] = ()
     runs: tuple[str, ...] = ()
+    costs: tuple[Cost, ...] = ()
 
     @property
     def ours(self) -> Figure | None:
@@ -31,6 +47,10 @@ class Finding:
             return None
         spread = statistics.stdev(self.values) if len(self.values) > 1 else None
         return Figure(statistics.fmean(self.values), spread)
+
+    @property
+    def cost(self) -> Cost | None:
+        return Cost(*(statistics.fmean(of_seeds) for of_seeds in zip(*self.costs))) if self.costs else None
 
 
 @dataclass(frozen=True)
@@ -44,14 +64,16 @@ class Verdict:
     gap: float | None  # mean of higher − lower, ours
     published_gap: float | None  # the same of the published figures of these cells
     published_held: int
+    seeds: tuple[bool, ...] = ()  # whether it held for runs of the same seed, which deal the data out alike
 
     def __str__(self) -> str:
         asked = len(self.held) + len(self.broken)
         if not asked:
             return f"{self.pair}: cannot be said, a side of it was not run"
         where = f" (not in {', '.join(self.broken)})" if self.broken else ""
+        pairs = f" and {sum(self.seeds)} of {len(self.seeds)} pairs of one seed" if self.seeds else ""
         return (
-            f"{self.pair}: held in {len(self.held)} of {asked} columns{where}, {self.gap:+.2f} on average; "
+            f"{self.pair}: held in {len(self.held)} of {asked} columns{where}{pairs}, {self.gap:+.2f} on average; "
             f"published: {self.published_held} of {asked}, {self.published_gap:+.2f}"
         )
 
@@ -68,8 +90,14 @@ class Report:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        ours = {(each.cell.row, each.cell.column): each.ours for each in self.findings}
-        return verdicts(self.table, {place: figure for place, figure in ours.items() if figure})
+        found = {(each.cell.row, each.cell.column): each for each in self.findings}
+        ours = {place: each.ours for place, each in found.items() if each.ours}
+        return verdicts(self.table, ours, {place: found[place].values for place in ours})
+
+
+def cost(store: Store, run: str) -> Cost:
+    summary = store.run(run)["summary"]
+    return Cost(summary["flops"], summary["bytes_up"] + summary["bytes_down"])
 
 
 def measured(store: Store, run: str, metric: str) -> float:
@@ -96,7 +124,8 @@ def _accuracy_on(store: Store, run: str, label: int) -> float:
     return float((guesses == label).float().mean())
 
 
-def verdicts(table: Table, ours: Mapping[tuple[str, str], Figure]) -> list[Verdict]:
+def verdicts(table: Table, ours: Mapping[Place, Figure], values: Mapping[Place, Values] | None = None) -> list[Verdict]:
+    """`values`: those that the figures are made of, seed by seed."""
     found = []
     for ordering in table.orderings:
         columns = [column for column in table.columns if matches(column, ordering.columns)]
@@ -105,7 +134,7 @@ def verdicts(table: Table, ours: Mapping[tuple[str, str], Figure]) -> list[Verdi
             places = dict.fromkeys(
                 ((higher[0], higher[1] or column), (lower[0], lower[1] or column)) for column in columns
             )
-            found.append(_verdict(table, pair, ordering.says, list(places), ours))
+            found.append(_verdict(table, pair, ordering.says, list(places), ours, values or {}))
     return found
 
 
@@ -113,13 +142,15 @@ def _verdict(
     table: Table,
     pair: str,
     says: str,
-    places: Sequence[tuple[tuple[str, str], tuple[str, str]]],
-    ours: Mapping[tuple[str, str], Figure],
+    places: Sequence[tuple[Place, Place]],
+    ours: Mapping[Place, Figure],
+    values: Mapping[Place, Values],
 ) -> Verdict:
     held: list[str] = []
     broken: list[str] = []
     gaps: list[float] = []
     published: list[float] = []
+    seeds: list[bool] = []
     for high, low in places:
         printed = table.figure(*high), table.figure(*low)
         if high not in ours or low not in ours or printed[0] is None or printed[1] is None:
@@ -127,6 +158,9 @@ def _verdict(
         gaps.append(ours[high].mean - ours[low].mean)
         published.append(printed[0].mean - printed[1].mean)
         (held if gaps[-1] > 0 else broken).append(high[1])
+        first, second = values.get(high, ()), values.get(low, ())
+        if len(first) == len(second) > 1:  # else some seed is missing on one side
+            seeds += [one > other for one, other in zip(first, second)]
     return Verdict(
         pair,
         says,
@@ -135,4 +169,5 @@ def _verdict(
         statistics.fmean(gaps) if gaps else None,
         statistics.fmean(published) if published else None,
         sum(gap > 0 for gap in published),
+        tuple(seeds),
     )

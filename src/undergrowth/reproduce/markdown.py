@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 
 import torch
 
 from undergrowth import __version__
-from undergrowth.reproduce.findings import Report
+from undergrowth.reproduce.findings import Finding, Report
 from undergrowth.reproduce.table import Figure
 
 NOTHING = "–"
@@ -26,6 +26,9 @@ def page(report: Report, command: str, device: str) -> str:
         "\n".join(_lines(*grid(report))),
         "## Orderings",
         "\n".join(f"- {verdict} — “{verdict.says}”" for verdict in report.verdicts),
+        "## What it cost",
+        "Compute and traffic of all devices in all rounds, mean over seeds; pretraining is not in it.",
+        "\n".join(_lines(*costs(report))),
         "## How",
         "\n".join(f"- {line}" for line in conditions(report, command, device)),
     ]
@@ -37,13 +40,22 @@ def page(report: Report, command: str, device: str) -> str:
 
 def grid(report: Report) -> tuple[list[str], list[list[str]]]:
     """Titles and rows of what was run, each figure beside the published one."""
+    return _grid(report, lambda each: beside(each.ours, each.cell.published))
+
+
+def costs(report: Report) -> tuple[list[str], list[list[str]]]:
+    """The same with what it cost the devices."""
+    return _grid(report, lambda each: NOTHING if each.cost is None else f"{each.cost}")
+
+
+def _grid(report: Report, told: Callable[[Finding], str]) -> tuple[list[str], list[list[str]]]:
     found = {(each.cell.row, each.cell.column): each for each in report.findings}
     columns = [column for column in report.table.columns if any(place[1] == column for place in found)]
     rows = []
     for row in report.table.rows:
         places = [found.get((row, column)) for column in columns]
         if any(places):
-            rows.append([row, *(beside(each.ours, each.cell.published) if each else NOTHING for each in places)])
+            rows.append([row, *(told(each) if each else NOTHING for each in places)])
     return ["", *columns], rows
 
 

@@ -8,7 +8,7 @@ from undergrowth.core import InputError
 from undergrowth.data import describe
 from undergrowth.reproduce.cells import Cell, cells, data_sections, source_of
 from undergrowth.reproduce.crew import Crew
-from undergrowth.reproduce.findings import Finding, Report, measured
+from undergrowth.reproduce.findings import Finding, Report, cost, measured
 from undergrowth.reproduce.jobs import Job, Shelf, Sources, jobs_of
 from undergrowth.reproduce.table import Layer, Table, find
 from undergrowth.runs import Store
@@ -57,7 +57,8 @@ def reproduce(
             reasons = dict.fromkeys(ended.failed[job.key] for job in of_seeds if job.key in ended.failed)
             if reasons:
                 failed[cell.name] = "; ".join(reasons)
-            findings.append(Finding(cell, tuple(measured(store, run, cell.metric) for run in runs), runs))
+            values = tuple(measured(store, run, cell.metric) for run in runs)
+            findings.append(Finding(cell, values, runs, tuple(cost(store, run) for run in runs)))
     finally:
         store.close()
     if ended.wrong_input and not ended.runs:

@@ -1,0 +1,90 @@
+"""How stacks of clients are put into recorded steps and taken out again.
+
+Here a recording does the plain step, on memory of its own like a real one, so that all this is checked without a GPU.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from undergrowth.core import Batch, Carry
+from undergrowth.engines import Serial, Settings, Vector
+from undergrowth.engines.vector import recording, stack, stacking
+from undergrowth.engines.vector.recording import Recording, Step
+from undergrowth.engines.vector.stack import part
+from undergrowth.methods import FedAvg, FedFSC, FedProx
+
+from .test_vector import check_same, outcomes
+
+FREE = 1 << 34
+
+
+class Replayed(Recording):
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, step: Step, carry: Carry, batch: Batch, mask: Tensor, pool: Any, memory: Carry | None) -> None:
+        self.made.append(len(mask))
+        if memory is None:
+            memory = recording._memory(carry, step(carry, batch, mask))
+        self.carry = part(memory, slice(0, len(mask)))
+        self.batch = {name: torch.full_like(value, 0) for name, value in batch.items()}
+        self.mask = torch.zeros_like(mask)
+        work = lambda: recording._copy(step(self.carry, self.batch, self.mask), self.carry)  # noqa: E731
+        self._graph = SimpleNamespace(replay=work)  # type: ignore[assignment]
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """A vector engine that takes the CPU for a GPU."""
+    for name, answer in {
+        "memory_allocated": 0, "max_memory_allocated": 1, "memory_reserved": 0, "mem_get_info": (FREE, FREE),
+        "reset_peak_memory_stats": None,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(stacking, "Recording", Replayed)
+    monkeypatch.setattr(stacking, "UNRECORDED", 2)
+    monkeypatch.setattr(stack, "WAVE", 2)
+    monkeypatch.setattr(Replayed, "made", [])
+
+    class Gpu(Vector):
+        def open(self, world: Any) -> None:
+            super().open(world)
+            self.stacking.cuda = True
+
+    return Gpu(Settings())
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "train"),
+    [
+        (FedAvg(), "logistic", {"epochs": 2}),
+        (FedAvg(), "cnn", {}),
+        (FedProx(mu=0.1), "mlp", {"momentum": 0.5, "weight_decay": 1e-3, "epochs": 2}),
+        (FedAvg(), "wrn-10-1", {"momentum": 0.5, "batch": 24, "lr": 1e-3}),
+        (FedFSC(few_shot_epochs=2), "wrn-10-1", {}),
+    ],
+    ids=["logistic", "cnn", "momentum", "batch normalisation", "two updates"],
+)
+def test_recorded_steps_give_what_the_serial_engine_gives(as_on_a_gpu, method, model, train):
+    check_same(outcomes(Serial(), method, model, **train), outcomes(as_on_a_gpu, method, model, **train), 2e-4)
+    assert as_on_a_gpu.facts() == {"stacked": 7.0, "not_stacked": 0.0}
+    assert {1, 2, 4} & set(Replayed.made) and len(Replayed.made) > 1
+
+
+def test_steps_are_not_recorded_before_they_have_come_some_times(as_on_a_gpu, monkeypatch):
+    monkeypatch.setattr(stacking, "UNRECORDED", 10_000)
+    outcomes(as_on_a_gpu, FedAvg(), "logistic")
+    assert Replayed.made == []
+
+
+@pytest.mark.parametrize(
+    ("clients", "expected"),
+    [(1, [1]), (49, [49]), (50, [25, 25]), (100, [25, 50, 25]), (306, [25, 256, 25]), (400, [25, 175, 175, 25])],
+)
+def test_a_gpu_gets_few_clients_first_and_last(clients, expected):
+    assert stack.waves(clients) == expected
