@@ -6,10 +6,10 @@ import mmap
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
+from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from undergrowth.learning import Averaging
 from undergrowth.runs.run import start
 
 from ..runs.objects import Own, digest, linear
+from ..warm import begin
 from .dying import Countdown, die, killed_in
 from .test_processes_jobs import NAMES, Keeping, assert_alike, by_serial, jobs, world
 
@@ -50,16 +51,17 @@ def opened(place: Any, request: Any, workers: int = 2, **settings: Any) -> Proce
 
 @pytest.mark.parametrize("server", [Averaging(), Keeping()], ids=["mean", "growing totals"])
 @pytest.mark.parametrize("fold", [True, False])
-@pytest.mark.parametrize("step", ["before", "after", "tensors", "words"])
-def test_a_worker_killed_at_any_step_changes_no_bit(step, fold, server, request, monkeypatch):
+def test_a_worker_killed_at_any_step_changes_no_bit(fold, server, request, monkeypatch):
     whole = world(server)
     expected = list(opened(whole, request).run(jobs(NAMES, fold)))
-    for number in (1, 2, 5, 8):
+    for step, number in product(("before", "after", "tensors", "words"), (1, 2, 5, 8)):
         with monkeypatch.context() as patched:
             when = Countdown(number)
             killed_in(step, when, patched)
             place = world(server)
-            outcomes = list(opened(place, request).run(jobs(NAMES, fold)))
+            engine = opened(place, request)
+            outcomes = list(engine.run(jobs(NAMES, fold)))
+        engine.close()
         assert when.left[0] <= 0, "nobody was killed"
         assert len(outcomes) == len(expected)
         for one, other in zip(outcomes, expected):
@@ -194,23 +196,18 @@ def test_shards_that_cannot_be_made_are_a_sentence_with_the_device(request):
         list(opened(place, request).run(jobs(NAMES)))
 
 
-PARENT = """
-import os, sys, time
-from tests.engines.test_processes_jobs import NAMES, jobs, world
-from undergrowth.engines import Processes, Settings
-
-def slow(up):
-    time.sleep(60)
-
-engine = Processes(Settings(workers=2))
-place = world(bad={"device-7": slow, "device-6": slow})
-engine.open(place)
-list(engine.run(jobs(NAMES[:4])))
-print(engine._crew._nursery.pid, *engine.pids.values(), flush=True)
-if sys.argv[1] == "idle":
-    time.sleep(60)
-list(engine.run(jobs(NAMES)))
-"""
+def parent_of_workers(said: Connection, errors: str, busy: str) -> None:
+    """In a session of its own, with what it complains of in a file."""
+    os.setsid()
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    engine = Processes(Settings(workers=2))
+    place = world(bad=dict.fromkeys(["device-7", "device-6"], lambda up: time.sleep(60)))
+    engine.open(place)
+    list(engine.run(jobs(NAMES[:4])))
+    said.send([engine._crew._nursery.pid, *engine.pids.values()])
+    if busy == "idle":
+        time.sleep(60)
+    list(engine.run(jobs(NAMES)))
 
 
 @pytest.mark.parametrize(
@@ -223,25 +220,21 @@ list(engine.run(jobs(NAMES)))
         ("group", "busy"),
     ],
 )
-def test_workers_end_with_their_parent(how, busy):
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", PARENT, busy]
-    parent = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root, start_new_session=True
-    )
-    with parent:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 3, parent.stderr.read()
-        time.sleep(0.2)
-        assert all(alive(pid) for pid in pids)
-        if how == "group":  # what a terminal does on Ctrl-C
-            os.killpg(parent.pid, signal.SIGINT)
-        else:
-            parent.send_signal(how)
-        assert wait_until(lambda: not any(alive(pid) for pid in pids))
-        parent.wait(10)
-        errors = parent.stderr.read()
-    assert errors.count("Traceback") <= 1  # the parent's own
+def test_workers_end_with_their_parent(how, busy, tmp_path):
+    errors = tmp_path / "errors"
+    parent, said = begin(parent_of_workers, str(errors), busy)
+    pids = said.recv()
+    assert len(pids) == 3, errors.read_text()
+    time.sleep(0.2)
+    assert all(alive(pid) for pid in pids)
+    if how == "group":  # what a terminal does on Ctrl-C
+        os.killpg(parent.pid, signal.SIGINT)
+    else:
+        os.kill(parent.pid, how)
+    assert wait_until(lambda: not any(alive(pid) for pid in pids))
+    parent.join(10)
+    assert parent.exitcode  # it did not just come to its end
+    assert errors.read_text().count("Traceback") <= 1  # the parent's own
 
 
 def test_workers_ignore_the_interrupt_that_is_meant_for_their_parent(request):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import weakref
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from torch import Tensor
 from undergrowth.core import Packet, RunError, pack
 from undergrowth.engines import States
 from undergrowth.engines.slots import Slots
+
+from ..warm import begin
 
 LIMITS = [0, math.inf]  # everything goes to the file; nothing does
 
@@ -191,23 +196,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         states.put("a", model(1))
 
 
-KILLED = """
-import os, signal, sys, torch
-from undergrowth.engines import States
-states = States(0, folder=sys.argv[1])
-for number in range(100):
-    states.put(f"device-{number}", {"x": torch.ones(1000)})
-print(states._slots.size, os.listdir(sys.argv[1]), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def fill_and_die(said: Connection, folder: Path) -> None:
+    states = States(0, folder=folder)
+    for number in range(100):
+        states.put(f"device-{number}", {"x": torch.ones(1000)})
+    said.send((states._slots.size, list(folder.iterdir())))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_nothing_is_left_behind_by_a_process_that_is_killed(tmp_path):
-    child = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    assert child.returncode == -9
-    size, listed = child.stdout.split(maxsplit=1)
-    assert int(size) > 400_000
-    assert listed.strip() == "[]"
+    child, said = begin(fill_and_die, tmp_path)
+    size, listed = said.recv()
+    child.join(60)
+    assert child.exitcode == -9
+    assert size > 400_000
+    assert listed == []
     assert not list(tmp_path.iterdir())
 
 
@@ -223,12 +226,12 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @needs_linux
 @pytest.mark.slow
 def test_many_small_states_take_little_memory_and_time(tmp_path):
-    """A fifth of a million, with a fifth of the room; in a dict they take 170 MB."""
-    found = measured(200_000, 4, 2**28 // 5, 1, tmp_path)
+    """A tenth of a million, with a tenth of the room; in a dict they take 85 MB."""
+    found = measured(100_000, 4, 2**28 // 10, 1, tmp_path)
     assert found["wrong"] == 0
-    assert found["peak"] < 120e6
-    assert found["seconds"] < 24  # of this process, for a put and a get of each
-    assert found["file"] < 40e6
+    assert found["peak"] < 60e6
+    assert found["seconds"] < 12  # of this process, for a put and a get of each
+    assert found["file"] < 20e6
 
 
 @needs_linux

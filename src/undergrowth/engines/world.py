@@ -94,7 +94,11 @@ class World:
         """A device's training samples, where jobs run. On a GPU they stay, as long as there is room."""
         if device in self._there:
             return self._there[device]
-        shard = self.shards.train(device).to(self.device)
+        shard = self.shards.train(device)
+        if torch.device(self.device).type == "cuda":
+            # Else the copy would wait for all that the GPU was asked to do before.
+            shard = Shard(shard.x.pin_memory(), shard.y.pin_memory())
+        shard = shard.to(self.device)
         size = shard.x.nbytes + shard.y.nbytes
         if shard.x.is_cuda and self._bytes + size <= room(self.device):
             self._there[device] = shard

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import redirect_stderr, suppress
+from multiprocessing import Pipe, get_context
 from time import process_time
 from typing import Any
 
@@ -24,10 +27,11 @@ def choose(federation: Federation) -> tuple[dict[str, Any], str]:
     if torch.device(federation.world.device).type == "cuda":
         return {"engine": "vector"}, "took vector: many clients at once are what a GPU is for"
     jobs, asked = typical(federation, TRIED)
-    alone, stacked = (_seconds(engine, federation, jobs) for engine in (Serial(), Vector()))
+    timed = _in_a_fork(federation, jobs)
+    alone, stacked = timed or _timed(federation, jobs)
     told = f"a client takes {1e3 * alone:.3g} ms alone and {1e3 * stacked:.3g} ms in a stack, on {cores()} cores"
     stack = alone > CLEARLY * stacked
-    if cores() > 1 and min(alone, stacked) * asked > WORTH_FORKING:
+    if timed and cores() > 1 and min(alone, stacked) * asked > WORTH_FORKING:
         in_stacks = " of stacked clients" if stack else ""
         return {"engine": "processes", "stack": stack}, f"took processes{in_stacks}: {told}"
     name = "vector" if stack else "serial"
@@ -52,6 +56,35 @@ def typical(federation: Federation, count: int) -> tuple[list[Job], int]:
     names = sorted(packets, key=federation.population.size)
     middle = names[max(0, len(names) // 2 - count // 2) :][:count]
     return [Job("server", name, packets[name], Context(0, name, 0)) for name in middle], len(names)
+
+
+def _in_a_fork(federation: Federation, jobs: Sequence[Job]) -> tuple[float, float] | None:
+    """Timed where it leaves no trace: on a machine with a GPU, a process that has trained can start no workers.
+
+    None: a fork of this process cannot train, for that reason or another.
+    """
+    ours, theirs = Pipe()
+
+    def work() -> None:
+        with suppress(Exception), open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+            theirs.send(_timed(federation, jobs))
+
+    process = get_context("fork").Process(target=work, daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        answer: tuple[float, float] = ours.recv()
+        return answer
+    except EOFError:
+        return None
+    finally:
+        ours.close()
+        process.join()
+
+
+def _timed(federation: Federation, jobs: Sequence[Job]) -> tuple[float, float]:
+    """Seconds a client, alone and in a stack."""
+    return _seconds(Serial(), federation, jobs), _seconds(Vector(), federation, jobs)
 
 
 def _seconds(engine: Engine, federation: Federation, jobs: Sequence[Job]) -> float:
