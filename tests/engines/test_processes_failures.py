@@ -62,7 +62,7 @@ def test_a_worker_killed_at_any_step_changes_no_bit(fold, server, request, monke
             engine = opened(place, request)
             outcomes = list(engine.run(jobs(NAMES, fold)))
         engine.close()
-        assert when.left[0] <= 0, "nobody was killed"
+        assert when.left[0] <= 0, f"nobody was killed: {step}, {number}"
         assert len(outcomes) == len(expected)
         for one, other in zip(outcomes, expected):
             assert str(one.sent) == str(other.sent)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
+import undergrowth as ug
 from undergrowth.core import Context, Packet, RunError, Server, fold
 from undergrowth.engines import ENGINES, Job, Serial, World
-from undergrowth.learning import Averaging
+from undergrowth.learning import Averaging, GradientClient
+from undergrowth.methods import FedAvg
 
 from ..simulation.federations import TASK, NoData, Nudge
 
@@ -134,3 +137,23 @@ def test_a_job_that_fails_names_the_device_and_the_round(error):
     engine = opened(world(bad={"device-1": fail}))
     with pytest.raises(RunError, match=r"device-1 failed in round 3 with 1 samples: no luck"):
         list(engine.run(jobs(NAMES, True, round=2)))
+
+
+def test_torch_computes_in_a_run_as_it_says_and_afterwards_as_before(tmp_path):
+    def seen() -> tuple[object, ...]:
+        cudnn = torch.backends.cudnn
+        return torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+
+    before, inside = seen(), []
+
+    class Looking(GradientClient):
+        def begin(self, *arguments):
+            inside.append(seen())
+            return super().begin(*arguments)
+
+    @dataclass(frozen=True)
+    class Method(FedAvg):
+        client = Looking()
+
+    ug.run(method=Method(), model="logistic", clients=2, rounds=1, precision="tf32", threads=1, out=str(tmp_path))
+    assert inside[-1] == (1, True, True, True) and seen() == before != inside[-1]

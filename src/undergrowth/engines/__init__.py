@@ -7,7 +7,7 @@ from undergrowth.engines.processes.engine import Processes
 from undergrowth.engines.serial import Serial
 from undergrowth.engines.states import States
 from undergrowth.engines.vector.engine import Vector
-from undergrowth.engines.world import Engine, Job, Outcome, Settings, World
+from undergrowth.engines.world import Engine, Job, Outcome, Settings, World, set_torch, torch_restored
 
 ENGINES: dict[str, Callable[[Settings], Engine]] = {
     "serial": Serial, "processes": Processes, "vector": Vector, "ray": RayCluster,
@@ -25,4 +25,6 @@ __all__ = [
     "States",
     "Vector",
     "World",
+    "set_torch",
+    "torch_restored",
 ]

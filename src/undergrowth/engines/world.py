@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -47,10 +48,25 @@ class Settings:
     tf32: bool = False  # whether a GPU may take shorter numbers in matrix products
 
 
-def set_torch(settings: Settings) -> None:
-    """For a worker process, where nothing is known of what the process of the run sets when it begins."""
-    torch.set_num_threads(1)  # one worker a core, and the same sums as in a run of one thread
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+def set_torch(tf32: bool, threads: int = 1) -> None:
+    """How torch computes in a run. A worker has one thread: there is one a core, and sums are those of one thread."""
+    torch.set_num_threads(threads)
+    # Torch's own default differs between matrix products and convolutions; here both do what the run says.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    # Else cuDNN may add up in another order each time, and one seed would not give the same bits twice.
+    torch.backends.cudnn.deterministic = True
+
+
+@contextmanager
+def torch_restored() -> Iterator[None]:
+    """Afterwards torch computes as it did before."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    before = torch.get_num_threads(), cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before[1:]
 
 
 class Job(NamedTuple):  # a tuple, because a simulation makes millions of them

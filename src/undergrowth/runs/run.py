@@ -10,11 +10,11 @@ from dataclasses import asdict
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor, nn
 
 from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, moved
 from undergrowth.data import Dataset, Population
+from undergrowth.engines import set_torch, torch_restored
 from undergrowth.runs.checkpoint import Checkpoints, replace_file
 from undergrowth.runs.choice import choose, settle
 from undergrowth.runs.config import Experiment, experiment
@@ -250,6 +250,7 @@ def _restore(execution: Execution) -> None:
     store.set_status(run, "running")
 
 
+@torch_restored()
 def _carry_out(
     execution: Execution,
     model: Callable[[], nn.Module] | None,
@@ -257,11 +258,7 @@ def _carry_out(
     on_round: OnRound | None,
 ) -> Result:
     store, run = execution.store, execution.run
-    before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.set_num_threads(execution.settings.run.threads)
-    # Torch's own default differs between matrix products and convolutions; here both do what the run says.
-    shorter = execution.settings.run.precision != "float32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = shorter
+    set_torch(execution.settings.run.precision != "float32", execution.settings.run.threads)
     try:
         if on_start:
             on_start(execution)
@@ -281,8 +278,6 @@ def _carry_out(
     finally:
         execution.federation.simulation.engine.close()
         execution.federation.world.states.close()
-        torch.set_num_threads(before[0])
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before[1:]
     return result_of(store, run, model)
 
 

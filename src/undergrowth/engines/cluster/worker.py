@@ -44,7 +44,7 @@ class Report:
 
 class Worker:
     def __init__(self, world: Crate, shards: Crate, device: str, settings: Settings) -> None:
-        set_torch(settings)
+        set_torch(settings.tf32)
         task, client, servers, links = unpacked(world)
         self.world = World(task.to(device), client, servers, unpacked(shards, copy=False), links=links, device=device)
 

@@ -97,7 +97,7 @@ class Worker:
     def _start(self, device: str) -> None:
         if self.started:
             return
-        set_torch(self.settings)
+        set_torch(self.settings.tf32)
         probe = torch.ones((), requires_grad=True)
         try:
             torch.autograd.grad(probe.exp(), [probe])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from undergrowth.core import Client, Context, InputError, Method, Packet, Shard, Task, Weights, not_finite
 from undergrowth.data import Dataset, Population
+from undergrowth.engines import set_torch, torch_restored
 from undergrowth.learning import Adaptive, Averaging, GradientClient, Momentum
 from undergrowth.report.record import Record
 from undergrowth.runs.config import Experiment, experiment
@@ -132,12 +133,8 @@ def reopened(
     record: Record, folder: Path, given: Objects, most_devices: int, bar: Progress
 ) -> Iterator[Callable[[], Finished]]:
     """A function that sets up the run when it is first called; torch computes as it did in the run until the end."""
-    before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    try:
+    with torch_restored():
         yield cache(lambda: _reopen(record, folder, given, most_devices, bar))
-    finally:
-        torch.set_num_threads(before[0])
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before[1:]
 
 
 def _reopen(record: Record, folder: Path, given: Objects, most_devices: int, bar: Progress) -> Finished:
@@ -151,9 +148,7 @@ def _reopen(record: Record, folder: Path, given: Objects, most_devices: int, bar
     objects: dict[str, Any] = {part: getattr(given, part) for part in record.objects}
     result = load(record.run, str(folder), objects.get("model"))
     chosen = experiment(record.row["experiment"]["settings"])
-    torch.set_num_threads(chosen.run.threads)
-    shorter = chosen.run.precision != "float32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = shorter
+    set_torch(chosen.run.precision != "float32", chosen.run.threads)
     federation = federate(_here(chosen), objects.get("method"), objects.get("data"), result.build)
     try:
         weights = safetensors.torch.load_file(result.folder / MODEL_FILE, device=federation.world.device)
