@@ -16,7 +16,7 @@ from undergrowth.core import RunError
 from undergrowth.runs import Store
 from undergrowth.runs.run import Execution
 
-LONG = ("run", "--model", "logistic", "--clients", "4", "--rounds", "300", "--json")
+LONG = ("run", "--model", "logistic", "--clients", "4", "--rounds", "150", "--json")
 
 
 @pytest.fixture
@@ -116,21 +116,20 @@ def test_a_report_that_cannot_be_written(type_command, runs_folder) -> None:
 
 def test_ctrl_c_on_a_process(process, type_command, tmp_path: Path) -> None:
     going = process(LONG)
-    for _ in range(600):  # until a round is kept
+    for _ in range(3000):  # until a round is kept
         if list(tmp_path.glob("runs/*/checkpoints/round-*.safetensors")):
             break
-        time.sleep(0.05)
+        time.sleep(0.01)
     going.send_signal(signal.SIGINT)
     stdout, stderr = going.communicate(timeout=60)
     assert going.returncode == 130, stderr
     assert stdout == "" and "Traceback" not in stderr
     run = Store(tmp_path / "runs").find("last")
     assert f"undergrowth resume {run}" in stderr
-    resumed = process(("resume", run, "--json"))
-    stdout, stderr = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, stderr
-    whole = type_command(*LONG, "--out", "whole")
-    assert last_json(stdout)["model_digest"] == last_json(whole.stdout)["model_digest"]
+    assert 0 < len(Store(tmp_path / "runs").rounds(run)) < 150
+    resumed, whole = type_command("resume", run, "--json"), type_command(*LONG, "--out", "whole")
+    assert resumed.exit_code == 0, resumed.output
+    assert last_json(resumed.stdout)["model_digest"] == last_json(whole.stdout)["model_digest"]
 
 
 def test_a_process_that_is_told_nonsense(process) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +68,19 @@ def assert_alike(ours: list[Any], serial: list[Any]) -> None:
 
 def test_the_table_of_engines_has_it():
     assert ENGINES["processes"] is Processes
+
+
+def test_a_worker_computes_with_one_thread_however_many_its_parent_has(opened):
+    def tell(up: Packet) -> Packet:
+        return Packet(up.tensors, {**up.scalars, "threads": float(torch.get_num_threads())})
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        (outcome,) = opened(world(bad={NAMES[0]: tell}), workers=1).run(jobs(NAMES[:1]))
+    finally:
+        torch.set_num_threads(before)
+    assert outcome.scalars[NAMES[0]]["threads"] == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -170,14 +185,25 @@ def test_no_jobs_are_no_outcomes(opened):
     assert list(opened(world()).run([])) == []
 
 
+def children() -> set[int]:
+    """Of this process, also those that have ended and that nobody has waited for."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
+
+
 def test_after_many_rounds_and_close_nothing_is_left(opened):
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    before = descriptors()
+    before, others = descriptors(), children()
     engine = opened(world())
     list(engine.run(jobs(NAMES)))
     warm, pids = descriptors(), list(engine.pids.values())
+    assert children() > others
     for round in range(200):
         list(engine.run(jobs(NAMES[:3], round=round)))
     assert descriptors() == warm
@@ -186,8 +212,7 @@ def test_after_many_rounds_and_close_nothing_is_left(opened):
     engine.close()
     assert descriptors() == before
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-    with pytest.raises(ChildProcessError):  # nobody is left to wait for
-        os.waitpid(-1, os.WNOHANG)
+    assert children() == others  # nobody is left to wait for
 
 
 def test_an_engine_that_nobody_closes_takes_its_workers_along():

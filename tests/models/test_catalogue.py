@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ import yaml
 from undergrowth.core.errors import InputError
 from undergrowth.models import builder, describe, names
 from undergrowth.models.catalogue import Recipe, _find
+
+from ..warm import begin
 
 
 def parameters(name: str, shape: tuple[int, ...], classes: int, **options: object) -> int:
@@ -92,14 +94,14 @@ def test_describing_and_checking_draw_no_random_numbers() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+def check_some(said: Connection) -> None:
+    builder("wrn-16-1", (3, 8, 8), 2), builder("lstm", (5,), 3), describe("vgg-16")
+    said.send("torch._dynamo" in sys.modules)
+
+
 def test_checking_does_not_load_the_compiler() -> None:
     # It takes a second, which every start would pay.
-    checks = "builder('wrn-16-1', (3, 8, 8), 2), builder('lstm', (5,), 3), describe('vgg-16')"
-    program = (
-        f"import sys; from undergrowth.models import builder, describe; {checks}; print('torch._dynamo' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "False"
+    assert begin(check_some)[1].recv() is False
 
 
 def test_the_default_normalisation_is_the_architectures_own() -> None:

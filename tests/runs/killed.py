@@ -1,18 +1,43 @@
-"""A run in a process of its own, for tests that kill it: `python killed.py OUT METHOD SEED ROUNDS [ROUND:STEP]`.
+"""Runs in processes of their own, for tests that kill them."""
 
-Says "started" when the first round begins. With ROUND:STEP it kills itself at that step of saving that round.
-"""
+from __future__ import annotations
 
 import os
 import signal
-import sys
+from multiprocessing.connection import Connection
+from typing import Any
 
-import torch
-
+import undergrowth as ug
 from undergrowth.runs import checkpoint, store
 from undergrowth.runs.run import start
 
-torch.set_num_threads(1)
+ROUNDS = 20
+
+
+def settings(out: str, method: str = "fedavgm", seed: int = 0) -> dict:
+    return {
+        "method": method,
+        "data": {"name": "digits", "clients": 4},
+        "model": "logistic",
+        "train": {"rounds": ROUNDS, "sample": 0.75},
+        "run": {"seed": seed, "out": out},
+    }
+
+
+def go(said: Connection, out: str, method: str = "fedavgm", seed: int = 0, *death: Any) -> None:
+    """Says "started" when the first round begins, and the model's digest at the end.
+
+    With a round and a step, as `death`, it kills itself at that step of saving that round.
+    """
+    if death:
+        kill_at(*death)
+    result = start(settings(out, method, seed), on_start=lambda execution: said.send("started"))
+    said.send(result.summary["model_digest"])
+
+
+def go_on(said: Connection, out: str) -> None:
+    said.send("up")
+    ug.resume("last", out)
 
 
 def kill_at(round: int, step: str) -> None:
@@ -43,19 +68,3 @@ def kill_at(round: int, step: str) -> None:
             die()
 
     checkpoint.os.replace = replace_and_die
-
-
-if __name__ == "__main__":
-    out, method, seed, rounds, *death = sys.argv[1:]
-    if death:
-        number, step = death[0].split(":")
-        kill_at(int(number), step)
-    settings = {
-        "method": method,
-        "data": {"name": "digits", "clients": 4},
-        "model": "logistic",
-        "train": {"rounds": int(rounds), "sample": 0.75},
-        "run": {"seed": int(seed), "out": out},
-    }
-    result = start(settings, on_start=lambda execution: print("started", flush=True))
-    print(result.summary["model_digest"], flush=True)

@@ -1,4 +1,4 @@
-"""A run of 300 devices with a model of 1 MB each, of which 16 MB may be in memory: `python models_of_devices.py OUT`.
+"""A run of 150 devices with a model of 1 MB each, of which 16 MB may be in memory: `python models_of_devices.py OUT`.
 
 It is stopped after its first round and taken up again. Prints by how many bytes memory grew, and bytes of the file.
 """
@@ -42,7 +42,7 @@ def main(out: str) -> None:
         if row["round"] == 1:
             raise KeyboardInterrupt
 
-    many = {**settings, "data": {**settings["data"], "clients": 300}, "run": {"out": f"{out}/many"}}
+    many = {**settings, "data": {**settings["data"], "clients": 150}, "run": {"out": f"{out}/many"}}
     try:
         start({**many, "train": {**settings["train"], "rounds": 2}}, model=model, on_round=stop)
     except KeyboardInterrupt:

@@ -151,13 +151,18 @@ def test_ctrl_c_in_the_middle_of_a_round_costs_that_round_only(run, out, tmp_pat
     assert digest(ug.resume("last", out, method=WithFault(Faulty()), data=Own(), model=linear)) == expected
 
 
-def test_threads_are_as_they_were_after_a_run_whatever_its_end(run):
+def test_threads_are_the_runs_and_as_they_were_after_it_whatever_its_end(run, out):
     import torch
+
+    def during(row: dict, execution: object) -> None:
+        assert torch.get_num_threads() == execution.settings.run.threads  # type: ignore[attr-defined]
 
     torch.set_num_threads(2)
     try:
-        run(rounds=1)
-        assert torch.get_num_threads() == 2
+        for threads in (1, 3):
+            settings = {"model": "logistic", "train": {"rounds": 1}, "run": {"out": out, "threads": threads}}
+            start(settings, on_round=during)
+            assert torch.get_num_threads() == 2
         with pytest.raises(RunError):
             run(method=WithFault(Faulty(device="phone-1", fault=raising(ValueError("x")))), data=Own(), model=linear)
         assert torch.get_num_threads() == 2

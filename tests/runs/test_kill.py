@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,24 +12,9 @@ from undergrowth.core import InputError
 from undergrowth.runs import Store
 from undergrowth.runs.run import start
 
+from ..warm import begin
+from .killed import ROUNDS, go, go_on, settings
 from .objects import digest, without_wall
-
-ROUNDS = 30
-
-
-def settings(out: str, method: str = "fedavgm", seed: int = 0) -> dict:
-    return {
-        "method": method,
-        "data": {"name": "digits", "clients": 4},
-        "model": "logistic",
-        "train": {"rounds": ROUNDS, "sample": 0.75},
-        "run": {"seed": seed, "out": out},
-    }
-
-
-def process(out: str, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, str(Path(__file__).with_name("killed.py")), out, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +38,11 @@ def resumed(out: str) -> ug.Result:
 def test_killed_at_random_moments_it_resumes_to_the_same_model(out, never_killed):
     whole, seconds = never_killed["fedavgm"]
     moments = random.Random(7)
-    child = process(out, "fedavgm", "0", str(ROUNDS))
-    assert child.stdout.readline() == "started\n"
+    child, said = begin(go, out)
+    assert said.recv() == "started"
     time.sleep(seconds * moments.uniform(0.1, 0.8))
     child.kill()
-    child.communicate()
+    child.join()
     result = resumed(out)
     assert digest(result) == digest(whole)
     assert without_wall(result.history) == without_wall(whole.history)
@@ -71,10 +53,10 @@ def test_killed_at_random_moments_it_resumes_to_the_same_model(out, never_killed
 )
 def test_killed_while_a_round_is_saved_it_resumes_to_the_same_model(out, never_killed, method, step):
     whole, _ = never_killed[method]
-    child = process(out, method, "0", str(ROUNDS), f"17:{step}")
-    child.communicate(timeout=120)
-    assert child.returncode == -9
-    done = {"drafted": 16, "moved": 16, "stored": 17}[step]
+    child, _ = begin(go, out, method, 0, 11, step)
+    child.join(120)
+    assert child.exitcode == -9
+    done = {"drafted": 10, "moved": 10, "stored": 11}[step]
     store = Store(out)
     (row,) = store.runs()
     assert row["status"] == "running"
@@ -89,24 +71,27 @@ def test_killed_while_a_round_is_saved_it_resumes_to_the_same_model(out, never_k
 def test_killed_again_and_again_it_still_gets_there(out, never_killed):
     whole, seconds = never_killed["fedavgm"]
     moments = random.Random(3)
-    code = f"from undergrowth import resume; print('up', flush=True); resume('last', {out!r})"
-    child = process(out, "fedavgm", "0", str(ROUNDS))
-    assert child.stdout.readline() == "started\n"
+    child, said = begin(go, out)
+    assert said.recv() == "started"
     for _ in range(3):
         time.sleep(seconds * moments.uniform(0.05, 0.4))
         child.kill()
-        child.communicate()
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert child.stdout.readline() == "up\n"
+        child.join()
+        child, said = begin(go_on, out)
+        assert said.recv() == "up"
     child.kill()
-    child.communicate()
+    child.join()
     assert digest(resumed(out)) == digest(whole)
 
 
 def test_two_runs_at_once_in_one_folder_do_not_disturb_each_other(out, tmp_path):
-    children = [process(out, "fedavgm", seed, str(ROUNDS)) for seed in ("0", "1")]
-    printed = [child.communicate(timeout=120)[0].split()[-1] for child in children]
-    assert [child.returncode for child in children] == [0, 0]
+    Store(out, create=True).close()  # several that make the store at once are in test_store
+    children = [begin(go, out, "fedavgm", seed) for seed in (0, 1)]
+    assert [said.recv() for _, said in children] == ["started", "started"]
+    printed = [said.recv() for _, said in children]
+    for child, _ in children:
+        child.join(120)
+    assert [child.exitcode for child, _ in children] == [0, 0]
     alone = [digest(start(settings(str(tmp_path / "alone"), seed=seed))) for seed in (0, 1)]
     assert printed == alone
     assert alone[0] != alone[1]

@@ -102,9 +102,9 @@ def test_states_of_many_devices_are_written_in_several_files_and_all_are_checked
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_three_hundred_devices_with_a_model_each_need_the_memory_of_few(tmp_path):
-    """1 MB each: evaluated, written down, stopped and taken up again. All at once would be 900 MB in the checkpoint."""
+def test_many_devices_with_a_model_each_need_the_memory_of_few(tmp_path):
+    """150 of 1 MB each: evaluated, written down, stopped and taken up again. All at once they would be 450 MB."""
     command = [sys.executable, str(Path(__file__).with_name("models_of_devices.py")), str(tmp_path)]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout)
-    assert found["file"] > 250e6
-    assert found["peak"] < 250e6
+    assert found["file"] > 125e6
+    assert found["peak"] < 125e6

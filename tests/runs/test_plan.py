@@ -13,6 +13,7 @@ from undergrowth.runs.plan import takes_part
 
 METHODS_ON_DEVICES = [name for name, kind in METHODS.items() if not kind.pooled]
 SETTINGS = {
+    "data_options": {"train_samples": 600},
     "model": "cnn",
     "model_options": {"hidden": 32},
     "clients": 8,

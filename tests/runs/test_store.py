@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import BrokenBarrierError
 
 import pytest
 
 from undergrowth.runs.store import ROUND_COLUMNS, Store
+
+from ..warm import begin
 
 FACTS = {"method": "fedavg", "data": "d", "model": "m", "seed": 0, "rounds": 1, "clients": 1, "engine": "serial"}
 
@@ -24,7 +28,7 @@ def test_two_runs_that_draw_the_same_ending_in_one_second(tmp_path: Path, monkey
     assert first.endswith("aaaa") and second.endswith("bbbb")
 
 
-def write(folder: str) -> None:
+def write(said: Connection, folder: str) -> None:
     for _ in range(5):
         store = Store(folder, create=True)
         run = store.create(FACTS, {})
@@ -35,11 +39,29 @@ def write(folder: str) -> None:
 
 
 def test_several_processes_create_the_store_and_write_to_it_at_once(tmp_path: Path) -> None:
-    code = f"from tests.runs.test_store import write; write({str(tmp_path)!r})"
-    writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
-    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    writers = [begin(write, str(tmp_path))[0] for _ in range(3)]
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
     store = Store(tmp_path)
     rows = store.runs()
     assert len(rows) == 15 and {row["status"] for row in rows} == {"done"}
     assert all(len(store.rounds(row["id"])) == 4 for row in rows)
     store.close()
+
+
+def test_many_may_set_up_one_folder_at_the_same_moment(tmp_path: Path) -> None:
+    def go(folder: Path) -> None:
+        with suppress(BrokenBarrierError):
+            together.wait(60)
+        Store(folder, create=True).close()
+
+    context = get_context("fork")
+    for number in range(20):
+        together = context.Barrier(3)
+        children = [context.Process(target=go, args=(tmp_path / str(number),)) for _ in range(3)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        assert [child.exitcode for child in children] == [0, 0, 0]

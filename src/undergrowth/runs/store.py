@@ -38,6 +38,8 @@ CREATE TABLE IF NOT EXISTS checkpoints (
   run TEXT, round INTEGER, file TEXT, checksum INTEGER, PRIMARY KEY (run, round));
 """
 
+PATIENCE = 60.0  # seconds for which others may write
+
 ROUND_COLUMNS = (
     "round", "accuracy", "loss", "simulated_seconds", "wall_seconds", "arrived", "lost", "refused", "late",
     "bytes_down", "bytes_up", "flops", "joules",
@@ -53,13 +55,25 @@ class Store:
             raise InputError(f"out '{folder}' holds no runs; name the folder that a run wrote to")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(self.folder / FILE, timeout=60, isolation_level=None)
+            self._connection = sqlite3.connect(self.folder / FILE, timeout=PATIENCE, isolation_level=None)
             self._connection.row_factory = sqlite3.Row
             if create:
-                self._connection.execute("PRAGMA journal_mode=WAL")
-                self._connection.executescript(_SCHEMA)
+                self._set_up()
         except (OSError, sqlite3.Error) as error:
             raise InputError(f"out '{folder}' cannot be written to ({error}); name a folder that can") from None
+
+    def _set_up(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.executescript(_SCHEMA)
+                return
+            except sqlite3.OperationalError as error:
+                # SQLite waits for others, but not when two set up the same new file at the same moment.
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def close(self) -> None:
         self._connection.close()

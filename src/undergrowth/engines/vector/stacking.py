@@ -37,7 +37,7 @@ from undergrowth.engines.vector.stack import (
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
 CPU_BYTES = 8 << 20  # of weights that are stacked on a CPU; more do not stay in its caches
-CPU_CHUNK = (4, 32)  # clients at least and at most, whatever the weights
+CPU_CHUNK = (4, 16)  # clients at least and at most, whatever the weights
 FIRST_CHUNK = 24  # clients on a GPU whose memory is measured before more are taken
 MEMORY_SHARE = 0.4  # of what is free on the GPU: a recording needs as much again
 UNRECORDED = 12  # steps of a kind after which one is recorded, which takes as long as some dozen

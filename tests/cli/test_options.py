@@ -1,0 +1,32 @@
+"""The options of all commands, as any release of Typer reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+
+from undergrowth.cli.app import COMMANDS, app
+
+GROUP = typer.main.get_command(app)
+ALL: dict[str, Any] = {"undergrowth": GROUP, **GROUP.commands}  # type: ignore[attr-defined]
+OPTIONS = [
+    pytest.param(option, id=f"{name} {max(option.opts, key=len)}")
+    for name, command in ALL.items()
+    for option in command.params
+    if option.param_type_name == "option"
+]
+
+
+def test_no_command_is_left_out() -> None:
+    assert ALL.keys() == {"undergrowth", *(name for commands in COMMANDS.values() for name in commands)}
+    assert len(OPTIONS) > len(ALL)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_is_called_what_it_says(option: Any) -> None:
+    """Some releases take a metavar that is the parameter's name in capitals for the name of the option."""
+    assert option.metavar is None or option.metavar != option.name.upper()
+    strings = [*option.opts, *option.secondary_opts]
+    assert strings and all(each.startswith("-") and each == each.lower() for each in strings)
