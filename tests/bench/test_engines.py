@@ -74,7 +74,8 @@ def test_all_train_the_same_clients_to_the_same_loss(folder: Path) -> None:
     assert max(losses) - min(losses) < 0.02 < contest.loss(contest.initial()) - max(losses)
     assert rows["undergrowth vector precision=float32"].difference < 1e-5
     assert all(row.speed > 0 and row.startup > 0 and row.memory > 50 for row in rows.values())
-    assert rows["plain PyTorch loop"].against == {"loop": (1.0, 1.0)}
+    (against,) = rows["plain PyTorch loop"].against.values()  # its CPU time may be less than a tick of the clock
+    assert against[0] == 1
     torch.testing.assert_close(models[0], models[1])  # the loop by hand in two processes and in one
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,10 @@ class Row:
     against: dict[str, tuple[float, float]] = field(default_factory=dict)  # whom → times its speed, times its CPU time
 
     def times(self, other: Row) -> tuple[float, float]:
-        return self.speed / other.speed, self.cpu / other.cpu
+        return (
+            self.speed / other.speed,
+            self.cpu / other.cpu if other.cpu else math.nan,
+        )  # less than a tick of the clock
 
 
 Line = Measurement | Row | str  # a text says what has just been done
