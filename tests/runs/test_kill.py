@@ -85,7 +85,6 @@ def test_killed_again_and_again_it_still_gets_there(out, never_killed):
 
 
 def test_two_runs_at_once_in_one_folder_do_not_disturb_each_other(out, tmp_path):
-    Store(out, create=True).close()  # several that make the store at once are in test_store
     children = [begin(go, out, "fedavgm", seed) for seed in (0, 1)]
     assert [said.recv() for _, said in children] == ["started", "started"]
     printed = [said.recv() for _, said in children]
