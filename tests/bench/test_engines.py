@@ -150,6 +150,15 @@ def test_bars_are_for_what_is_there() -> None:
     ]  # fmt: skip
 
 
+def test_bars_of_a_gpu() -> None:
+    fast, strict = "vector precision=tf32", "vector precision=float32"
+    rows = {"loop": row(100, 10, 500), fast: row(2600, 1, 500), strict: replace(row(900, 1, 500), difference=2e-4)}
+    found = [(each.ratio, each.met) for each in engines.judged_on_a_gpu("cnn", rows)]
+    assert found == [(26.0, True), (pytest.approx(1.04), True), (pytest.approx(2.0), False)]
+    assert [each.met for each in engines.judged_on_a_gpu("wrn", {**rows, fast: row(700, 1, 500)})] == [False]
+    assert not list(engines.judged_on_a_gpu("cnn", {"loop": rows["loop"]}))
+
+
 def test_turns_alternate_the_median_counts_and_only_the_fixed_size_is_judged(monkeypatch) -> None:
     order: list[str] = []
 

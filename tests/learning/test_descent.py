@@ -21,16 +21,18 @@ def every_layer_is_large(monkeypatch):
 
 
 class Tied(nn.Module):
-    """One layer twice, one whose weights are also read by something else, one without a bias, and two plain ones."""
+    """One layer twice, one whose weights are also read by something else, one without a bias, one called by names, two plain."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.twice, self.read = (nn.Linear(WIDE, WIDE) for _ in range(3))
         self.bare = nn.Linear(WIDE, WIDE, bias=False)
+        self.named = nn.Linear(WIDE, WIDE)
         self.head = nn.Linear(WIDE, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.twice(torch.relu(self.twice(torch.relu(self.first(x)))))
+        x = functional.linear(x, weight=self.named.weight, bias=self.named.bias)
         return self.head(torch.relu(self.bare(self.read(x))) * self.read.weight.mean())
 
 

@@ -44,10 +44,8 @@ class Row:
     against: dict[str, tuple[float, float]] = field(default_factory=dict)  # whom → times its speed, times its CPU time
 
     def times(self, other: Row) -> tuple[float, float]:
-        return (
-            self.speed / other.speed,
-            self.cpu / other.cpu if other.cpu else math.nan,
-        )  # less than a tick of the clock
+        cpu = self.cpu / other.cpu if other.cpu else math.nan  # less than a tick of the clock
+        return self.speed / other.speed, cpu
 
 
 Line = Measurement | Row | str  # a text says what has just been done

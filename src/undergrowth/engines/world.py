@@ -111,7 +111,7 @@ class World:
         if device in self._there:
             return self._there[device]
         shard = self.shards.train(device)
-        if torch.device(self.device).type == "cuda":
+        if torch.device(self.device).type == "cuda" and not shard.x.is_cuda:
             # Else the copy would wait for all that the GPU was asked to do before.
             shard = Shard(shard.x.pin_memory(), shard.y.pin_memory())
         shard = shard.to(self.device)

@@ -81,7 +81,7 @@ class _Descending(TorchFunctionMode):
         self._lr = lr
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is not F.linear or id(args[1]) not in self._weights:
+        if function is not F.linear or len(args) != 3 or id(args[1]) not in self._weights:
             return function(*args, **(kwargs or {}))
         x, weight, bias = args
         if weight.dim() == 2:
