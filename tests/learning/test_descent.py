@@ -21,7 +21,7 @@ def every_layer_is_large(monkeypatch):
 
 
 class Tied(nn.Module):
-    """One layer twice, one whose weights are also read by something else, one without a bias, one called by names, two plain."""
+    """One layer twice, one whose weights something else reads, one without a bias, one called by names, two plain."""
 
     def __init__(self) -> None:
         super().__init__()
