@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry
-from undergrowth.engines import Serial, Settings, Vector
-from undergrowth.engines.vector import recording, stack, stacking
+from undergrowth.core import Batch, Carry, Context, Model, Packet, Task, Train
+from undergrowth.engines import Job, Serial, Settings, Vector, World
+from undergrowth.engines.vector import recording, stack
 from undergrowth.engines.vector.recording import Recording, Step
 from undergrowth.engines.vector.stack import part
 from undergrowth.methods import FedAvg, FedFSC, FedProx
+from undergrowth.models import builder
 
-from .test_vector import check_same, outcomes
+from .test_vector import DATA, POPULATION, check_same, outcomes
 
 FREE = 1 << 34
 
@@ -32,8 +33,7 @@ class Replayed(Recording):
         if memory is None:
             memory = recording._memory(carry, step(carry, batch, mask))
         self.carry = part(memory, slice(0, len(mask)))
-        self.batch = {name: torch.full_like(value, 0) for name, value in batch.items()}
-        self.mask = torch.zeros_like(mask)
+        self._take({name: torch.full_like(value, 0) for name, value in batch.items()}, torch.zeros_like(mask))
         work = lambda: recording._copy(step(self.carry, self.batch, self.mask), self.carry)  # noqa: E731
         self._graph = SimpleNamespace(replay=work)  # type: ignore[assignment]
 
@@ -46,15 +46,16 @@ def as_on_a_gpu(monkeypatch):
         "reset_peak_memory_stats": None,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    monkeypatch.setattr(stacking, "Recording", Replayed)
-    monkeypatch.setattr(stacking, "UNRECORDED", 2)
+    monkeypatch.setattr(recording, "Recording", Replayed)
+    monkeypatch.setattr(recording, "UNRECORDED", 2)
     monkeypatch.setattr(stack, "WAVE", 2)
     monkeypatch.setattr(Replayed, "made", [])
 
     class Gpu(Vector):
         def open(self, world: Any) -> None:
             super().open(world)
-            self.stacking.cuda = True
+            for each in (self.stacking, self.stacking._room, self.stacking._recordings):
+                each.cuda = True
 
     return Gpu(Settings())
 
@@ -77,9 +78,20 @@ def test_recorded_steps_give_what_the_serial_engine_gives(as_on_a_gpu, method, m
 
 
 def test_steps_are_not_recorded_before_they_have_come_some_times(as_on_a_gpu, monkeypatch):
-    monkeypatch.setattr(stacking, "UNRECORDED", 10_000)
+    monkeypatch.setattr(recording, "UNRECORDED", 10_000)
     outcomes(as_on_a_gpu, FedAvg(), "logistic")
     assert Replayed.made == []
+
+
+def test_recordings_that_come_no_more_are_forgotten(as_on_a_gpu):
+    functional = Model(builder("logistic", DATA.shape, DATA.classes))
+    task = Task(functional, DATA.classes, Train(batch=16, lr=0.05, schedule="linear", rounds=50))
+    as_on_a_gpu.open(World(task, FedAvg().client, {"server": FedAvg().server}, POPULATION))
+    down = Packet(functional.initial(3))
+    for number in range(30):  # every round has a learning rate of its own, which a recording holds fast
+        list(as_on_a_gpu.run([Job("server", name, down, Context(1, name, number)) for name in POPULATION.devices]))
+    assert len(Replayed.made) >= 30
+    assert len(as_on_a_gpu.stacking._recordings._made) == recording.LATELY + 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 Weights = Mapping[str, Tensor]  # a model's parameters and persistent buffers, by state-dict name
@@ -27,6 +29,11 @@ class Packet:
         """Bytes of payload. Names, types and shapes are known to both ends and are not counted."""
         tensors = sum(t.numel() * t.element_size() for t in self.tensors.values())
         return tensors + 8 * len(self.scalars) + sum(len(tag.encode()) for tag in self.tags.values())
+
+    @cached_property
+    def signature(self) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+        """Names, shapes and types of the tensors."""
+        return tuple((name, value.shape, value.dtype) for name, value in self.tensors.items())
 
     def part(self, name: str) -> Packet:
         """What lies under ``name/``, without that prefix; empty if there is nothing."""

@@ -23,16 +23,9 @@ from undergrowth.core import (
     not_finite,
     unusable,
 )  # fmt: skip
-from undergrowth.engines.states import States, room
+from undergrowth.engines.samples import Samples, Shards
+from undergrowth.engines.states import States
 from undergrowth.links import Links
-
-
-class Shards(Protocol):
-    """Where the training samples of a device come from."""
-
-    def train(self, device: str) -> Shard: ...
-
-    def size(self, device: str) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -103,23 +96,10 @@ class World:
     states: States = field(default_factory=States)
     links: Links = field(default_factory=Links)
     device: str = "cpu"  # the torch device that jobs run on
-    _there: dict[str, Shard] = field(default_factory=dict, init=False, repr=False)  # shards that stay on a GPU
-    _bytes: int = field(default=0, init=False, repr=False)
+    samples: Samples = field(init=False, repr=False)
 
-    def shard(self, device: str) -> Shard:
-        """A device's training samples, where jobs run. On a GPU they stay, as long as there is room."""
-        if device in self._there:
-            return self._there[device]
-        shard = self.shards.train(device)
-        if torch.device(self.device).type == "cuda" and not shard.x.is_cuda:
-            # Else the copy would wait for all that the GPU was asked to do before.
-            shard = Shard(shard.x.pin_memory(), shard.y.pin_memory())
-        shard = shard.to(self.device)
-        size = shard.x.nbytes + shard.y.nbytes
-        if shard.x.is_cuda and self._bytes + size <= room(self.device):
-            self._there[device] = shard
-            self._bytes += size
-        return shard
+    def __post_init__(self) -> None:
+        self.samples = Samples(self.shards, self.device)
 
 
 class Engine(Protocol):
@@ -156,7 +136,7 @@ def do(world: World, job: Job, own: State, residual: State) -> Done:
     shard: Shard | None = None
     limited = {} if job.limit is None else {"limit": job.limit}
     try:
-        shard = world.shard(job.device)
+        shard = world.samples.of(job.device)
         up, kept = world.client.local(world.task, job.down, shard, own, job.context, **limited)
         return delivered(world, job, up, kept, residual, checked=True)
     except InputError:

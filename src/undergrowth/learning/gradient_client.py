@@ -9,7 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, Context, LoopClient, Packet, Selector, Shard, State, Steps, Task, Weights
+from undergrowth.core import (
+    All,
+    Batch,
+    Carry,
+    Context,
+    LoopClient,
+    Packet,
+    Selector,
+    Shard,
+    State,
+    Steps,
+    Task,
+    Weights,
+)
 from undergrowth.learning.descent import Descent
 from undergrowth.learning.objectives import CrossEntropy, Look, Objective
 from undergrowth.learning.optimisers import Optimiser, Sgd, learning_rate, optimiser_of
@@ -111,9 +124,12 @@ def ordered(
     orders = []
     picked = None
     for _ in range(epochs):
-        if picked is None or selector.again:
-            picked = selector.pick(task, weights, shard, generator)
-        order = picked[torch.randperm(len(picked), generator=generator)]
+        if isinstance(selector, All):
+            order = torch.randperm(len(shard), generator=generator)
+        else:
+            if picked is None or selector.again:
+                picked = selector.pick(task, weights, shard, generator)
+            order = picked[torch.randperm(len(picked), generator=generator)]
         rest = len(order) % batch
         # A remainder that the model cannot train on is left out; the next epoch leaves out another.
         orders.append(order[: len(order) - rest] if 0 < rest < task.model.smallest_batch else order)

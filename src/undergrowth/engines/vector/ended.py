@@ -24,9 +24,12 @@ class Ended:
         tensors = [value for _, _, value in self._named]
         self._asked = tensors[0].is_cuda if tensors else False
         if self._asked:
+            # Clients' tensors are parts of stacks, and what is true of a stack is true of its parts.
+            wholes = [value if value._base is None else value._base for value in tensors]
+            stacks = list({id(whole): whole for whole in wholes}.values())
             # The largest magnitude is not finite where any value is not.
-            largest = torch.stack([value.float() for value in torch._foreach_norm(tensors, float("inf"))])
-            self._answer = torch.isfinite(largest).to("cpu", non_blocking=True)
+            largest = torch.stack([value.float() for value in torch._foreach_norm(stacks, float("inf"))])
+            self._answer = torch.isfinite(largest).all().to("cpu", non_blocking=True)
             self._there = torch.cuda.Event()
             self._there.record()
 
@@ -44,8 +47,8 @@ class Ended:
             yield self.jobs[place], one if problem is None else Done(one.up, one.size, one.own, one.residual, problem)
 
     def _finite(self) -> list[bool]:
-        if not self._asked:
-            return finite([value for _, _, value in self._named])
-        self._there.synchronize()
-        answer: list[bool] = self._answer.tolist()
-        return answer
+        if self._asked:
+            self._there.synchronize()
+            if self._answer:
+                return [True] * len(self._named)
+        return finite([value for _, _, value in self._named])

@@ -7,16 +7,21 @@ copied.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry
-from undergrowth.engines.vector.stack import Batches, moved_out, part
+from undergrowth.core import Batch, Carry, LoopClient
+from undergrowth.engines.vector.stack import Batches, moved_out, part, wider
 
 SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
+
+UNRECORDED = 12  # steps of a kind after which one is recorded, which takes as long as some dozen
+LATELY = 8  # calls after which a recording that was not used is forgotten
 
 Step = Callable[[Carry, Batch, Tensor], Carry]
 
@@ -24,6 +29,62 @@ Step = Callable[[Carry, Batch, Tensor], Carry]
 def size_for(clients: int) -> int:
     """The smallest recording that has room for so many clients."""
     return next((size for size in SIZES if size >= clients), clients)
+
+
+class Recordings:
+    """All that there are: by kind of job, and by how many clients they have room for. On a CPU there are none.
+
+    step: (carry, batch, mask, client, clients) → carry
+    """
+
+    def __init__(self, step: Callable[..., Carry], cuda: bool) -> None:
+        self._step = step
+        self.cuda = cuda
+        self._pool = torch.cuda.graph_pool_handle() if cuda else None
+        self._unrecorded: Counter[int] = Counter()  # kind → steps that were done without a recording
+        self._unrecordable: set[int] = set()
+        self._made: defaultdict[int, dict[int, Recording]] = defaultdict(dict)
+        self._used: dict[int, int] = {}  # kind → the call when it was
+        self._calls = 0
+
+    def begin(self) -> None:
+        """Called before every round: forgets kinds that come no more, as with a learning rate that falls."""
+        self._calls += 1
+        for kind in [kind for kind, call in self._used.items() if self._calls - call > LATELY]:
+            del self._used[kind], self._made[kind]
+
+    def clear(self) -> None:
+        self._made.clear()
+        self._used.clear()
+
+    def find(
+        self, kind: int, client: LoopClient, batches: Batches, step: int, carry: Carry, clients: int
+    ) -> Recording | None:
+        """The recording that can do this step, made now if this kind has come often."""
+        if not self.cuda or kind in self._unrecordable:
+            return None
+        recordings, size = self._made[kind], size_for(clients)
+        self._used[kind] = self._calls
+        if size not in recordings:
+            if self._unrecorded[kind] < UNRECORDED:
+                self._unrecorded[kind] += 1
+                return None
+            batch, _ = batches.at(step, size)
+            fill = torch.arange(size, device=batch["share"].device).clamp_max(clients - 1)
+            larger = max(recordings, default=0)
+            try:
+                recordings[size] = Recording(
+                    partial(self._step, client=client, clients=size),
+                    wider(carry, fill),
+                    batch,
+                    batches.mask(step, size),
+                    self._pool,
+                    recordings[larger].carry if larger > size else None,
+                )
+            except Unrecordable:
+                self._unrecordable.add(kind)
+                return None
+        return recordings[size]
 
 
 class Unrecordable(Exception):
@@ -44,8 +105,7 @@ class Recording:
                 memory = _memory(carry, step(carry, batch, mask))  # tells what a step changes
             self.carry = part(memory, slice(0, len(mask)))
             kept = moved_out(self.carry)
-            self.batch = {name: value.clone() for name, value in batch.items()}
-            self.mask = mask.clone()
+            self._take(batch, mask)
             step(self.carry, self.batch, self.mask)  # compiles and tunes what has not been yet
             _copy(kept, self.carry)
         torch.cuda.current_stream().wait_stream(stream)
@@ -54,19 +114,36 @@ class Recording:
         with torch.cuda.graph(self._graph, pool=pool):
             _copy(step(self.carry, self.batch, self.mask), self.carry)
 
+    def _take(self, batch: Batch, mask: Tensor) -> None:
+        """Makes memory for batches, that for shares and masks in one piece."""
+        self.weights = torch.stack([batch["share"].view_as(mask), mask])
+        self.batch = {name: value.clone() for name, value in batch.items()}
+        self.batch["share"], self.mask = self.weights[0].flatten(), self.weights[1]
+
     def load(self, carry: Carry, clients: int) -> None:
         """Takes up the carry of so many clients; what stands in the other places does not matter."""
-        _copy(carry, self.carry, clients)
+        _copy(carry, self.carry, slice(0, clients))
 
     def step(self, batches: Batches, step: int) -> None:
         """Gathers a batch and does the step."""
-        batches.write(step, self.batch, self.mask)
+        batches.write(step, self.batch, self.weights)
         self._graph.replay()
 
     def continues(self, other: Recording) -> bool:
         """Whether it works on the memory of the other one, so that nothing needs to be copied."""
         mine, its = (next(_tensors(recording.carry)) for recording in (self, other))
         return mine.data_ptr() == its.data_ptr()
+
+
+class Shelf:
+    """Where clients who are done are put, because a recording goes on with their places. `carry`: all, in the end."""
+
+    def __init__(self, carry: Carry, clients: int) -> None:
+        self.clients = clients
+        self.carry = _empty(carry, clients)
+
+    def put(self, carry: Carry, places: slice) -> None:
+        _copy(carry, self.carry, places)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
@@ -98,17 +175,34 @@ def _memory(before: Any, after: Any) -> Any:
     return before
 
 
-def _copy(source: Any, target: Any, clients: int | None = None) -> None:
+def _empty(tree: Any, clients: int) -> Any:
+    """Memory for a carry of so many clients; what all share stays where it is."""
+    if isinstance(tree, Tensor):
+        return tree.new_empty(clients, *tree.shape[1:]) if tree.stride(0) else tree[:1].expand(clients, *tree.shape[1:])
+    if isinstance(tree, Mapping):
+        return {name: _empty(value, clients) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_empty(value, clients) for value in tree)
+    return tree
+
+
+def _copy(source: Any, target: Any, places: slice = slice(None)) -> None:
+    pairs = list(_pairs(source, target, places))
+    if pairs:
+        torch._foreach_copy_([target for _, target in pairs], [source for source, _ in pairs])
+
+
+def _pairs(source: Any, target: Any, places: slice) -> Iterator[tuple[Tensor, Tensor]]:
+    """What must be copied, and to where; of what all clients share, one."""
     if isinstance(target, Tensor):
-        if target is source:
-            return
-        if target.stride(0) == 0:
-            target[0].copy_(source[0])
-        else:
-            target[:clients].copy_(source[:clients])
+        if target.stride(0):
+            if target is not source:
+                yield source[places], target[places]
+        elif target.data_ptr() != source.data_ptr():
+            yield source[0], target[0]
     elif isinstance(target, Mapping):
         for name in target.keys() & source.keys():
-            _copy(source[name], target[name], clients)
+            yield from _pairs(source[name], target[name], places)
     elif isinstance(target, list | tuple):
         for one, other in zip(source, target):
-            _copy(one, other, clients)
+            yield from _pairs(one, other, places)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ from torch import Tensor
 
 from undergrowth.core import Carry, LoopClient, Shard, State, Steps
 from undergrowth.devices.meter import tensors_in
+from undergrowth.engines.vector.room import GPU_CLIENTS
 from undergrowth.engines.world import Job
 
 MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
 WAVE = 25  # clients that fill a GPU; more at once do not gain much
-LARGEST_CHUNK = 256  # clients on a GPU; more gain nothing
 FINISH = "finish"  # the entry of a carry that no step looks at
 
 
@@ -33,16 +32,22 @@ class Begun:
     carry: Carry
     steps: Steps
     count: int = -1  # steps it does
+    kind: int = -1  # the same number for all that can be stacked
 
     def __post_init__(self) -> None:
         self.count = len(self.steps)
 
-    @cached_property
-    def kind(self) -> Hashable:
+    @property
+    def signature(self) -> Hashable:
         """What clients must have in common to be stacked."""
-        carry = {name: value for name, value in self.carry.items() if name != FINISH}
+        down = self.job.down
+        carry = tuple(
+            (name, down.signature if value is down.tensors else _signature(value))
+            for name, value in self.carry.items()
+            if name != FINISH
+        )
         data = tuple((name, values.shape[1:], values.dtype) for name, values in self.steps.data.items())
-        return self.name, _signature(carry), data, self.steps.batch
+        return self.name, carry, data, self.steps.batch
 
 
 def brought(begun: Sequence[Begun]) -> int:
@@ -61,7 +66,7 @@ def waves(clients: int) -> list[int]:
     if clients < 2 * WAVE:
         return [clients]
     between = clients - 2 * WAVE
-    pieces = -(-between // LARGEST_CHUNK)
+    pieces = -(-between // GPU_CLIENTS)
     return [WAVE, *(-(-between // pieces) for _ in range(pieces)), WAVE]
 
 
@@ -71,7 +76,7 @@ def stacked(carries: Sequence[Carry]) -> Carry:
 
 
 def part(tree: Any, index: int | slice) -> Any:
-    """One client's carry out of a stack, or those of some."""
+    """The carry of some clients of a stack, or of one."""
     if isinstance(tree, Tensor):
         return tree[index]
     if isinstance(tree, MAPPINGS):
@@ -79,6 +84,19 @@ def part(tree: Any, index: int | slice) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(part(value, index) for value in tree)
     return tree
+
+
+def apart(tree: Any, clients: int) -> list[Any]:
+    """The carries of all clients of a stack, one by one."""
+    if isinstance(tree, Tensor):
+        return list(tree.unbind(0))
+    if isinstance(tree, MAPPINGS):
+        columns = [apart(value, clients) for value in tree.values()]
+        return [dict(zip(tree, row)) for row in zip(*columns)] if columns else [{} for _ in range(clients)]
+    if isinstance(tree, list | tuple):
+        columns = [apart(value, clients) for value in tree]
+        return [type(tree)(row) for row in zip(*columns)] if columns else [tree] * clients
+    return [tree] * clients
 
 
 def moved_out(tree: Any) -> Any:
@@ -127,24 +145,28 @@ class Batches:
         share = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(np.float32)
         mask = (inside | (real[:, :, None] == 0)).astype(np.float32)
         # By step, then client: what one step needs lies together.
-        self._table, self._share, self.mask = (
-            _there(values.transpose(1, 0, 2), device) for values in (table, share, mask)
-        )
+        self._table = _there(table.transpose(1, 0, 2), device)
+        self._weights = _there(np.stack([share, mask]).transpose(2, 0, 1, 3), device)
 
     def at(self, step: int, places: int) -> tuple[dict[str, Tensor], Tensor | None]:
         """The long batch of the first so many places, and which of its samples are real (None: all)."""
         positions = self._table[step, :places].reshape(-1)
         batch = {name: values.index_select(0, positions) for name, values in self.pool.items()}
-        batch["share"] = self._share[step, :places].reshape(-1)
-        return batch, None if self._full[step] else self.mask[step, :places]
+        share, mask = self._weights[step, :, :places]
+        batch["share"] = share.reshape(-1)
+        return batch, None if self._full[step] else mask
 
-    def write(self, step: int, batch: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Writes the long batch, and which of its samples are real, to where they are wanted."""
-        positions = self._table[step, : len(mask)].reshape(-1)
+    def mask(self, step: int, places: int) -> Tensor:
+        """Which samples of the first so many places are real."""
+        return self._weights[step, 1, :places]
+
+    def write(self, step: int, batch: Mapping[str, Tensor], weights: Tensor) -> None:
+        """Writes the long batch to where it is wanted, and the shares and the mask of its samples."""
+        places = weights.shape[1]
+        positions = self._table[step, :places].reshape(-1)
         for name, values in self.pool.items():
             torch.index_select(values, 0, positions, out=batch[name])
-        batch["share"].copy_(self._share[step, : len(mask)].reshape(-1))
-        mask.copy_(self.mask[step, : len(mask)])
+        weights.copy_(self._weights[step, :, :places])
 
 
 def _there(values: np.ndarray, device: str) -> Tensor:
@@ -185,7 +207,7 @@ def _stacked(values: list[Any]) -> Any:
 def _signature(tree: Any) -> Hashable:
     """Shapes of tensors, and the value of everything else: a step may depend on both."""
     if isinstance(tree, Tensor):
-        return (tree.shape, tree.dtype)
+        return tree.shape, tree.dtype
     if isinstance(tree, MAPPINGS):
         return tuple((name, _signature(value)) for name, value in tree.items())
     if isinstance(tree, list | tuple):

@@ -8,39 +8,31 @@ serially and counted.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import partial
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, InputError, LoopClient, Packet, RunError, State, Updates, joined, shares
+from undergrowth.core import Batch, Carry, InputError, LoopClient, Packet, State, Updates, joined, shares
 from undergrowth.engines.states import room
 from undergrowth.engines.vector.agreement import close, full_precision
 from undergrowth.engines.vector.ended import Ended
 from undergrowth.engines.vector.layers import Stacked
-from undergrowth.engines.vector.recording import Recording, Unrecordable, size_for
+from undergrowth.engines.vector.recording import Recording, Recordings, Shelf, size_for
+from undergrowth.engines.vector.room import Room
 from undergrowth.engines.vector.stack import (
     FINISH,
-    LARGEST_CHUNK,
     Batches,
     Begun,
+    apart,
     brought,
-    moved_out,
     part,
     stacked,
     waves,
-    wider,
 )
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
-
-CPU_BYTES = 8 << 20  # of weights that are stacked on a CPU; more do not stay in its caches
-CPU_CHUNK = (4, 16)  # clients at least and at most, whatever the weights
-FIRST_CHUNK = 24  # clients on a GPU whose memory is measured before more are taken
-MEMORY_SHARE = 0.4  # of what is free on the GPU: a recording needs as much again
-UNRECORDED = 12  # steps of a kind after which one is recorded, which takes as long as some dozen
 
 
 class Stacking:
@@ -51,21 +43,19 @@ class Stacking:
         self.settings = settings
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}  # jobs of the last call
         self.cuda = torch.device(world.device).type == "cuda"
-        self._stackable: dict[Hashable, bool] = {}
+        self._kinds: dict[Hashable, int] = {}  # what clients must have in common to be stacked → a number for it
+        self._stackable: dict[int, bool] = {}
         self._ended: defaultdict[str, list[tuple[Packet, State]]] = defaultdict(list)  # device → its updates so far
-        self._bytes: dict[Hashable, float] = {}  # kind → bytes of one client on the GPU
-        self._sizes: dict[Hashable, int] = {}  # kinds of a job's updates → bytes that it brings along
-        self._unrecorded: Counter[Hashable] = Counter()  # kind → steps that were done without a recording
-        self._recordings: dict[Hashable, dict[int, Recording]] = {}  # kind → clients → recording
-        self._unrecordable: set[Hashable] = set()
-        self._most: dict[Hashable, int] = {}  # kind → clients at once, where more did not fit
-        self._pool = torch.cuda.graph_pool_handle() if self.cuda else None
-        self._before = 0  # bytes on the GPU before this chunk
-        self._weights: int = 4 * sum(shape.numel() for shape in world.task.model.shapes.values())
+        self._sizes: dict[tuple[int, ...], int] = {}  # kinds of a job's updates → bytes that it brings along
+        weights = 4 * sum(shape.numel() for shape in world.task.model.shapes.values())
+        self._room = Room(world.device, settings.chunk, weights)
+        self._recordings = Recordings(self._step, self.cuda)
 
     def done(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Done]]:
         """All jobs, as many at a time as there is room for."""
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}
+        self._room.look_again()
+        self._recordings.begin()
         waiting: deque[Iterable[tuple[Job, Done]]] = deque()
         for wave in self._waves(jobs):
             for ended in self._wave(wave):
@@ -85,7 +75,10 @@ class Stacking:
             jobs = sorted(jobs, key=lambda job: self.world.shards.size(job.device))
             most = deque(waves(len(jobs)))
         wave: list[tuple[Job, list[Begun]]] = []
-        for job in jobs:
+        for number, job in enumerate(jobs):
+            if not wave:
+                with suppress(Exception):  # whose samples cannot be had says so when its job begins
+                    self.world.samples.bring([each.device for each in jobs[number : number + most[0]]])
             begun = self._begin(job)
             wave.append((job, begun))
             size += self._size(begun)
@@ -98,7 +91,7 @@ class Stacking:
 
     def _wave(self, wave: Sequence[tuple[Job, list[Begun]]]) -> Iterator[Iterable[tuple[Job, Done]]]:
         """Those that can be stacked with most steps first, then the others in the order they came."""
-        groups: defaultdict[Hashable, list[Begun]] = defaultdict(list)
+        groups: defaultdict[int, list[Begun]] = defaultdict(list)
         for _, begun in wave:
             for each in begun:
                 groups[each.kind].append(each)
@@ -126,7 +119,7 @@ class Stacking:
             return []
         own = world.states.get(job.device)
         try:
-            shard = world.shard(job.device)
+            shard = world.samples.of(job.device)
             parts = {"": client} if isinstance(client, LoopClient) else client.updates(world.task, job.down)
             begun = [
                 Begun(job, name, each, shard, own, *each.begin(world.task, job.down, shard, own, job.context))
@@ -136,6 +129,8 @@ class Stacking:
             raise
         except Exception as error:
             raise failed(job, shard, error) from error
+        for each in begun:
+            each.kind = self._kinds.setdefault(each.signature, len(self._kinds))
         if job.limit is not None:
             for each, count in zip(begun, shares(job.limit, [each.count for each in begun])):
                 each.count = count
@@ -150,7 +145,7 @@ class Stacking:
             self._sizes[kinds] = brought(begun)
         return self._sizes[kinds]
 
-    def _steps(self, kind: Hashable, chunk: list[Begun]) -> list[Carry]:
+    def _steps(self, kind: int, chunk: list[Begun]) -> list[Carry]:
         """All steps of all clients of a chunk; their carries at the end."""
         batches = Batches(chunk, self.world.device, size_for(len(chunk)) if self.cuda else len(chunk))
         client = chunk[0].client
@@ -158,66 +153,38 @@ class Stacking:
         ended: list[Carry] = []  # from the back: the client with fewest steps first
         clients = len(chunk)
         recording: Recording | None = None
+        shelf: Shelf | None = None
         for step, active in enumerate(batches.active):
             if active < clients:
-                # What a recording works on is overwritten by the next step.
-                kept = part(carry, slice(active, clients))
-                kept = moved_out(kept) if recording else kept
-                ended += [part(kept, place) for place in range(clients - active - 1, -1, -1)]
-                carry, clients = part(carry, slice(0, active)), active
-            wanted = self._recording(kind, client, batches, step, carry, clients)
+                if recording is None:
+                    ended += reversed(apart(part(carry, slice(active, clients)), clients - active))
+                    carry = part(carry, slice(0, active))
+                else:
+                    shelf = shelf or Shelf(carry, clients)
+                    shelf.put(carry, slice(active, clients))
+                clients = active
+            wanted = self._recordings.find(kind, client, batches, step, carry, clients)
             if wanted is None:
                 batch, mask = batches.at(step, clients)
                 carry = self._step(carry, batch, mask, client=client, clients=clients)
-                self._measure(kind, clients)
+                self._room.measure(kind, clients)
             else:
                 if recording is None or not wanted.continues(recording):
                     wanted.load(carry, clients)
                 wanted.step(batches, step)
                 carry = wanted.carry  # which may have places that no client is at
             recording = wanted
-        kept = part(carry, slice(0, clients))
-        kept = moved_out(kept) if recording else kept
-        ended += [part(kept, place) for place in range(clients - 1, -1, -1)]
+        if recording is not None:
+            shelf = shelf or Shelf(carry, clients)
+            shelf.put(carry, slice(0, clients))
+            carry, clients = shelf.carry, shelf.clients
+        ended += reversed(apart(carry, clients))
         tails = zip(chunk, reversed(ended))
         return [{**tail, FINISH: each.carry[FINISH]} if FINISH in each.carry else tail for each, tail in tails]
 
     def _step(self, carry: Carry, batch: Batch, mask: Tensor | None, client: LoopClient, clients: int) -> Carry:
         with Stacked(clients, mask):
             return client.step(self.world.task, carry, batch)
-
-    def _recording(
-        self, kind: Hashable, client: LoopClient, batches: Batches, step: int, carry: Carry, clients: int
-    ) -> Recording | None:
-        """The recording that can do this step, made now if this kind has come often."""
-        if not self.cuda or kind in self._unrecordable:
-            return None
-        recordings, size = self._recordings.setdefault(kind, {}), size_for(clients)
-        if size not in recordings:
-            if self._unrecorded[kind] < UNRECORDED:
-                self._unrecorded[kind] += 1
-                return None
-            fill = torch.arange(size, device=self.world.device).clamp_max(clients - 1)
-            larger = max(recordings, default=0)
-            try:
-                recordings[size] = Recording(
-                    partial(self._step, client=client, clients=size),
-                    wider(carry, fill),
-                    batches.at(step, size)[0],
-                    batches.mask[step, :size],
-                    self._pool,
-                    recordings[larger].carry if larger > size else None,
-                )
-            except Unrecordable:
-                self._unrecordable.add(kind)
-                return None
-        return recordings[size]
-
-    def _measure(self, kind: Hashable, clients: int) -> None:
-        """Looks once at how much memory a client of this kind takes."""
-        if self.cuda and kind not in self._bytes:
-            peak = torch.cuda.max_memory_allocated(self.world.device) - self._before
-            self._bytes[kind] = max(1.0, peak / clients)
 
     def _finish(self, chunk: list[Begun], carries: list[Carry], left: Counter[str]) -> Ended:
         """The jobs of which nothing is left to do."""
@@ -235,41 +202,23 @@ class Stacking:
             done.append(delivered(world, job, *ended, world.states.residual(job.device), checked=False))
         return Ended(jobs, done)
 
-    def _computed(self, kind: Hashable, group: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
+    def _computed(self, kind: int, group: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
         """The group in pieces that fit into memory, each with its carries; one that did not fit comes in halves."""
         rest = group
         while rest:
-            size = min(self._chunk(kind), len(rest))
+            size = min(self._room.clients(kind), len(rest))
+            self._room.begin(kind)
             try:
-                if self.cuda:
-                    self._before = torch.cuda.memory_allocated(self.world.device)
-                    torch.cuda.reset_peak_memory_stats(self.world.device)
                 carries = self._steps(kind, rest[:size])
             except torch.cuda.OutOfMemoryError:
-                if size == 1:
-                    sentence = f"one client of this model does not fit into the memory of {self.world.device}"
-                    raise RunError(sentence) from None
+                self._room.halve(kind, size)
                 self._recordings.clear()
                 torch.cuda.empty_cache()
-                self._most[kind] = size // 2
-                warnings.warn(f"{size} clients at once do not fit on the GPU; going on with {size // 2}", stacklevel=2)
                 continue
             yield rest[:size], carries
             rest = rest[size:]
 
-    def _chunk(self, kind: Hashable) -> int:
-        if kind in self._most or self.settings.chunk is not None:
-            return self._most.get(kind) or self.settings.chunk or 1
-        if not self.cuda:
-            least, most = CPU_CHUNK
-            return max(least, min(most, CPU_BYTES // self._weights))
-        if kind not in self._bytes:
-            return FIRST_CHUNK
-        free, _ = torch.cuda.mem_get_info(self.world.device)
-        free += torch.cuda.memory_reserved(self.world.device) - torch.cuda.memory_allocated(self.world.device)
-        return max(1, min(LARGEST_CHUNK, int(MEMORY_SHARE * free / self._bytes[kind])))
-
-    def _can_stack(self, kind: Hashable, group: list[Begun]) -> bool:
+    def _can_stack(self, kind: int, group: list[Begun]) -> bool:
         if kind not in self._stackable:
             with full_precision(self.world.task.model):
                 self._stackable[kind] = self._agrees(group[:2])
