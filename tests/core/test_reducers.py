@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 
@@ -51,6 +52,17 @@ def test_a_weighted_mean_is_the_mean(given_uploads: list[Upload], rng: random.Ra
     assert total.scalars["samples"] == pytest.approx(sum(weights), rel=1e-12)
     losses = sum(u.scalar("loss") * w for u, w in zip(given_uploads, weights)) / (sum(weights) or 1)
     assert total.scalars["loss"] == pytest.approx(losses, abs=1e-12)
+
+
+@given(uploads())
+def test_many_at_once_are_as_many_one_after_the_other(given_uploads: list[Upload]) -> None:
+    reducer = WeightedMean()
+    parts = [reducer.lift(u.sender, u.packet, u.age) for u in given_uploads]
+    at_once, by_turns = reducer.merge_all(parts), functools.reduce(reducer.merge, parts)
+    for name, value in by_turns.tensors.items():
+        assert_close(at_once.tensors[name], value.double())
+        assert at_once.tensors[name].dtype == value.dtype
+    assert at_once.scalars == pytest.approx(by_turns.scalars, rel=1e-9, abs=1e-12)
 
 
 @given(uploads(), ORDER)

@@ -58,6 +58,18 @@ def test_combined_uploads_are_the_single_ones_combined():
     assert all(torch.equal(together.up.tensors[name], total.tensors[name]) for name in total.tensors)
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 11])
+def test_a_gpu_combines_some_at_a_time(count, monkeypatch):
+    names = [f"device-{number}" for number in range(count)]
+    (expected,) = opened(world()).run(jobs(names, True))
+    monkeypatch.setattr("undergrowth.engines.world._on_a_gpu", lambda _: True)
+    monkeypatch.setattr("undergrowth.engines.world.TOGETHER", 4)
+    (found,) = opened(world()).run(jobs(names, True))
+    assert found.sent == expected.sent and found.up.scalars == pytest.approx(expected.up.scalars)
+    for name, value in expected.up.tensors.items():
+        torch.testing.assert_close(found.up.tensors[name], value)
+
+
 def test_the_bytes_of_an_upload_are_those_before_combining():
     size = 4 * (2 * 2 + 2) + 8
     for folded in (True, False):

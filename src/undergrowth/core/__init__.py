@@ -17,6 +17,7 @@ from undergrowth.core.reducers import (
     WeightedMean,
     fold,
     folded,
+    lifted,
     unusable,
 )
 from undergrowth.core.selection import Knowledge, Selection, Uniform, View, sampled
@@ -77,6 +78,7 @@ __all__ = [
     "fold",
     "folded",
     "joined",
+    "lifted",
     "moved",
     "nearest",
     "not_finite",

@@ -19,13 +19,16 @@ from undergrowth.core import (
     Shard,
     State,
     Task,
-    fold,
+    WeightedMean,
+    lifted,
     not_finite,
     unusable,
 )  # fmt: skip
 from undergrowth.engines.samples import Samples, Shards
 from undergrowth.engines.states import States
 from undergrowth.links import Links
+
+TOGETHER = 32  # uploads that a GPU combines at a time
 
 
 @dataclass(frozen=True)
@@ -159,23 +162,30 @@ def delivered(world: World, job: Job, up: Packet, kept: State, residual: State, 
     return Done(up, size, kept, residual, problem)
 
 
-@dataclass
 class Folding:
-    """Combines the uploads of one node's jobs as they come."""
+    """Combines the uploads of one node's jobs as they come, or on a GPU some at a time."""
 
-    node: str
-    server: Server
-    total: Packet | None = None
-    sent: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    scalars: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    def __init__(self, node: str, server: Server, total: Packet | None = None) -> None:
+        self.node = node
+        self.server = server
+        self._parts = [] if total is None else [total]  # that are not combined yet
+        self.sent: dict[str, int] = {}
+        self.refused: dict[str, str] = {}
+        self.scalars: dict[str, Mapping[str, float]] = {}
+
+    @property
+    def total(self) -> Packet | None:
+        reducer = self.server.reducer
+        if len(self._parts) > 1 and isinstance(reducer, WeightedMean):
+            self._parts = [reducer.merge_all(self._parts)]
+        return self._parts[0] if self._parts else None
 
     def add(self, device: str, done: Done) -> bool:
         """False: the upload is refused."""
         problem = done.problem
         if problem is None:
             try:
-                self.total = fold(self.server.reducer, self.total, device, done.up)
+                self._take(lifted(self.server.reducer, device, done.up))
             except (ValueError, KeyError) as error:
                 problem = unusable(error)
         if problem is not None:
@@ -185,8 +195,22 @@ class Folding:
         self.scalars[device] = done.up.scalars
         return True
 
+    def _take(self, one: Packet) -> None:
+        if not self._parts or self._may_wait(one):
+            self._parts.append(one)
+        elif (total := self.total) is not None:
+            self._parts = [self.server.reducer.merge(total, one)]
+
+    def _may_wait(self, one: Packet) -> bool:
+        alike = one.signature == self._parts[0].signature
+        return alike and len(self._parts) < TOGETHER and type(self.server.reducer) is WeightedMean and _on_a_gpu(one)
+
     def outcome(self) -> Outcome:
         return Outcome(self.node, self.total, self.sent, self.refused, self.scalars, folded=True)
+
+
+def _on_a_gpu(packet: Packet) -> bool:
+    return all(value.is_cuda for value in packet.tensors.values())
 
 
 def settled(world: World, done: Iterable[tuple[Job, Done]]) -> Iterator[Outcome]:

@@ -25,7 +25,8 @@ def _multiply(
 ):  # fmt: skip
     """out[row, o] = Σ patch(row)[t] · matrix[o, t]: a row is a pixel of the result, t a tap and a channel of it.
 
-    backward: the result are the gradients of the maps that went in, and `maps` those of what came out.
+    backward: the result are the gradients of the maps that went in, and `maps` those of what came out. The matrix is
+    the same, with outputs and channels in each other's places.
     """
     taps: tl.constexpr = size * size * channels
     client = tl.program_id(1).to(tl.int64)
@@ -59,8 +60,12 @@ def _multiply(
         inside &= (at_row < high) & (at_column < wide) & there[:, None] & (tap < taps)[None, :]
         source = ((sample[:, None] * high + at_row) * wide + at_column) * channels + channel[None, :]
         patch = tl.load(maps + source, mask=inside, other=0.0)
+        if backward:
+            weight = (channel * size * size + place)[:, None] * outputs + output[None, :]
+        else:
+            weight = output[None, :] * taps + tap[:, None]
         weights = tl.load(
-            matrix + output[None, :] * taps + tap[:, None],
+            matrix + weight,
             mask=(output < outputs)[None, :] & (tap < taps)[:, None],
             other=0.0,
         )
@@ -169,10 +174,13 @@ def multiply(
     maps: Tensor, matrix: Tensor, bias: Tensor | None, shape: tuple[int, int], size: int, stride: int, padding: int,
     backward: bool = False,
 ) -> Tensor:  # fmt: skip
-    """maps: N × H × W × C, matrix: K × O × s·s·C, for N/K samples each; gives N × H' × W' × O with `shape` H', W'."""
+    """maps: N × H × W × C, matrix: K × O × s·s × C, for N/K samples each; gives N × H' × W' × O with `shape` H', W'.
+
+    backward: maps are N × H × W × O and the result N × H' × W' × C.
+    """
     samples, high, wide, channels = maps.shape
-    clients, outputs, _ = matrix.shape
-    matrix, bias = matrix.contiguous(), None if bias is None else bias.contiguous()
+    clients, outputs = len(matrix), matrix.shape[3 if backward else 1]
+    bias = None if bias is None else bias.contiguous()
     out = torch.empty(samples, *shape, outputs, device=maps.device, dtype=maps.dtype)
     rows = samples // clients * shape[0] * shape[1]
     # Values that lie together belong to one place of the window: a tile takes no more of them than there are.
