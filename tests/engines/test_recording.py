@@ -16,7 +16,6 @@ from undergrowth.core import Batch, Carry, Context, Model, Packet, Task, Train
 from undergrowth.engines import Job, Serial, Settings, Vector, World
 from undergrowth.engines.vector import recording, stack
 from undergrowth.engines.vector.recording import Recording, Step
-from undergrowth.engines.vector.stack import part
 from undergrowth.methods import FedAvg, FedFSC, FedProx
 from undergrowth.models import builder
 
@@ -32,7 +31,7 @@ class Replayed(Recording):
         self.made.append(len(mask))
         if memory is None:
             memory = recording._memory(carry, step(carry, batch, mask))
-        self.carry = part(memory, slice(0, len(mask)))
+        self._work_on(memory, len(mask))
         self._take({name: torch.full_like(value, 0) for name, value in batch.items()}, torch.zeros_like(mask))
         work = lambda: recording._copy(step(self.carry, self.batch, self.mask), self.carry)  # noqa: E731
         self._graph = SimpleNamespace(replay=work)  # type: ignore[assignment]
@@ -98,5 +97,9 @@ def test_recordings_that_come_no_more_are_forgotten(as_on_a_gpu):
     ("clients", "expected"),
     [(1, [1]), (49, [49]), (50, [25, 25]), (100, [25, 50, 25]), (306, [25, 256, 25]), (400, [25, 175, 175, 25])],
 )
-def test_a_gpu_gets_few_clients_first_and_last(clients, expected):
-    assert stack.waves(clients) == expected
+def test_a_gpu_gets_few_clients_first_and_those_with_most_steps_last(clients, expected):
+    jobs = [Job("server", f"device-{number}", Packet(), Context(0, "", 0)) for number in range(clients)]
+    found = stack.waves(jobs)
+    assert [len(wave) for wave in found] == expected
+    assert sorted(job for wave in found for job in wave) == sorted(jobs)
+    assert found[-1][-1] == jobs[-1] and (clients < 50 or found[0] == jobs[-50:-25])

@@ -109,7 +109,8 @@ class WeightedMean:
         columns = {name: [part.tensors[name] for part in parts] for name in parts[0].tensors}
         known = [k for k in parts[0].scalars if _finite(*(part.scalars.get(k) for part in parts))]
         scalars = {k: math.fsum(share * part.scalars[k] for share, part in zip(shares, parts)) for k in known}
-        tensors = {name: _mean(values, shares) for name, values in columns.items()}
+        factors = _there(torch.tensor(shares, dtype=torch.float64), parts[0])
+        tensors = {name: _mean(values, factors) for name, values in columns.items()}
         return Packet(tensors, {**scalars, self._total: total})
 
     def aged(self, total: Packet, age: int) -> Packet:
@@ -246,15 +247,18 @@ def _blend(a: Packet, b: Packet, share: float) -> Packet:
     return Packet(tensors, scalars)
 
 
-def _mean(values: list[Tensor], shares: list[float]) -> Tensor:
+def _there(factors: Tensor, packet: Packet) -> Tensor:
+    """Where the packet's tensors are. A GPU must not be waited for: there is enough that it was asked to do before."""
+    device = next(iter(packet.tensors.values()), factors).device
+    return factors.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else factors
+
+
+def _mean(values: list[Tensor], shares: Tensor) -> Tensor:
     """Of floating tensors the mean with these shares; of others the largest."""
     rows = torch.stack(values)
     if not rows.is_floating_point():
         return rows.amax(0)
-    factors = torch.tensor(shares, dtype=rows.dtype)
-    if rows.is_cuda:  # it must not wait for what it was asked to do before
-        factors = factors.pin_memory().to(rows.device, non_blocking=True)
-    return torch.mv(rows.reshape(len(values), -1).t(), factors).view_as(values[0])
+    return torch.mv(rows.reshape(len(values), -1).t(), shares.to(rows.dtype)).view_as(values[0])
 
 
 def _finite(*values: float | None) -> bool:

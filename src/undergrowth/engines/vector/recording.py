@@ -103,7 +103,7 @@ class Recording:
         with torch.cuda.stream(stream):
             if memory is None:
                 memory = _memory(carry, step(carry, batch, mask))  # tells what a step changes
-            self.carry = part(memory, slice(0, len(mask)))
+            self._work_on(memory, len(mask))
             kept = moved_out(self.carry)
             self._take(batch, mask)
             step(self.carry, self.batch, self.mask)  # compiles and tunes what has not been yet
@@ -113,6 +113,10 @@ class Recording:
         # One pool for all recordings: they never run at the same time, and nothing of one is needed after it.
         with torch.cuda.graph(self._graph, pool=pool):
             _copy(step(self.carry, self.batch, self.mask), self.carry)
+
+    def _work_on(self, memory: Carry, places: int) -> None:
+        self.carry = part(memory, slice(0, places))
+        self.tensors = list(_tensors(self.carry))  # those that a step changes
 
     def _take(self, batch: Batch, mask: Tensor) -> None:
         """Makes memory for batches, that for shares and masks in one piece."""
@@ -131,23 +135,24 @@ class Recording:
 
     def continues(self, other: Recording) -> bool:
         """Whether it works on the memory of the other one, so that nothing needs to be copied."""
-        mine, its = (next(_tensors(recording.carry)) for recording in (self, other))
-        return mine.data_ptr() == its.data_ptr()
+        return self.tensors[0].data_ptr() == other.tensors[0].data_ptr()
 
 
 class Shelf:
     """Where clients who are done are put, because a recording goes on with their places. `carry`: all, in the end."""
 
-    def __init__(self, carry: Carry, clients: int) -> None:
+    def __init__(self, recording: Recording, clients: int) -> None:
         self.clients = clients
-        self.carry = _empty(carry, clients)
+        self.carry = _empty(recording.carry, clients)
+        self._tensors = list(_tensors(self.carry))
 
-    def put(self, carry: Carry, places: slice) -> None:
-        _copy(carry, self.carry, places)
+    def put(self, recording: Recording, places: slice) -> None:
+        sources = [value[places] for value in recording.tensors]
+        torch._foreach_copy_([value[places] for value in self._tensors], sources)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """Those that a recording changes."""
+    """Those that clients do not share."""
     if isinstance(tree, Tensor):
         if tree.stride(0):
             yield tree

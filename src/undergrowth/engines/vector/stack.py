@@ -61,13 +61,18 @@ def brought(begun: Sequence[Begun]) -> int:
     return sum(value.nbytes for value in own) + sum(made.values())
 
 
-def waves(clients: int) -> list[int]:
-    """How many clients of a round a GPU gets at a time: few at first and at last."""
-    if clients < 2 * WAVE:
-        return [clients]
-    between = clients - 2 * WAVE
-    pieces = -(-between // GPU_CLIENTS)
-    return [WAVE, *(-(-between // pieces) for _ in range(pieces)), WAVE]
+def waves(jobs: Sequence[Job]) -> list[Sequence[Job]]:
+    """The jobs of a round, sorted by their steps, in the order in which a GPU gets them.
+
+    The CPU begins and ends clients while the GPU computes others. So only some at first, which it waits for, with
+    enough steps to begin the next ones meanwhile; at last those with most steps, while which all others are handed on.
+    """
+    if len(jobs) < 2 * WAVE:
+        return [jobs]
+    few, first, last = jobs[: -2 * WAVE], jobs[-2 * WAVE : -WAVE], jobs[-WAVE:]
+    pieces = -(-len(few) // GPU_CLIENTS)
+    each = -(-len(few) // max(1, pieces))
+    return [first, *(few[start : start + each] for start in range(0, len(few), max(1, each))), last]
 
 
 def stacked(carries: Sequence[Carry]) -> Carry:

@@ -68,26 +68,24 @@ class Stacking:
 
     def _waves(self, jobs: Sequence[Job]) -> Iterator[list[tuple[Job, list[Begun]]]]:
         """Jobs that are begun together, each with its updates."""
-        allowed, size, most = room(self.world.device), 0, deque([len(jobs)])
+        allowed = room(self.world.device)
+        groups = [jobs]
         if self.cuda and self.settings.chunk is None:
-            # The CPU begins and ends clients while the GPU computes others: only few at first, which it waits for, and
-            # at last those with most steps, while which all others are handed on.
-            jobs = sorted(jobs, key=lambda job: self.world.shards.size(job.device))
-            most = deque(waves(len(jobs)))
-        wave: list[tuple[Job, list[Begun]]] = []
-        for number, job in enumerate(jobs):
-            if not wave:
-                with suppress(Exception):  # whose samples cannot be had says so when its job begins
-                    self.world.samples.bring([each.device for each in jobs[number : number + most[0]]])
-            begun = self._begin(job)
-            wave.append((job, begun))
-            size += self._size(begun)
-            if size > allowed or len(wave) >= most[0]:
+            groups = waves(sorted(jobs, key=lambda job: self.world.shards.size(job.device)))
+        for group in groups:
+            with suppress(Exception):  # whose samples cannot be had says so when its job begins
+                self.world.samples.bring([job.device for job in group])
+            wave: list[tuple[Job, list[Begun]]] = []
+            size = 0
+            for job in group:
+                begun = self._begin(job)
+                wave.append((job, begun))
+                size += self._size(begun)
+                if size > allowed:
+                    yield wave
+                    wave, size = [], 0
+            if wave:
                 yield wave
-                wave, size = [], 0
-                if len(most) > 1:
-                    most.popleft()
-        yield wave
 
     def _wave(self, wave: Sequence[tuple[Job, list[Begun]]]) -> Iterator[Iterable[tuple[Job, Done]]]:
         """Those that can be stacked with most steps first, then the others in the order they came."""
@@ -160,8 +158,8 @@ class Stacking:
                     ended += reversed(apart(part(carry, slice(active, clients)), clients - active))
                     carry = part(carry, slice(0, active))
                 else:
-                    shelf = shelf or Shelf(carry, clients)
-                    shelf.put(carry, slice(active, clients))
+                    shelf = shelf or Shelf(recording, clients)
+                    shelf.put(recording, slice(active, clients))
                 clients = active
             wanted = self._recordings.find(kind, client, batches, step, carry, clients)
             if wanted is None:
@@ -175,8 +173,8 @@ class Stacking:
                 carry = wanted.carry  # which may have places that no client is at
             recording = wanted
         if recording is not None:
-            shelf = shelf or Shelf(carry, clients)
-            shelf.put(carry, slice(0, clients))
+            shelf = shelf or Shelf(recording, clients)
+            shelf.put(recording, slice(0, clients))
             carry, clients = shelf.carry, shelf.clients
         ended += reversed(apart(carry, clients))
         tails = zip(chunk, reversed(ended))

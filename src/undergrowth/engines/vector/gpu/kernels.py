@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024  # values that one program of a pooling kernel handles
+BLOCK = 1024  # values that one program of an elementwise kernel handles
 ENOUGH = 264  # programs that keep a large GPU busy: two for each of its processors
 
 
@@ -25,8 +25,7 @@ def _multiply(
 ):  # fmt: skip
     """out[row, o] = Σ patch(row)[t] · matrix[o, t]: a row is a pixel of the result, t a tap and a channel of it.
 
-    backward: the result are the gradients of the maps that went in, and `maps` those of what came out. The matrix is
-    the same, with outputs and channels in each other's places.
+    backward: the result are the gradients of the maps that went in, and `maps` those of what came out.
     """
     taps: tl.constexpr = size * size * channels
     client = tl.program_id(1).to(tl.int64)
@@ -60,12 +59,8 @@ def _multiply(
         inside &= (at_row < high) & (at_column < wide) & there[:, None] & (tap < taps)[None, :]
         source = ((sample[:, None] * high + at_row) * wide + at_column) * channels + channel[None, :]
         patch = tl.load(maps + source, mask=inside, other=0.0)
-        if backward:
-            weight = (channel * size * size + place)[:, None] * outputs + output[None, :]
-        else:
-            weight = output[None, :] * taps + tap[:, None]
         weights = tl.load(
-            matrix + weight,
+            matrix + output[None, :] * taps + tap[:, None],
             mask=(output < outputs)[None, :] & (tap < taps)[:, None],
             other=0.0,
         )
@@ -78,11 +73,14 @@ def _multiply(
 
 @triton.jit
 def _gather(
-    maps, maps_rest, slope, slope_rest, out, rows, high, wide, out_high, out_wide, samples, clients, part,
+    maps, slope, unit, out, rows, high, wide, out_high, out_wide, samples, clients, part,
     channels: tl.constexpr, outputs: tl.constexpr, size: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
-    halved: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
+    scaled: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """out[o, t] = Σ patch(row)[t] · slope[row, o], the gradient of the weights, over one part of the rows."""
+    """out[o, t] = Σ patch(row)[t] · slope[row, o], the gradient of the weights, over one part of the rows.
+
+    scaled: maps and slopes are multiples of `unit`, of which every client has one for each.
+    """
     taps: tl.constexpr = size * size * channels
     client = (tl.program_id(1) % clients).to(tl.int64)
     piece = tl.program_id(1) // clients
@@ -106,25 +104,33 @@ def _gather(
         patch = tl.load(maps + source, mask=inside, other=0.0)
         slopes = tl.load(slope + at, mask=real, other=0.0)
         total = tl.dot(tl.trans(patch), slopes, total, input_precision="ieee")
-        if halved:
-            # The product of the two rests is beyond what a float holds.
-            patch_rest = tl.load(maps_rest + source, mask=inside, other=0.0)
-            slopes_rest = tl.load(slope_rest + at, mask=real, other=0.0)
-            total = tl.dot(tl.trans(patch), slopes_rest, total)
-            total = tl.dot(tl.trans(patch_rest), slopes, total)
+    if scaled:
+        total = total * tl.load(unit + client) * tl.load(unit + clients + client)
     # As the weights lie: outputs, channels, places of the window.
     to = ((piece * clients + client) * outputs + output[None, :]) * taps + (channel * size * size + place)[:, None]
     tl.store(out + to, total, mask=(tap < taps)[:, None] & (output < outputs)[None, :])
 
 
 @triton.jit
-def _halve(values, upper, rest, total, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = at < total
-    value = tl.load(values + at, mask=there)
-    half = value.to(tl.bfloat16)
-    tl.store(upper + at, half, mask=there)
-    tl.store(rest + at, (value - half.to(tl.float32)).to(tl.bfloat16), mask=there)
+def _largest(values, found, count, BLOCK: tl.constexpr):
+    """The largest magnitude of a client's values, as the whole number that has its bits: their order is the same."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.abs(tl.load(values + client * count + at, mask=at < count, other=0.0))
+    tl.atomic_max(found + client, tl.max(value.to(tl.int32, bitcast=True), axis=0))
+
+
+@triton.jit
+def _shorten(values, found, out, unit, count, BLOCK: tl.constexpr):
+    """Every value as a multiple of its client's unit, a power of two, with ten bits behind the first."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # The largest becomes 2^14 to 2^15. What is no number, or without bounds, stays that.
+    exponent = tl.maximum(tl.load(found + client) >> 23, 15) - 14
+    one = (exponent << 23).to(tl.float32, bitcast=True)
+    value = tl.load(values + client * count + at, mask=at < count) / one
+    tl.store(out + client * count + at, value.to(tl.float16), mask=at < count)
+    tl.store(unit + client, one)
 
 
 @triton.jit
@@ -174,13 +180,10 @@ def multiply(
     maps: Tensor, matrix: Tensor, bias: Tensor | None, shape: tuple[int, int], size: int, stride: int, padding: int,
     backward: bool = False,
 ) -> Tensor:  # fmt: skip
-    """maps: N × H × W × C, matrix: K × O × s·s × C, for N/K samples each; gives N × H' × W' × O with `shape` H', W'.
-
-    backward: maps are N × H × W × O and the result N × H' × W' × C.
-    """
+    """maps: N × H × W × C, matrix: K × O × s·s·C, for N/K samples each; gives N × H' × W' × O with `shape` H', W'."""
     samples, high, wide, channels = maps.shape
-    clients, outputs = len(matrix), matrix.shape[3 if backward else 1]
-    bias = None if bias is None else bias.contiguous()
+    clients, outputs, _ = matrix.shape
+    matrix, bias = matrix.contiguous(), None if bias is None else bias.contiguous()
     out = torch.empty(samples, *shape, outputs, device=maps.device, dtype=maps.dtype)
     rows = samples // clients * shape[0] * shape[1]
     # Values that lie together belong to one place of the window: a tile takes no more of them than there are.
@@ -206,21 +209,27 @@ def gather(maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, pa
     part = triton.cdiv(triton.cdiv(rows, pieces), tall) * tall
     weight = torch.empty(pieces, clients, outputs, channels, size, size, device=maps.device)
     # A matrix unit wants the rows, over which is summed, side by side, unless numbers have 16 bits.
-    halved = maps.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    inputs = (*_halves(maps), *_halves(slope)) if halved else (maps, maps, slope, slope)
+    scaled = maps.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    unit = torch.empty(2, clients, device=maps.device)
+    if scaled:
+        maps, slope = _shortened(maps, unit[0]), _shortened(slope, unit[1])
     _gather[(triton.cdiv(taps, deep), clients * pieces, triton.cdiv(outputs, block))](
-        *inputs, weight, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
-        channels, outputs, size, stride, padding, halved, tall, block, deep, num_warps=4, num_stages=3,
+        maps, slope, unit, weight, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
+        channels, outputs, size, stride, padding, scaled, tall, block, deep, num_warps=4, num_stages=3,
     )  # fmt: skip
     # Summed in a fixed order, unlike atomic additions: the same bits every time.
     return weight[0] if pieces == 1 else weight.sum(0)
 
 
-def _halves(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Two numbers of 16 bits whose sum is the value, but for a 65 000th of it: finer than TF32."""
-    upper, rest = (torch.empty_like(values, dtype=torch.bfloat16) for _ in range(2))
-    _halve[(triton.cdiv(values.numel(), BLOCK),)](values, upper, rest, values.numel(), BLOCK)
-    return upper, rest
+def _shortened(values: Tensor, unit: Tensor) -> Tensor:
+    """In 16 bits, as exact as TF32: each client has a unit of its own, in which its largest value is near the end."""
+    clients, count = len(unit), values.numel() // len(unit)
+    found = torch.zeros(clients, device=values.device, dtype=torch.int32)
+    short = torch.empty_like(values, dtype=torch.float16)
+    grid = (triton.cdiv(count, BLOCK), clients)
+    _largest[grid](values, found, count, BLOCK)
+    _shorten[grid](values, found, short, unit, count, BLOCK)
+    return short
 
 
 def pool(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -22,25 +22,26 @@ class Convolution(torch.autograd.Function):
             x, weight = x.bfloat16(), weight.bfloat16()
         size = weight.shape[3]
         maps = x.permute(0, 2, 3, 1).contiguous()
-        matrix = weight.permute(0, 1, 3, 4, 2).flatten(2, 3).contiguous()
+        matrix = weight.permute(0, 1, 3, 4, 2).flatten(2)
         high, wide = ((side + 2 * padding - size) // stride + 1 for side in x.shape[2:])
         out = kernels.multiply(maps, matrix, bias, (high, wide), size, stride, padding)
-        ctx.save_for_backward(maps, matrix)
+        ctx.save_for_backward(maps, weight)
         ctx.size, ctx.stride, ctx.padding = size, stride, padding
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        maps, matrix = ctx.saved_tensors
+        maps, weight = ctx.saved_tensors
         slope = gradient.permute(0, 2, 3, 1).contiguous()
         window = (ctx.size, ctx.stride, ctx.padding)
         to_x = to_weight = to_bias = None
         if ctx.needs_input_grad[0]:
+            matrix = weight.permute(0, 2, 3, 4, 1).flatten(2)
             to_x = kernels.multiply(slope, matrix, None, maps.shape[1:3], *window, backward=True).permute(0, 3, 1, 2)
         if ctx.needs_input_grad[1]:
-            to_weight = kernels.gather(maps, slope, len(matrix), *window)
+            to_weight = kernels.gather(maps, slope, len(weight), *window)
         if ctx.needs_input_grad[2]:
-            to_bias = norm_kernels.total(slope.reshape(len(matrix), -1, matrix.shape[1]))
+            to_bias = norm_kernels.total(slope.reshape(len(weight), -1, weight.shape[1]))
         return to_x, to_weight, to_bias, None, None
 
 
