@@ -82,6 +82,20 @@ def test_steps_are_not_recorded_before_they_have_come_some_times(as_on_a_gpu, mo
     assert Replayed.made == []
 
 
+def test_a_recording_of_one_client_goes_on_with_what_others_have_left(as_on_a_gpu):
+    expected = outcomes(Serial(), FedProx(mu=0.1), "logistic", epochs=3)
+    functional = Model(builder("logistic", DATA.shape, DATA.classes))
+    task = Task(functional, DATA.classes, Train(batch=16, lr=0.05, epochs=3))
+    as_on_a_gpu.open(World(task, FedProx(mu=0.1).client, {"server": FedProx().server}, POPULATION))
+    down = Packet(functional.initial(3))
+    jobs = [Job("server", name, down, Context(1, name, 0), True) for name in POPULATION.devices]
+    list(as_on_a_gpu.run(jobs[:1]))
+    assert Replayed.made == [1]  # in memory of its own
+    (found,) = as_on_a_gpu.run(jobs)
+    assert max(Replayed.made) > 1
+    check_same(expected, {"all": found}, 2e-4)
+
+
 def test_recordings_that_come_no_more_are_forgotten(as_on_a_gpu):
     functional = Model(builder("logistic", DATA.shape, DATA.classes))
     task = Task(functional, DATA.classes, Train(batch=16, lr=0.05, schedule="linear", rounds=50))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, LoopClient
-from undergrowth.engines.vector.stack import Batches, moved_out, part, wider
+from undergrowth.engines.vector.stack import Batches, moved_out, part, shared, wider
 
 SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
 
@@ -168,7 +168,7 @@ def _memory(before: Any, after: Any) -> Any:
     """Memory for a carry: its own for what a step changes, one for all clients for what they share and keep."""
     if isinstance(before, Tensor):
         if before is after and before.stride(0) == 0:
-            return before[0].clone().expand_as(before)
+            return shared(before[0].clone(), len(before))
         return torch.empty_like(after).copy_(before)
     if isinstance(before, Mapping):
         # What only a step's carry has (that a step made it) is kept: steps may then work in place.
@@ -183,7 +183,7 @@ def _memory(before: Any, after: Any) -> Any:
 def _empty(tree: Any, clients: int) -> Any:
     """Memory for a carry of so many clients; what all share stays where it is."""
     if isinstance(tree, Tensor):
-        return tree.new_empty(clients, *tree.shape[1:]) if tree.stride(0) else tree[:1].expand(clients, *tree.shape[1:])
+        return tree.new_empty(clients, *tree.shape[1:]) if tree.stride(0) else shared(tree[0], clients)
     if isinstance(tree, Mapping):
         return {name: _empty(value, clients) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
