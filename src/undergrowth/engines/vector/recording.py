@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, LoopClient
-from undergrowth.engines.vector.stack import Batches, moved_out, part, shared, wider
+from undergrowth.engines.vector.stack import Batches, moved_out, part, wider
 
 SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
 
@@ -116,7 +116,7 @@ class Recording:
 
     def _work_on(self, memory: Carry, places: int) -> None:
         self.carry = part(memory, slice(0, places))
-        self.tensors = list(_tensors(self.carry))  # those that a step changes
+        self.tensors = list(_tensors(self.carry))
 
     def _take(self, batch: Batch, mask: Tensor) -> None:
         """Makes memory for batches, that for shares and masks in one piece."""
@@ -145,17 +145,18 @@ class Shelf:
         self.clients = clients
         self.carry = _empty(recording.carry, clients)
         self._tensors = list(_tensors(self.carry))
+        self._own = [number for number, value in enumerate(self._tensors) if value.stride(0)]  # not shared
 
     def put(self, recording: Recording, places: slice) -> None:
-        sources = [value[places] for value in recording.tensors]
-        torch._foreach_copy_([value[places] for value in self._tensors], sources)
+        targets, sources = (
+            [held[number][places] for number in self._own] for held in (self._tensors, recording.tensors)
+        )
+        torch._foreach_copy_(targets, sources)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """Those that clients do not share."""
     if isinstance(tree, Tensor):
-        if tree.stride(0):
-            yield tree
+        yield tree
     elif isinstance(tree, Mapping):
         for value in tree.values():
             yield from _tensors(value)
@@ -168,7 +169,7 @@ def _memory(before: Any, after: Any) -> Any:
     """Memory for a carry: its own for what a step changes, one for all clients for what they share and keep."""
     if isinstance(before, Tensor):
         if before is after and before.stride(0) == 0:
-            return shared(before[0].clone(), len(before))
+            return before[0].clone().expand_as(before)
         return torch.empty_like(after).copy_(before)
     if isinstance(before, Mapping):
         # What only a step's carry has (that a step made it) is kept: steps may then work in place.
@@ -181,9 +182,10 @@ def _memory(before: Any, after: Any) -> Any:
 
 
 def _empty(tree: Any, clients: int) -> Any:
-    """Memory for a carry of so many clients; what all share stays where it is."""
+    """Memory for a carry of so many clients; what all share stays where it is. One client shares nothing."""
     if isinstance(tree, Tensor):
-        return tree.new_empty(clients, *tree.shape[1:]) if tree.stride(0) else shared(tree[0], clients)
+        own = tree.stride(0) or clients == 1
+        return tree.new_empty(clients, *tree.shape[1:]) if own else tree[:1].expand(clients, *tree.shape[1:])
     if isinstance(tree, Mapping):
         return {name: _empty(value, clients) for name, value in tree.items()}
     if isinstance(tree, list | tuple):

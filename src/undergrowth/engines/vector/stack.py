@@ -80,11 +80,6 @@ def stacked(carries: Sequence[Carry]) -> Carry:
     return {name: _stacked([carry[name] for carry in carries]) for name in carries[0] if name != FINISH}
 
 
-def shared(value: Tensor, clients: int) -> Tensor:
-    """The same for so many clients, without a copy: its first stride is 0, even if there is only one."""
-    return value.expand(max(2, clients), *value.shape)[:clients]
-
-
 def part(tree: Any, index: int | slice) -> Any:
     """The carry of some clients of a stack, or of one."""
     if isinstance(tree, Tensor):
@@ -123,7 +118,7 @@ def moved_out(tree: Any) -> Any:
 def wider(tree: Any, fill: Tensor) -> Any:
     """The carry of the clients at these places, some of them several times; what all share is not copied."""
     if isinstance(tree, Tensor):
-        return tree.index_select(0, fill) if tree.stride(0) else shared(tree[0], len(fill))
+        return tree[:1].expand(len(fill), *tree.shape[1:]) if tree.stride(0) == 0 else tree.index_select(0, fill)
     if isinstance(tree, MAPPINGS):
         return {name: wider(value, fill) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -205,7 +200,7 @@ def _stacked(values: list[Any]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
         if all(value is first for value in values):
-            return shared(first, len(values))
+            return first.expand(len(values), *first.shape)
         return torch.stack(values)
     if isinstance(first, MAPPINGS):
         return {name: _stacked([value[name] for value in values]) for name in first}
