@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, LoopClient
-from undergrowth.engines.vector.stack import Batches, moved_out, part, wider
+from undergrowth.engines.vector.stack import Batches, apart, late, moved_out, part, wider
 
 SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
 
@@ -139,19 +139,29 @@ class Recording:
 
 
 class Shelf:
-    """Where clients who are done are put, because a recording goes on with their places. `carry`: all, in the end."""
+    """Where the clients at some places are put when they are done, because a recording goes on with their places."""
 
-    def __init__(self, recording: Recording, clients: int) -> None:
-        self.clients = clients
-        self.carry = _empty(recording.carry, clients)
-        self._tensors = list(_tensors(self.carry))
+    def __init__(self, recording: Recording, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        self._carry = _empty(recording.carry, last - first)
+        self._tensors = list(_tensors(self._carry))
         self._own = [number for number, value in enumerate(self._tensors) if value.stride(0)]  # not shared
 
-    def put(self, recording: Recording, places: slice) -> None:
-        targets, sources = (
-            [held[number][places] for number in self._own] for held in (self._tensors, recording.tensors)
-        )
-        torch._foreach_copy_(targets, sources)
+    def put(self, recording: Recording, first: int, last: int) -> None:
+        """Those of these places that belong here."""
+        first, last = max(first, self.first), min(last, self.last)
+        if first < last:
+            targets = [self._tensors[number][first - self.first : last - self.first] for number in self._own]
+            torch._foreach_copy_(targets, [recording.tensors[number][first:last] for number in self._own])
+
+    def carries(self) -> list[Carry]:
+        return apart(self._carry, self.last - self.first)
+
+
+def shelves(recording: Recording, clients: int) -> list[Shelf]:
+    """For so many clients; those who stay longest have one of their own."""
+    border = late(clients)
+    return [Shelf(recording, *ends) for ends in ((border, clients), (0, border)) if ends[0] < ends[1]]
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

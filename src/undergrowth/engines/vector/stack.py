@@ -64,15 +64,20 @@ def brought(begun: Sequence[Begun]) -> int:
 def waves(jobs: Sequence[Job]) -> list[Sequence[Job]]:
     """The jobs of a round, sorted by their steps, in the order in which a GPU gets them.
 
-    The CPU begins and ends clients while the GPU computes others. So only some at first, which it waits for, with
-    enough steps to begin the next ones meanwhile; at last those with most steps, while which all others are handed on.
+    The CPU begins clients while the GPU computes others. So only some at first, which it waits for, and these with
+    enough steps to begin all others meanwhile.
     """
     if len(jobs) < 2 * WAVE:
         return [jobs]
-    few, first, last = jobs[: -2 * WAVE], jobs[-2 * WAVE : -WAVE], jobs[-WAVE:]
-    pieces = -(-len(few) // GPU_CLIENTS)
-    each = -(-len(few) // max(1, pieces))
-    return [first, *(few[start : start + each] for start in range(0, len(few), max(1, each))), last]
+    first, others = jobs[-2 * WAVE : -WAVE], [*jobs[: -2 * WAVE], *jobs[-WAVE:]]
+    each = -(-len(others) // -(-len(others) // GPU_CLIENTS))
+    return [first, *(others[start : start + each] for start in range(0, len(others), each))]
+
+
+def late(clients: int) -> int:
+    """How many of a stack, those with most steps, come last by themselves: while a GPU computes them, all others are
+    handed on."""
+    return WAVE if clients >= 2 * WAVE else 0
 
 
 def stacked(carries: Sequence[Carry]) -> Carry:

@@ -20,7 +20,7 @@ from undergrowth.engines.states import room
 from undergrowth.engines.vector.agreement import close, full_precision
 from undergrowth.engines.vector.ended import Ended
 from undergrowth.engines.vector.layers import Stacked
-from undergrowth.engines.vector.recording import Recording, Recordings, Shelf, size_for
+from undergrowth.engines.vector.recording import Recording, Recordings, Shelf, shelves, size_for
 from undergrowth.engines.vector.room import Room
 from undergrowth.engines.vector.stack import (
     FINISH,
@@ -143,24 +143,29 @@ class Stacking:
             self._sizes[kinds] = brought(begun)
         return self._sizes[kinds]
 
-    def _steps(self, kind: int, chunk: list[Begun]) -> list[Carry]:
-        """All steps of all clients of a chunk; their carries at the end."""
+    def _steps(self, kind: int, chunk: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
+        """All steps of a chunk. Clients come with their carries at the end, those who are done early before others."""
         batches = Batches(chunk, self.world.device, size_for(len(chunk)) if self.cuda else len(chunk))
         client = chunk[0].client
         carry = stacked([each.carry for each in chunk])
-        ended: list[Carry] = []  # from the back: the client with fewest steps first
         clients = len(chunk)
+        ended: list[Carry] = []  # of the last of the chunk
         recording: Recording | None = None
-        shelf: Shelf | None = None
+        kept: list[Shelf] = []
         for step, active in enumerate(batches.active):
             if active < clients:
                 if recording is None:
-                    ended += reversed(apart(part(carry, slice(active, clients)), clients - active))
+                    ended = [*apart(part(carry, slice(active, clients)), clients - active), *ended]
                     carry = part(carry, slice(0, active))
                 else:
-                    shelf = shelf or Shelf(recording, clients)
-                    shelf.put(recording, slice(active, clients))
-                clients = active
+                    kept = kept or shelves(recording, clients)
+                    for shelf in kept:
+                        shelf.put(recording, active, clients)
+                    if len(kept) > 1 and active <= kept[0].first:
+                        border, carries = kept[0].first, kept.pop(0).carries()
+                        yield chunk[border:], [*carries, *ended]
+                        chunk, ended = chunk[:border], []
+            clients = active
             wanted = self._recordings.find(kind, client, batches, step, carry, clients)
             if wanted is None:
                 batch, mask = batches.at(step, clients)
@@ -172,13 +177,13 @@ class Stacking:
                 wanted.step(batches, step)
                 carry = wanted.carry  # which may have places that no client is at
             recording = wanted
-        if recording is not None:
-            shelf = shelf or Shelf(recording, clients)
-            shelf.put(recording, slice(0, clients))
-            carry, clients = shelf.carry, shelf.clients
-        ended += reversed(apart(carry, clients))
-        tails = zip(chunk, reversed(ended))
-        return [{**tail, FINISH: each.carry[FINISH]} if FINISH in each.carry else tail for each, tail in tails]
+        if recording is None:
+            ended = [*apart(carry, clients), *ended]
+        else:
+            for shelf in kept or shelves(recording, clients):
+                shelf.put(recording, 0, clients)
+                ended = [*shelf.carries(), *ended]
+        yield chunk, ended
 
     def _step(self, carry: Carry, batch: Batch, mask: Tensor | None, client: LoopClient, clients: int) -> Carry:
         with Stacked(clients, mask):
@@ -189,6 +194,8 @@ class Stacking:
         world, jobs, done = self.world, [], []
         for each, carry in zip(chunk, carries):
             job = each.job
+            if FINISH in each.carry:
+                carry = {**carry, FINISH: each.carry[FINISH]}
             ended = each.client.finish(world.task, job.down, carry, each.shard, each.own, job.context)
             left[job.device] -= 1
             if isinstance(world.client, Updates):
@@ -206,15 +213,16 @@ class Stacking:
         while rest:
             size = min(self._room.clients(kind), len(rest))
             self._room.begin(kind)
+            left = rest[:size]
             try:
-                carries = self._steps(kind, rest[:size])
+                for chunk, carries in self._steps(kind, left):
+                    left = left[: -len(chunk)]
+                    yield chunk, carries
             except torch.cuda.OutOfMemoryError:
                 self._room.halve(kind, size)
                 self._recordings.clear()
                 torch.cuda.empty_cache()
-                continue
-            yield rest[:size], carries
-            rest = rest[size:]
+            rest = [*left, *rest[size:]]
 
     def _can_stack(self, kind: int, group: list[Begun]) -> bool:
         if kind not in self._stackable:
@@ -234,8 +242,8 @@ class Stacking:
             carry = stacked([each.carry for each in some])
             together = self._step(carry, batch, mask, client=client, clients=len(some))
             for place, each in enumerate(some):
-                apart = client.step(task, each.carry, next(iter(each.steps)))
-                if not all(close(part(together[key], place), apart[key], each.carry.get(key)) for key in together):
+                alone = client.step(task, each.carry, next(iter(each.steps)))
+                if not all(close(part(together[key], place), alone[key], each.carry.get(key)) for key in together):
                     return False
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
             return False

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from undergrowth.engines.vector.gpu.norm_kernels import survey
+
 BLOCK = 1024  # values that one program of an elementwise kernel handles
 ENOUGH = 264  # programs that keep a large GPU busy: two for each of its processors
 
@@ -112,22 +114,14 @@ def _gather(
 
 
 @triton.jit
-def _largest(values, found, count, BLOCK: tl.constexpr):
-    """The largest magnitude of a client's values, as the whole number that has its bits: their order is the same."""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.abs(tl.load(values + client * count + at, mask=at < count, other=0.0))
-    tl.atomic_max(found + client, tl.max(value.to(tl.int32, bitcast=True), axis=0))
-
-
-@triton.jit
-def _shorten(values, found, out, unit, count, BLOCK: tl.constexpr):
+def _shorten(values, largest, out, unit, count, parts, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     """Every value as a multiple of its client's unit, a power of two, with ten bits behind the first."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    piece = tl.arange(0, PARTS)
     # The largest becomes 2^14 to 2^15. What is no number, or without bounds, stays that.
-    exponent = tl.maximum(tl.load(found + client) >> 23, 15) - 14
-    one = (exponent << 23).to(tl.float32, bitcast=True)
+    bits = tl.max(tl.load(largest + client * parts + piece, mask=piece < parts, other=0), 0)
+    one = ((tl.maximum(bits >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     value = tl.load(values + client * count + at, mask=at < count) / one
     tl.store(out + client * count + at, value.to(tl.float16), mask=at < count)
     tl.store(unit + client, one)
@@ -198,8 +192,13 @@ def multiply(
     return out
 
 
-def gather(maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, padding: int) -> Tensor:
-    """maps: N × H × W × C, slope: N × H' × W' × O; the gradient of the weights, K × O × C × s × s."""
+def gather(
+    maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, padding: int, largest: Tensor | None = None
+) -> Tensor:
+    """maps: N × H × W × C, slope: N × H' × W' × O; the gradient of the weights, K × O × C × s × s.
+
+    largest: of the slopes, as a survey has found it.
+    """
     samples, high, wide, channels = maps.shape
     _, out_high, out_wide, outputs = slope.shape
     rows, taps = samples // clients * out_high * out_wide, size * size * channels
@@ -212,7 +211,7 @@ def gather(maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, pa
     scaled = maps.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     unit = torch.empty(2, clients, device=maps.device)
     if scaled:
-        maps, slope = _shortened(maps, unit[0]), _shortened(slope, unit[1])
+        maps, slope = _shortened(maps, unit[0], None), _shortened(slope, unit[1], largest)
     _gather[(triton.cdiv(taps, deep), clients * pieces, triton.cdiv(outputs, block))](
         maps, slope, unit, weight, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
         channels, outputs, size, stride, padding, scaled, tall, block, deep, num_warps=4, num_stages=3,
@@ -221,14 +220,16 @@ def gather(maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, pa
     return weight[0] if pieces == 1 else weight.sum(0)
 
 
-def _shortened(values: Tensor, unit: Tensor) -> Tensor:
+def _shortened(values: Tensor, unit: Tensor, largest: Tensor | None) -> Tensor:
     """In 16 bits, as exact as TF32: each client has a unit of its own, in which its largest value is near the end."""
     clients, count = len(unit), values.numel() // len(unit)
-    found = torch.zeros(clients, device=values.device, dtype=torch.int32)
+    if largest is None:
+        _, largest = survey(values.reshape(clients, -1, 32 if count % 32 == 0 else values.shape[-1]))
     short = torch.empty_like(values, dtype=torch.float16)
-    grid = (triton.cdiv(count, BLOCK), clients)
-    _largest[grid](values, found, count, BLOCK)
-    _shorten[grid](values, found, short, unit, count, BLOCK)
+    parts = largest.shape[1]
+    _shorten[(triton.cdiv(count, 4 * BLOCK), clients)](
+        values, largest, short, unit, count, parts, 4 * BLOCK, triton.next_power_of_2(parts), num_warps=8
+    )
     return short
 
 

@@ -38,10 +38,11 @@ class Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             matrix = weight.permute(0, 2, 3, 4, 1).flatten(2)
             to_x = kernels.multiply(slope, matrix, None, maps.shape[1:3], *window, backward=True).permute(0, 3, 1, 2)
-        if ctx.needs_input_grad[1]:
-            to_weight = kernels.gather(maps, slope, len(weight), *window)
+        largest = None
         if ctx.needs_input_grad[2]:
-            to_bias = norm_kernels.total(slope.reshape(len(weight), -1, weight.shape[1]))
+            to_bias, largest = norm_kernels.survey(slope.reshape(len(weight), -1, weight.shape[1]))
+        if ctx.needs_input_grad[1]:
+            to_weight = kernels.gather(maps, slope, len(weight), *window, largest)
         return to_x, to_weight, to_bias, None, None
 
 

@@ -52,6 +52,31 @@ def _moments(
 
 
 @triton.jit
+def _survey(
+    values, sums, largest, rows, part, parts, blocks,
+    channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The sum of one part of a client's rows, for every channel, and its largest magnitude."""
+    client = tl.program_id(0).to(tl.int64)
+    piece = tl.program_id(1)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    total = tl.zeros((CHANNELS,), dtype=tl.float32)
+    most = tl.zeros((CHANNELS,), dtype=tl.int32)
+    last = tl.minimum(rows, (piece + 1) * part)
+    for first in range(piece * part, last, ROWS):
+        row = first + tl.arange(0, ROWS)
+        there = (row < last)[:, None] & (channel < channels)[None, :]
+        value = tl.load(values + (client * rows + row[:, None]) * channels + channel[None, :], mask=there, other=0.0)
+        value = value.to(tl.float32)
+        total += tl.sum(value, 0)
+        # As whole numbers with the same bits: their order is the same, and what is no number is above all others.
+        most = tl.maximum(most, tl.max(tl.abs(value).to(tl.int32, bitcast=True), 0))
+    to = (client * parts + piece) * channels + channel
+    tl.store(sums + to, total, mask=channel < channels)
+    tl.store(largest + (client * parts + piece) * blocks + tl.program_id(2), tl.max(most, 0))
+
+
+@triton.jit
 def _slopes(
     slope, values, mean, sums, products, rows, part, parts,
     channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -108,10 +133,17 @@ def moments(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor
     return found[0], found[1], found[2]
 
 
-def total(values: Tensor) -> Tensor:
-    """The sum over all rows, K × C: torch's own takes three times as long where channels lie innermost."""
-    counts, means, _ = moments(values, None)
-    return (counts * means).sum(1)
+def survey(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over all rows, K × C, and largest magnitudes of parts, K × any number, by the bits of a float.
+
+    Torch's own sum takes three times as long where channels lie innermost.
+    """
+    grid, part, block = _parts(values)
+    clients, parts, blocks = grid
+    sums = torch.empty(clients, parts, values.shape[2], device=values.device)
+    largest = torch.empty(clients, parts * blocks, device=values.device, dtype=torch.int32)
+    _survey[grid](values, sums, largest, values.shape[1], part, parts, blocks, values.shape[2], ROWS, block)
+    return sums.sum(1), largest
 
 
 def slopes(slope: Tensor, values: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
