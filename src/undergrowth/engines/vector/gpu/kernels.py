@@ -153,10 +153,10 @@ def _pool(
 
 @triton.jit
 def _unpool(
-    slope, which, out, total, high, wide, out_high, out_wide,
+    slope, which, out, total, high, wide, out_high, out_wide, by_sample, by_channel, by_row, by_column,
     channels: tl.constexpr, size: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gives the gradient of every window to the pixel that was its largest."""
+    """Gives the gradient of every window, wherever it lies, to the pixel that was its largest."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < total
     channel = at % channels
@@ -167,7 +167,8 @@ def _unpool(
     inside = there & (row < out_high * size) & (column < out_wide * size)
     window = ((sample * out_high + row // size) * out_wide + column // size) * channels + channel
     mine = tl.load(which + window, mask=inside, other=-1) == (row % size) * size + column % size
-    tl.store(out + at, tl.load(slope + window, mask=inside & mine, other=0.0), mask=there)
+    source = sample * by_sample + channel * by_channel + row // size * by_row + column // size * by_column
+    tl.store(out + at, tl.load(slope + source, mask=inside & mine, other=0.0), mask=there)
 
 
 def multiply(
@@ -245,11 +246,11 @@ def pool(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def unpool(slope: Tensor, which: Tensor, shape: torch.Size, size: int) -> Tensor:
-    """The gradient of what `pool` was given, N × H × W × C, from that of its result."""
+    """The gradient of what `pool` was given, N × H × W × C, from that of its result, N × C × H' × W'."""
     _, high, wide, channels = shape
     out = torch.empty(shape, device=slope.device, dtype=slope.dtype)
     _unpool[(triton.cdiv(out.numel(), BLOCK),)](
-        slope, which, out, out.numel(), high, wide, high // size, wide // size, channels, size, BLOCK
+        slope, which, out, out.numel(), high, wide, high // size, wide // size, *slope.stride(), channels, size, BLOCK
     )
     return out
 

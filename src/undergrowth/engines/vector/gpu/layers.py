@@ -60,8 +60,7 @@ class Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (which,) = ctx.saved_tensors
-        slope = gradient.permute(0, 2, 3, 1).contiguous()
-        return kernels.unpool(slope, which, ctx.shape, ctx.size).permute(0, 3, 1, 2), None
+        return kernels.unpool(gradient, which, ctx.shape, ctx.size).permute(0, 3, 1, 2), None
 
 
 class Normalisation(torch.autograd.Function):
