@@ -78,7 +78,7 @@ def measure(
         contest = replace(fixed, devices=devices or fixed.devices, cohort=cohort or fixed.cohort)
         contest = replace(contest, cohort=min(contest.cohort, contest.devices))
         if not on_cpu:  # rounds are short there, and the vector engine records its steps in the first ones
-            contest = replace(contest, rounds=10, warm=3)
+            contest = replace(contest, rounds=10, warm=6)
         with tempfile.TemporaryDirectory() as folder:
             contest.write(Path(folder))
             contenders = on_cores(folder, {} if name == "wrn" else found) if on_cpu else on_a_gpu(folder, device)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -10,6 +13,8 @@ from torch import Tensor
 
 from undergrowth.core import Shard
 from undergrowth.engines.states import room
+
+THREADS = 4
 
 
 class Shards(Protocol):
@@ -29,6 +34,10 @@ class Samples:
         self._cuda = torch.device(place).type == "cuda"
         self._near: dict[str, Shard] = {}
         self._left: int | None = None  # bytes that there is room for; None: nobody has looked
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(THREADS)
 
     def of(self, device: str) -> Shard:
         self.bring([device])
@@ -51,19 +60,26 @@ class Samples:
         if shards and all(_alike(shard, shards[0]) for shard in shards):
             # In one piece, from memory that a GPU reads by itself: nobody waits for what it was asked to do before.
             sizes = [len(shard) for shard in shards]
-            xs, ys = _together([shard.x for shard in shards]), _together([shard.y for shard in shards])
+            xs, ys = self._together([shard.x for shard in shards]), self._together([shard.y for shard in shards])
             pieces = (whole.to(self._place, non_blocking=True).split(sizes) for whole in (xs, ys))
             shards = [Shard(x, y) for x, y in zip(*pieces)]
         self._near.update((device, shard.to(self._place)) for device, shard in zip(missing, shards))
+
+    def _together(self, parts: list[Tensor]) -> Tensor:
+        """One after the other, in memory that a GPU can read. Several threads copy: this is what a GPU waits for."""
+        starts = [0, *accumulate(len(part) for part in parts)]
+        whole = torch.empty(starts[-1], *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=True)
+        size = -(-len(parts) // THREADS)
+        groups = [range(first, min(first + size, len(parts))) for first in range(0, len(parts), size)]
+
+        def copy(group: range) -> None:
+            torch.cat([parts[number] for number in group], out=whole[starts[group.start] : starts[group.stop]])
+
+        list(self._threads.map(copy, groups))
+        return whole
 
 
 def _alike(one: Shard, other: Shard) -> bool:
     """Whether the two are not on a GPU yet, and can lie in one piece there."""
     pairs = (one.x, other.x), (one.y, other.y)
     return all(a.device.type == "cpu" and a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in pairs)
-
-
-def _together(parts: list[Tensor]) -> Tensor:
-    """One after the other, in memory that a GPU can read."""
-    size = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    return torch.cat(parts, out=torch.empty(size, dtype=parts[0].dtype, pin_memory=True))

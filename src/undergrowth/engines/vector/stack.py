@@ -17,6 +17,7 @@ from undergrowth.engines.world import Job
 
 MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
 WAVE = 25  # clients that fill a GPU; more at once do not gain much
+LATE = 8  # clients that a CPU hands on in no time
 FINISH = "finish"  # the entry of a carry that no step looks at
 
 
@@ -65,11 +66,11 @@ def waves(jobs: Sequence[Job]) -> list[Sequence[Job]]:
     """The jobs of a round, sorted by their steps, in the order in which a GPU gets them.
 
     The CPU begins clients while the GPU computes others. So only some at first, which it waits for, and these with
-    enough steps to begin all others meanwhile.
+    most steps, to begin all others meanwhile.
     """
     if len(jobs) < 2 * WAVE:
         return [jobs]
-    first, others = jobs[-2 * WAVE : -WAVE], [*jobs[: -2 * WAVE], *jobs[-WAVE:]]
+    first, others = jobs[-WAVE:], jobs[:-WAVE]
     each = -(-len(others) // -(-len(others) // GPU_CLIENTS))
     return [first, *(others[start : start + each] for start in range(0, len(others), each))]
 
@@ -77,7 +78,7 @@ def waves(jobs: Sequence[Job]) -> list[Sequence[Job]]:
 def late(clients: int) -> int:
     """How many of a stack, those with most steps, come last by themselves: while a GPU computes them, all others are
     handed on."""
-    return WAVE if clients >= 2 * WAVE else 0
+    return LATE if clients >= 2 * LATE else 0
 
 
 def stacked(carries: Sequence[Carry]) -> Carry:

@@ -7,6 +7,8 @@ memory. Patches of a 5×5 convolution would be 25 times the maps, and moving the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -20,14 +22,15 @@ ENOUGH = 264  # programs that keep a large GPU busy: two for each of its process
 
 @triton.jit
 def _multiply(
-    maps, matrix, bias, out, rows, high, wide, out_high, out_wide, samples,
+    maps, matrix, bias, of_maps, of_matrix, out, rows, high, wide, out_high, out_wide, samples,
     channels: tl.constexpr, outputs: tl.constexpr, size: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
-    backward: tl.constexpr, biased: tl.constexpr, precision: tl.constexpr,
+    backward: tl.constexpr, biased: tl.constexpr, scaled: tl.constexpr, precision: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
     """out[row, o] = Σ patch(row)[t] · matrix[o, t]: a row is a pixel of the result, t a tap and a channel of it.
 
     backward: the result are the gradients of the maps that went in, and `maps` those of what came out.
+    scaled: maps and matrix are multiples of units, of which every client has one for each.
     """
     taps: tl.constexpr = size * size * channels
     client = tl.program_id(1).to(tl.int64)
@@ -67,6 +70,8 @@ def _multiply(
             other=0.0,
         )
         total = tl.dot(patch, weights, total, input_precision=precision)
+    if scaled:
+        total = total * tl.load(of_maps + client) * tl.load(of_matrix + client)
     if biased:
         total += tl.load(bias + client * outputs + output, mask=output < outputs, other=0.0)[None, :]
     to = (client * rows + row[:, None]) * outputs + output[None, :]
@@ -75,13 +80,13 @@ def _multiply(
 
 @triton.jit
 def _gather(
-    maps, slope, unit, out, rows, high, wide, out_high, out_wide, samples, clients, part,
+    maps, slope, of_maps, of_slope, out, rows, high, wide, out_high, out_wide, samples, clients, part,
     channels: tl.constexpr, outputs: tl.constexpr, size: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
     scaled: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
     """out[o, t] = Σ patch(row)[t] · slope[row, o], the gradient of the weights, over one part of the rows.
 
-    scaled: maps and slopes are multiples of `unit`, of which every client has one for each.
+    scaled: maps and slopes are multiples of units, of which every client has one for each.
     """
     taps: tl.constexpr = size * size * channels
     client = (tl.program_id(1) % clients).to(tl.int64)
@@ -107,7 +112,7 @@ def _gather(
         slopes = tl.load(slope + at, mask=real, other=0.0)
         total = tl.dot(tl.trans(patch), slopes, total, input_precision="ieee")
     if scaled:
-        total = total * tl.load(unit + client) * tl.load(unit + clients + client)
+        total = total * tl.load(of_maps + client) * tl.load(of_slope + client)
     # As the weights lie: outputs, channels, places of the window.
     to = ((piece * clients + client) * outputs + output[None, :]) * taps + (channel * size * size + place)[:, None]
     tl.store(out + to, total, mask=(tap < taps)[:, None] & (output < outputs)[None, :])
@@ -171,67 +176,79 @@ def _unpool(
     tl.store(out + at, tl.load(slope + source, mask=inside & mine, other=0.0), mask=there)
 
 
+class Short(NamedTuple):
+    """Values as multiples of a unit. With no unit they are what they are."""
+
+    values: Tensor
+    unit: Tensor | None = None  # of every client
+
+
+def shortened(values: Tensor, clients: int, largest: Tensor | None = None) -> Short:
+    """Where TF32 will do, in 16 bits, as exact: each client has a unit in which its largest value is near the end.
+
+    A product then takes half as long, and the gradient of weights less than that: for it a matrix unit wants the rows,
+    over which is summed, side by side, unless numbers have 16 bits.
+
+    largest: as a survey has found it.
+    """
+    if values.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32:
+        return Short(values)
+    count = values.numel() // clients
+    if largest is None:
+        _, largest = survey(values.reshape(clients, -1, 32 if count % 32 == 0 else values.shape[-1]))
+    short, unit = torch.empty_like(values, dtype=torch.float16), torch.empty(clients, device=values.device)
+    parts = largest.shape[1]
+    _shorten[(triton.cdiv(count, 4 * BLOCK), clients)](
+        values, largest, short, unit, count, parts, 4 * BLOCK, triton.next_power_of_2(parts), num_warps=8
+    )
+    return Short(short, unit)
+
+
 def multiply(
-    maps: Tensor, matrix: Tensor, bias: Tensor | None, shape: tuple[int, int], size: int, stride: int, padding: int,
+    maps: Short, matrix: Short, bias: Tensor | None, shape: tuple[int, int], size: int, stride: int, padding: int,
     backward: bool = False,
 ) -> Tensor:  # fmt: skip
     """maps: N × H × W × C, matrix: K × O × s·s·C, for N/K samples each; gives N × H' × W' × O with `shape` H', W'."""
-    samples, high, wide, channels = maps.shape
-    clients, outputs, _ = matrix.shape
-    matrix, bias = matrix.contiguous(), None if bias is None else bias.contiguous()
-    out = torch.empty(samples, *shape, outputs, device=maps.device, dtype=maps.dtype)
+    (values, of_maps), (weights, of_matrix) = maps, matrix
+    samples, high, wide, channels = values.shape
+    clients, outputs, _ = weights.shape
+    weights, bias = weights.contiguous(), None if bias is None else bias.contiguous()
+    scaled = of_maps is not None
+    dtype = torch.float32 if scaled else values.dtype
+    out = torch.empty(samples, *shape, outputs, device=values.device, dtype=dtype)
     rows = samples // clients * shape[0] * shape[1]
     # Values that lie together belong to one place of the window: a tile takes no more of them than there are.
     tall, block, deep = 128, _block(outputs, 128), 16 if channels == 16 else 32
     # Three products of shortened numbers are as exact as one of whole ones, and five times as fast.
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     _multiply[(triton.cdiv(rows, tall), clients, triton.cdiv(outputs, block))](
-        maps, matrix, matrix if bias is None else bias, out, rows, high, wide, *shape, samples // clients,
-        channels, outputs, size, stride, padding, backward, bias is not None, precision, tall, block, deep,
+        values, weights, weights if bias is None else bias, of_maps if scaled else out, of_matrix if scaled else out,
+        out, rows, high, wide, *shape, samples // clients,
+        channels, outputs, size, stride, padding, backward, bias is not None, scaled, precision, tall, block, deep,
         num_warps=4 if block <= 64 else 8, num_stages=4 if deep == 16 else 3,
     )  # fmt: skip
     return out
 
 
-def gather(
-    maps: Tensor, slope: Tensor, clients: int, size: int, stride: int, padding: int, largest: Tensor | None = None
-) -> Tensor:
-    """maps: N × H × W × C, slope: N × H' × W' × O; the gradient of the weights, K × O × C × s × s.
-
-    largest: of the slopes, as a survey has found it.
-    """
-    samples, high, wide, channels = maps.shape
-    _, out_high, out_wide, outputs = slope.shape
+def gather(maps: Short, slope: Short, clients: int, size: int, stride: int, padding: int) -> Tensor:
+    """maps: N × H × W × C, slope: N × H' × W' × O; the gradient of the weights, K × O × C × s × s."""
+    (values, of_maps), (slopes, of_slope) = maps, slope
+    samples, high, wide, channels = values.shape
+    _, out_high, out_wide, outputs = slopes.shape
     rows, taps = samples // clients * out_high * out_wide, size * size * channels
     tall, block, deep = 64, _block(outputs, 64), _block(taps, 64)
     programs = clients * triton.cdiv(taps, deep) * triton.cdiv(outputs, block)
     pieces = max(1, min(8, ENOUGH // programs, rows // (4 * tall)))
     part = triton.cdiv(triton.cdiv(rows, pieces), tall) * tall
-    weight = torch.empty(pieces, clients, outputs, channels, size, size, device=maps.device)
-    # A matrix unit wants the rows, over which is summed, side by side, unless numbers have 16 bits.
-    scaled = maps.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    unit = torch.empty(2, clients, device=maps.device)
-    if scaled:
-        maps, slope = _shortened(maps, unit[0], None), _shortened(slope, unit[1], largest)
+    weight = torch.empty(pieces, clients, outputs, channels, size, size, device=values.device)
+    scaled = of_maps is not None
     _gather[(triton.cdiv(taps, deep), clients * pieces, triton.cdiv(outputs, block))](
-        maps, slope, unit, weight, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
+        values, slopes, of_maps if scaled else weight, of_slope if scaled else weight,
+        weight, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
         channels, outputs, size, stride, padding, scaled, tall, block, deep, num_warps=4, num_stages=3,
     )  # fmt: skip
     # Summed in a fixed order, unlike atomic additions: the same bits every time.
     return weight[0] if pieces == 1 else weight.sum(0)
-
-
-def _shortened(values: Tensor, unit: Tensor, largest: Tensor | None) -> Tensor:
-    """In 16 bits, as exact as TF32: each client has a unit of its own, in which its largest value is near the end."""
-    clients, count = len(unit), values.numel() // len(unit)
-    if largest is None:
-        _, largest = survey(values.reshape(clients, -1, 32 if count % 32 == 0 else values.shape[-1]))
-    short = torch.empty_like(values, dtype=torch.float16)
-    parts = largest.shape[1]
-    _shorten[(triton.cdiv(count, 4 * BLOCK), clients)](
-        values, largest, short, unit, count, parts, 4 * BLOCK, triton.next_power_of_2(parts), num_warps=8
-    )
-    return short
 
 
 def pool(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -20,30 +20,33 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
         if torch.is_autocast_enabled("cuda"):
             x, weight = x.bfloat16(), weight.bfloat16()
-        size = weight.shape[3]
-        maps = x.permute(0, 2, 3, 1).contiguous()
-        matrix = weight.permute(0, 1, 3, 4, 2).flatten(2)
+        clients, size = len(weight), weight.shape[3]
+        maps = kernels.shortened(x.permute(0, 2, 3, 1).contiguous(), clients)
+        weights = kernels.shortened(weight.contiguous(), clients)
+        matrix = weights._replace(values=weights.values.permute(0, 1, 3, 4, 2).flatten(2))
         high, wide = ((side + 2 * padding - size) // stride + 1 for side in x.shape[2:])
         out = kernels.multiply(maps, matrix, bias, (high, wide), size, stride, padding)
-        ctx.save_for_backward(maps, weight)
+        ctx.save_for_backward(*maps, *weights)
         ctx.size, ctx.stride, ctx.padding = size, stride, padding
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        maps, weight = ctx.saved_tensors
-        slope = gradient.permute(0, 2, 3, 1).contiguous()
+        maps, weights = kernels.Short(*ctx.saved_tensors[:2]), kernels.Short(*ctx.saved_tensors[2:])
+        clients, outputs = weights.values.shape[:2]
+        slopes = gradient.permute(0, 2, 3, 1).contiguous()
         window = (ctx.size, ctx.stride, ctx.padding)
-        to_x = to_weight = to_bias = None
-        if ctx.needs_input_grad[0]:
-            matrix = weight.permute(0, 2, 3, 4, 1).flatten(2)
-            to_x = kernels.multiply(slope, matrix, None, maps.shape[1:3], *window, backward=True).permute(0, 3, 1, 2)
-        largest = None
+        to_x = to_weight = to_bias = largest = None
         if ctx.needs_input_grad[2]:
-            to_bias, largest = norm_kernels.survey(slope.reshape(len(weight), -1, weight.shape[1]))
+            to_bias, largest = norm_kernels.survey(slopes.reshape(clients, -1, outputs))
+        slope = kernels.shortened(slopes, clients, largest)
+        if ctx.needs_input_grad[0]:
+            matrix = weights._replace(values=weights.values.permute(0, 2, 3, 4, 1).flatten(2))
+            high, wide = maps.values.shape[1:3]
+            to_x = kernels.multiply(slope, matrix, None, (high, wide), *window, backward=True)
         if ctx.needs_input_grad[1]:
-            to_weight = kernels.gather(maps, slope, len(weight), *window, largest)
-        return to_x, to_weight, to_bias, None, None
+            to_weight = kernels.gather(maps, slope, clients, *window)
+        return None if to_x is None else to_x.permute(0, 3, 1, 2), to_weight, to_bias, None, None
 
 
 class Pool(torch.autograd.Function):
