@@ -126,7 +126,7 @@ def test_memory_that_runs_out_half_way_costs_only_those_who_were_not_handed_on(a
 
 @pytest.mark.parametrize(
     ("clients", "expected"),
-    [(1, [1]), (49, [49]), (50, [25, 25]), (100, [25, 75]), (281, [25, 256]), (400, [25, 188, 187])],
+    [(1, [1]), (63, [63]), (64, [32, 32]), (100, [32, 68]), (288, [32, 256]), (400, [32, 184, 184])],
 )
 def test_a_gpu_gets_few_clients_with_many_steps_first(clients, expected):
     jobs = [Job("server", f"device-{number}", Packet(), Context(0, "", 0)) for number in range(clients)]

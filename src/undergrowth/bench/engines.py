@@ -28,7 +28,7 @@ import numpy as np
 from undergrowth.bench import Measurement, Row
 from undergrowth.bench.contender import Contender, Seen, watched
 from undergrowth.bench.opponents.given import LAST, Given
-from undergrowth.bench.ours import FIRST
+from undergrowth.bench.ours import FIRST, NUDGED
 from undergrowth.bench.workload import Contest, load_weights
 from undergrowth.core import InputError, RunError, Weights, nearest
 from undergrowth.engines.processes.engine import cores
@@ -117,6 +117,7 @@ def on_a_gpu(folder: str, device: str) -> list[Contender]:
         _opponent(LOOP, sys.executable, ["-m", "opponents.by_hand"], folder, "0", device),
         _ours(folder, "serial", f"device={device}"),
         *(_ours(folder, "vector", f"device={device}", f"precision={precision}") for precision in precisions),
+        _ours(folder, "vector", f"device={device}", "precision=float32", NUDGED),
     ]
 
 
@@ -181,7 +182,7 @@ def compete(
             startup_cpu=statistics.median(one.startup_cpu for one in ones),
             memory=statistics.median(one.memory / 1e6 for one in ones),
             loss=losses[each],
-            difference=_difference(firsts.get(each), firsts.get("serial")),
+            difference=_difference(firsts.get(each), firsts.get(_twin(each))),
         )
         for each, ones in seen.items()
     }
@@ -208,9 +209,13 @@ def judged_on_a_gpu(name: str, rows: Mapping[str, Row]) -> Iterator[Measurement]
     yield Measurement(f"{name}, vector in TF32 / {LOOP}", UNITS["speed"], rows[fast].speed, rows[LOOP].speed, times)
     if least is not None:
         yield Measurement(f"{name}, vector in TF32", f"{UNITS['speed']}, against the bar", rows[fast].speed, least, 1.0)
-        apart = rows[strict].difference
+        apart, floor = (rows[each].difference if each in rows else None for each in (strict, f"{strict} {NUDGED}"))
         if apart is not None:
             yield Measurement(f"{name}, vector / serial", "apart in float32, against the bar", apart, EQUAL, 1.0, True)
+        if apart is not None and floor:
+            # Where a last digit carries further than the bar, no two ways to add up can be that near each other.
+            unit = "apart in float32, against what a nudge of the last digit does"
+            yield Measurement(f"{name}, vector / serial", unit, apart, floor, 2.0, True)
 
 
 def startup(folder: Path) -> Measurement:
@@ -249,9 +254,14 @@ def _opponent(name: str, python: str, command: Sequence[str], folder: str, *word
     return Contender(name, [python, *command, folder, *words], {**quiet, "PYTHONPATH": here})
 
 
-def _difference(ours: Weights | None, serial: Weights | None) -> float | None:
-    """Of the averaged model from the serial engine's after the first round, in lengths of that model."""
-    if ours is None or serial is None or ours is serial:
+def _twin(name: str) -> str:
+    """With whom a contender's model is compared: the serial engine, or the same from weights that were not nudged."""
+    return name.removesuffix(f" {NUDGED}") if name.endswith(NUDGED) else "serial"
+
+
+def _difference(ours: Weights | None, twin: Weights | None) -> float | None:
+    """Of the averaged model from that of another one after the first round, in lengths of that model."""
+    if ours is None or twin is None or ours is twin:
         return None
-    apart = sum(float((ours[name].double() - value.double()).square().sum()) for name, value in serial.items())
-    return math.sqrt(apart / sum(float(value.double().square().sum()) for value in serial.values()))
+    apart = sum(float((ours[name].double() - value.double()).square().sum()) for name, value in twin.items())
+    return math.sqrt(apart / sum(float(value.double().square().sum()) for value in twin.values()))

@@ -2,8 +2,8 @@
 
     python -m undergrowth.bench.ours FOLDER ENGINE [SETTING=VALUE …]
 
-The settings are those of the section `run`. Like the others it neither evaluates nor writes checkpoints in the rounds
-that count.
+The settings are those of the section `run`; with the word `nudged` the first weights are changed in their last digits,
+which tells how far those carry. Like the others it neither evaluates nor writes checkpoints in the rounds that count.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from undergrowth.runs.config import assign_text
 from undergrowth.runs.run import Execution, start
 
 FIRST = "first.npz"  # the weights after the first round
+NUDGED = "nudged"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ def main(folder: str, engine: str, *settings: str) -> None:
     def on_start(execution: Execution) -> None:
         nonlocal title
         section = execution.settings.run
+        if NUDGED in settings:
+            for value in execution.federation.simulation.root.state["model"].values():
+                if value.is_floating_point():
+                    value.mul_(1 + 2**-22)
         if engine == "auto":
             title += f" → {section.engine}{' stack=true' if section.stack else ''}"
         say("ready")
@@ -105,6 +110,8 @@ def main(folder: str, engine: str, *settings: str) -> None:
         "run": {"engine": engine, "evaluate_every": rounds + 1, "checkpoint_every": rounds + 1},
     }
     for setting in settings:
+        if setting == NUDGED:
+            continue
         assign_text(tree, f"run.{setting}")
     with TemporaryDirectory() as out, suppress(Enough):
         tree["run"]["out"] = out

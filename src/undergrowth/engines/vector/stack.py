@@ -16,7 +16,7 @@ from undergrowth.engines.vector.room import GPU_CLIENTS
 from undergrowth.engines.world import Job
 
 MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
-WAVE = 25  # clients that fill a GPU; more at once do not gain much
+WAVE = 32  # clients that keep a GPU busy while the CPU begins others
 LATE = 8  # clients that a CPU hands on in no time
 FINISH = "finish"  # the entry of a carry that no step looks at
 
@@ -100,7 +100,7 @@ def part(tree: Any, index: int | slice) -> Any:
 def apart(tree: Any, clients: int) -> list[Any]:
     """The carries of all clients of a stack, one by one."""
     if isinstance(tree, Tensor):
-        return list(tree.unbind(0))
+        return list(tree.unbind(0)) if tree.stride(0) else [tree[0]] * clients
     if isinstance(tree, MAPPINGS):
         columns = [apart(value, clients) for value in tree.values()]
         return [dict(zip(tree, row)) for row in zip(*columns)] if columns else [{} for _ in range(clients)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from undergrowth.engines.vector.gpu.norm_kernels import survey
 
 BLOCK = 1024  # values that one program of an elementwise kernel handles
-ENOUGH = 264  # programs that keep a large GPU busy: two for each of its processors
+ENOUGH = 1056  # programs that keep a large GPU busy: eight for each of its processors
 
 
 @triton.jit
@@ -238,7 +238,7 @@ def gather(maps: Short, slope: Short, clients: int, size: int, stride: int, padd
     rows, taps = samples // clients * out_high * out_wide, size * size * channels
     tall, block, deep = 64, _block(outputs, 64), _block(taps, 64)
     programs = clients * triton.cdiv(taps, deep) * triton.cdiv(outputs, block)
-    pieces = max(1, min(8, ENOUGH // programs, rows // (4 * tall)))
+    pieces = max(1, min(16, ENOUGH // programs, rows // (4 * tall)))
     part = triton.cdiv(triton.cdiv(rows, pieces), tall) * tall
     weight = torch.empty(pieces, clients, outputs, channels, size, size, device=values.device)
     scaled = of_maps is not None

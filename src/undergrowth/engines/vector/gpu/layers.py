@@ -38,7 +38,8 @@ class Convolution(torch.autograd.Function):
         window = (ctx.size, ctx.stride, ctx.padding)
         to_x = to_weight = to_bias = largest = None
         if ctx.needs_input_grad[2]:
-            to_bias, largest = norm_kernels.survey(slopes.reshape(clients, -1, outputs))
+            sums, largest = norm_kernels.survey(slopes.reshape(clients, -1, outputs))
+            to_bias = sums.sum(1)
         slope = kernels.shortened(slopes, clients, largest)
         if ctx.needs_input_grad[0]:
             matrix = weights._replace(values=weights.values.permute(0, 2, 3, 4, 1).flatten(2))

@@ -134,7 +134,7 @@ def moments(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor
 
 
 def survey(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums over all rows, K × C, and largest magnitudes of parts, K × any number, by the bits of a float.
+    """Sums of parts of the rows, K × parts × C, and their largest magnitudes, K × any number, by the bits of a float.
 
     Torch's own sum takes three times as long where channels lie innermost.
     """
@@ -143,7 +143,7 @@ def survey(values: Tensor) -> tuple[Tensor, Tensor]:
     sums = torch.empty(clients, parts, values.shape[2], device=values.device)
     largest = torch.empty(clients, parts * blocks, device=values.device, dtype=torch.int32)
     _survey[grid](values, sums, largest, values.shape[1], part, parts, blocks, values.shape[2], ROWS, block)
-    return sums.sum(1), largest
+    return sums, largest
 
 
 def slopes(slope: Tensor, values: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
