@@ -20,7 +20,7 @@ import numpy as np
 
 from undergrowth.bench.opponents.given import Given, finish, say, say_after
 from undergrowth.bench.workload import Writers, save_weights
-from undergrowth.core import Shard
+from undergrowth.core import Model, Shard, Weights
 from undergrowth.runs.config import assign_text
 from undergrowth.runs.run import Execution, start
 
@@ -64,6 +64,16 @@ class Population:
         return self._writers.central_test()
 
 
+def _nudge(model: Model) -> None:
+    initial = model.initial
+
+    def nudged(seed: int) -> Weights:
+        weights = initial(seed)
+        return {name: value * (1 + 2**-22) if value.is_floating_point() else value for name, value in weights.items()}
+
+    model.initial = nudged  # type: ignore[method-assign]
+
+
 class Enough(Exception):
     """The rounds that count are done."""
 
@@ -79,9 +89,7 @@ def main(folder: str, engine: str, *settings: str) -> None:
         nonlocal title
         section = execution.settings.run
         if NUDGED in settings:
-            for value in execution.federation.simulation.root.state["model"].values():
-                if value.is_floating_point():
-                    value.mul_(1 + 2**-22)
+            _nudge(execution.federation.task.model)
         if engine == "auto":
             title += f" → {section.engine}{' stack=true' if section.stack else ''}"
         say("ready")
