@@ -17,10 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from undergrowth.bench.opponents.given import Given, finish, say, say_after
 from undergrowth.bench.workload import Writers, save_weights
-from undergrowth.core import Model, Shard, Weights
+from undergrowth.core import Model, Shard
 from undergrowth.runs.config import assign_text
 from undergrowth.runs.run import Execution, start
 
@@ -67,7 +68,7 @@ class Population:
 def _nudge(model: Model) -> None:
     initial = model.initial
 
-    def nudged(seed: int) -> Weights:
+    def nudged(seed: int) -> dict[str, Tensor]:
         weights = initial(seed)
         return {name: value * (1 + 2**-22) if value.is_floating_point() else value for name, value in weights.items()}
 
