@@ -155,8 +155,6 @@ def test_bars_of_a_gpu() -> None:
     rows = {"loop": row(100, 10, 500), fast: row(2600, 1, 500), strict: replace(row(900, 1, 500), difference=2e-4)}
     found = [(each.ratio, each.met) for each in engines.judged_on_a_gpu("cnn", rows)]
     assert found == [(26.0, True), (pytest.approx(1.04), True), (pytest.approx(2.0), False)]
-    nudged = {f"{strict} nudged": replace(row(900, 1, 500), difference=1.5e-4)}
-    assert [each.met for each in engines.judged_on_a_gpu("cnn", {**rows, **nudged})][2:] == [False, True]
     assert [each.met for each in engines.judged_on_a_gpu("wrn", {**rows, fast: row(700, 1, 500)})] == [False]
     assert not list(engines.judged_on_a_gpu("cnn", {"loop": rows["loop"]}))
 

@@ -209,13 +209,9 @@ def judged_on_a_gpu(name: str, rows: Mapping[str, Row]) -> Iterator[Measurement]
     yield Measurement(f"{name}, vector in TF32 / {LOOP}", UNITS["speed"], rows[fast].speed, rows[LOOP].speed, times)
     if least is not None:
         yield Measurement(f"{name}, vector in TF32", f"{UNITS['speed']}, against the bar", rows[fast].speed, least, 1.0)
-        apart, floor = (rows[each].difference if each in rows else None for each in (strict, f"{strict} {NUDGED}"))
+        apart = rows[strict].difference
         if apart is not None:
             yield Measurement(f"{name}, vector / serial", "apart in float32, against the bar", apart, EQUAL, 1.0, True)
-        if apart is not None and floor:
-            # Where a last digit carries further than the bar, no two ways to add up can be that near each other.
-            unit = "apart in float32, against what a nudge of the last digit does"
-            yield Measurement(f"{name}, vector / serial", unit, apart, floor, 2.0, True)
 
 
 def startup(folder: Path) -> Measurement:
