@@ -176,7 +176,9 @@ class Folding:
     @property
     def total(self) -> Packet | None:
         reducer = self.server.reducer
-        if len(self._parts) > 1 and isinstance(reducer, WeightedMean):
+        if len(self._parts) == 2:
+            self._parts = [reducer.merge(*self._parts)]
+        elif len(self._parts) > 2 and isinstance(reducer, WeightedMean):
             self._parts = [reducer.merge_all(self._parts)]
         return self._parts[0] if self._parts else None
 

@@ -21,14 +21,13 @@ class Ended:
             for name, value in one.up.tensors.items()
             if value.is_floating_point() and value.numel()
         ]
-        tensors = [value for _, _, value in self._named]
-        self._asked = tensors[0].is_cuda if tensors else False
+        # Clients' tensors are parts of stacks, and what is true of a stack is true of its parts.
+        wholes = [value if value._base is None else value._base for _, _, value in self._named]
+        self._stacks = list({id(whole): whole for whole in wholes}.values())
+        self._asked = bool(self._stacks) and self._stacks[0].is_cuda
         if self._asked:
-            # Clients' tensors are parts of stacks, and what is true of a stack is true of its parts.
-            wholes = [value if value._base is None else value._base for value in tensors]
-            stacks = list({id(whole): whole for whole in wholes}.values())
             # The largest magnitude is not finite where any value is not.
-            largest = torch.stack([value.float() for value in torch._foreach_norm(stacks, float("inf"))])
+            largest = torch.stack([value.float() for value in torch._foreach_norm(self._stacks, float("inf"))])
             self._answer = torch.isfinite(largest).all().to("cpu", non_blocking=True)
             self._there = torch.cuda.Event()
             self._there.record()
@@ -49,6 +48,6 @@ class Ended:
     def _finite(self) -> list[bool]:
         if self._asked:
             self._there.synchronize()
-            if self._answer:
-                return [True] * len(self._named)
+        if self._answer if self._asked else all(finite(self._stacks)):
+            return [True] * len(self._named)
         return finite([value for _, _, value in self._named])
