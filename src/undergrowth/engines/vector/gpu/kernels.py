@@ -198,8 +198,9 @@ def shortened(values: Tensor, clients: int, largest: Tensor | None = None) -> Sh
         _, largest = survey(values.reshape(clients, -1, 32 if count % 32 == 0 else values.shape[-1]))
     short, unit = torch.empty_like(values, dtype=torch.float16), torch.empty(clients, device=values.device)
     parts = largest.shape[1]
+    tile = max(256, triton.next_power_of_2(parts))  # nearly always 256: each size is compiled for itself
     _shorten[(triton.cdiv(count, 4 * BLOCK), clients)](
-        values, largest, short, unit, count, parts, 4 * BLOCK, triton.next_power_of_2(parts), num_warps=8
+        values, largest, short, unit, count, parts, 4 * BLOCK, tile, num_warps=8
     )
     return Short(short, unit)
 
