@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, LoopClient
-from undergrowth.engines.vector.stack import Batches, apart, late, moved_out, part, wider
+from undergrowth.devices.meter import tensors_in
+from undergrowth.engines.vector.carries import apart, empty, moved_out, part, wider
+from undergrowth.engines.vector.stack import Batches, late
 
 SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
 
@@ -116,7 +118,7 @@ class Recording:
 
     def _work_on(self, memory: Carry, places: int) -> None:
         self.carry = part(memory, slice(0, places))
-        self.tensors = list(_tensors(self.carry))
+        self.tensors = list(tensors_in(self.carry))
 
     def _take(self, batch: Batch, mask: Tensor) -> None:
         """Makes memory for batches, that for shares and masks in one piece."""
@@ -143,8 +145,8 @@ class Shelf:
 
     def __init__(self, recording: Recording, first: int, last: int) -> None:
         self.first, self.last = first, last
-        self._carry = _empty(recording.carry, last - first)
-        self._tensors = list(_tensors(self._carry))
+        self._carry = empty(recording.carry, last - first)
+        self._tensors = list(tensors_in(self._carry))
         self._own = [number for number, value in enumerate(self._tensors) if value.stride(0)]  # not shared
 
     def put(self, recording: Recording, first: int, last: int) -> None:
@@ -164,17 +166,6 @@ def shelves(recording: Recording, clients: int) -> list[Shelf]:
     return [Shelf(recording, *ends) for ends in ((border, clients), (0, border)) if ends[0] < ends[1]]
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _tensors(value)
-
-
 def _memory(before: Any, after: Any) -> Any:
     """Memory for a carry: its own for what a step changes, one for all clients for what they share and keep."""
     if isinstance(before, Tensor):
@@ -189,18 +180,6 @@ def _memory(before: Any, after: Any) -> Any:
     if before != after:
         raise Unrecordable
     return before
-
-
-def _empty(tree: Any, clients: int) -> Any:
-    """Memory for a carry of so many clients; what all share stays where it is. One client shares nothing."""
-    if isinstance(tree, Tensor):
-        own = tree.stride(0) or clients == 1
-        return tree.new_empty(clients, *tree.shape[1:]) if own else tree[:1].expand(clients, *tree.shape[1:])
-    if isinstance(tree, Mapping):
-        return {name: _empty(value, clients) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_empty(value, clients) for value in tree)
-    return tree
 
 
 def _copy(source: Any, target: Any, places: slice = slice(None)) -> None:

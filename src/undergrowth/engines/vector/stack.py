@@ -1,10 +1,9 @@
-"""A stack of clients: carries put on top of each other, and their batches put side by side."""
+"""What a stack of clients is made of: jobs that have begun, in which order, and their batches side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +11,12 @@ from torch import Tensor
 
 from undergrowth.core import Carry, LoopClient, Shard, State, Steps
 from undergrowth.devices.meter import tensors_in
+from undergrowth.engines.vector.carries import FINISH, signature
 from undergrowth.engines.vector.room import GPU_CLIENTS
 from undergrowth.engines.world import Job
 
-MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
 WAVE = 32  # clients that keep a GPU busy while the CPU begins others
 LATE = 8  # clients that a CPU hands on in no time
-FINISH = "finish"  # the entry of a carry that no step looks at
 
 
 @dataclass
@@ -43,7 +41,7 @@ class Begun:
         """What clients must have in common to be stacked."""
         down = self.job.down
         carry = tuple(
-            (name, down.signature if value is down.tensors else _signature(value))
+            (name, down.signature if value is down.tensors else signature(value))
             for name, value in self.carry.items()
             if name != FINISH
         )
@@ -79,57 +77,6 @@ def late(clients: int) -> int:
     """How many of a stack, those with most steps, come last by themselves: while a GPU computes them, all others are
     handed on."""
     return LATE if clients >= 2 * LATE else 0
-
-
-def stacked(carries: Sequence[Carry]) -> Carry:
-    """One carry with the client as the first dimension of every tensor. What all share is not copied."""
-    return {name: _stacked([carry[name] for carry in carries]) for name in carries[0] if name != FINISH}
-
-
-def part(tree: Any, index: int | slice) -> Any:
-    """The carry of some clients of a stack, or of one."""
-    if isinstance(tree, Tensor):
-        return tree[index]
-    if isinstance(tree, MAPPINGS):
-        return {name: part(value, index) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(part(value, index) for value in tree)
-    return tree
-
-
-def apart(tree: Any, clients: int) -> list[Any]:
-    """The carries of all clients of a stack, one by one."""
-    if isinstance(tree, Tensor):
-        return list(tree.unbind(0)) if tree.stride(0) else [tree[0]] * clients
-    if isinstance(tree, MAPPINGS):
-        columns = [apart(value, clients) for value in tree.values()]
-        return [dict(zip(tree, row)) for row in zip(*columns)] if columns else [{} for _ in range(clients)]
-    if isinstance(tree, list | tuple):
-        columns = [apart(value, clients) for value in tree]
-        return [type(tree)(row) for row in zip(*columns)] if columns else [tree] * clients
-    return [tree] * clients
-
-
-def moved_out(tree: Any) -> Any:
-    """The same carry in memory of its own; what all clients share stays where it is."""
-    if isinstance(tree, Tensor):
-        return tree if tree.stride(0) == 0 else tree.clone()
-    if isinstance(tree, MAPPINGS):
-        return {name: moved_out(value) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(moved_out(value) for value in tree)
-    return tree
-
-
-def wider(tree: Any, fill: Tensor) -> Any:
-    """The carry of the clients at these places, some of them several times; what all share is not copied."""
-    if isinstance(tree, Tensor):
-        return tree[:1].expand(len(fill), *tree.shape[1:]) if tree.stride(0) == 0 else tree.index_select(0, fill)
-    if isinstance(tree, MAPPINGS):
-        return {name: wider(value, fill) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(wider(value, fill) for value in tree)
-    return tree
 
 
 class Batches:
@@ -200,27 +147,3 @@ def _fill(table: np.ndarray, real: np.ndarray, each: Begun, start: int) -> None:
         if left == rows and len(values) % batch:
             real[row + rows - 1] = len(values) % batch
         row += left
-
-
-def _stacked(values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, Tensor):
-        if all(value is first for value in values):
-            return first.expand(len(values), *first.shape)
-        return torch.stack(values)
-    if isinstance(first, MAPPINGS):
-        return {name: _stacked([value[name] for value in values]) for name in first}
-    if isinstance(first, list | tuple):
-        return type(first)(_stacked(list(each)) for each in zip(*values))
-    return first
-
-
-def _signature(tree: Any) -> Hashable:
-    """Shapes of tensors, and the value of everything else: a step may depend on both."""
-    if isinstance(tree, Tensor):
-        return tree.shape, tree.dtype
-    if isinstance(tree, MAPPINGS):
-        return tuple((name, _signature(value)) for name, value in tree.items())
-    if isinstance(tree, list | tuple):
-        return tuple(_signature(value) for value in tree)
-    return (type(tree), tree)

@@ -18,20 +18,12 @@ from torch import Tensor
 from undergrowth.core import Batch, Carry, InputError, LoopClient, Packet, State, Updates, joined, shares
 from undergrowth.engines.states import room
 from undergrowth.engines.vector.agreement import close, full_precision
+from undergrowth.engines.vector.carries import FINISH, apart, part, stacked
 from undergrowth.engines.vector.ended import Ended
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.recording import Recording, Recordings, Shelf, shelves, size_for
 from undergrowth.engines.vector.room import Room
-from undergrowth.engines.vector.stack import (
-    FINISH,
-    Batches,
-    Begun,
-    apart,
-    brought,
-    part,
-    stacked,
-    waves,
-)
+from undergrowth.engines.vector.stack import Batches, Begun, brought, waves
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
 
