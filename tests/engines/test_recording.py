@@ -47,6 +47,7 @@ def as_on_a_gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(recording, "Recording", Replayed)
     monkeypatch.setattr(recording, "UNRECORDED", 2)
+    monkeypatch.setattr(recording, "UNKNOWN", 2)
     monkeypatch.setattr(stack, "WAVE", 2)
     monkeypatch.setattr(stack, "LATE", 2)
     monkeypatch.setattr(Replayed, "made", [])
@@ -58,6 +59,15 @@ def as_on_a_gpu(monkeypatch):
                 each.cuda = True
 
     return Gpu(Settings())
+
+
+def opened(engine: Vector, **train: Any) -> Any:
+    """The engine at work on a small federation; gives the jobs of a round."""
+    functional = Model(builder("logistic", DATA.shape, DATA.classes))
+    task = Task(functional, DATA.classes, Train(batch=16, lr=0.05, rounds=50, **train))
+    engine.open(World(task, FedAvg().client, {"server": FedAvg().server}, POPULATION))
+    down = Packet(functional.initial(3))
+    return lambda number: [Job("server", name, down, Context(1, name, number)) for name in POPULATION.devices]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +88,22 @@ def test_recorded_steps_give_what_the_serial_engine_gives(as_on_a_gpu, method, m
 
 
 def test_steps_are_not_recorded_before_they_have_come_some_times(as_on_a_gpu, monkeypatch):
-    monkeypatch.setattr(recording, "UNRECORDED", 10_000)
+    monkeypatch.setattr(recording, "UNKNOWN", 10_000)
     outcomes(as_on_a_gpu, FedAvg(), "logistic")
+    assert Replayed.made == []
+
+
+def test_steps_that_were_there_in_an_earlier_round_are_recorded_sooner(as_on_a_gpu, monkeypatch):
+    monkeypatch.setattr(recording, "UNKNOWN", 10_000)
+    jobs = opened(as_on_a_gpu, schedule="constant")
+    list(as_on_a_gpu.run(jobs(0)))
+    assert Replayed.made == []
+    list(as_on_a_gpu.run(jobs(1)))
+    assert Replayed.made
+    jobs = opened(as_on_a_gpu, schedule="linear")  # every round has a learning rate of its own, which is held fast
+    Replayed.made.clear()
+    for number in range(4):
+        list(as_on_a_gpu.run(jobs(number)))
     assert Replayed.made == []
 
 
@@ -98,12 +122,9 @@ def test_a_recording_of_one_client_goes_on_with_what_others_have_left(as_on_a_gp
 
 
 def test_recordings_that_come_no_more_are_forgotten(as_on_a_gpu):
-    functional = Model(builder("logistic", DATA.shape, DATA.classes))
-    task = Task(functional, DATA.classes, Train(batch=16, lr=0.05, schedule="linear", rounds=50))
-    as_on_a_gpu.open(World(task, FedAvg().client, {"server": FedAvg().server}, POPULATION))
-    down = Packet(functional.initial(3))
-    for number in range(30):  # every round has a learning rate of its own, which a recording holds fast
-        list(as_on_a_gpu.run([Job("server", name, down, Context(1, name, number)) for name in POPULATION.devices]))
+    jobs = opened(as_on_a_gpu, schedule="linear")
+    for number in range(30):
+        list(as_on_a_gpu.run(jobs(number)))
     assert len(Replayed.made) >= 30
     assert len(as_on_a_gpu.stacking._recordings._made) == recording.LATELY + 1
 

@@ -23,6 +23,7 @@ from undergrowth.engines.vector.stack import Batches, late
 SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
 
 UNRECORDED = 12  # steps of a kind after which one is recorded, which takes as long as some dozen
+UNKNOWN = 48  # the same for a kind that was not there in an earlier round, and so may not be in a later one
 LATELY = 8  # calls after which a recording that was not used is forgotten
 
 Step = Callable[[Carry, Batch, Tensor], Carry]
@@ -44,6 +45,7 @@ class Recordings:
         self.cuda = cuda
         self._pool = torch.cuda.graph_pool_handle() if cuda else None
         self._unrecorded: Counter[int] = Counter()  # kind → steps that were done without a recording
+        self._since: dict[int, int] = {}  # kind → the call when it came first
         self._unrecordable: set[int] = set()
         self._made: defaultdict[int, dict[int, Recording]] = defaultdict(dict)
         self._used: dict[int, int] = {}  # kind → the call when it was
@@ -68,7 +70,8 @@ class Recordings:
         recordings, size = self._made[kind], size_for(clients)
         self._used[kind] = self._calls
         if size not in recordings:
-            if self._unrecorded[kind] < UNRECORDED:
+            new = self._since.setdefault(kind, self._calls) == self._calls
+            if self._unrecorded[kind] < (UNKNOWN if new else UNRECORDED):
                 self._unrecorded[kind] += 1
                 return None
             batch, _ = batches.at(step, size)
