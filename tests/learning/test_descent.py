@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from undergrowth.core import Batch, Carry, Context, Model, Packet, Shard, Task, Train
+from undergrowth.engines.vector.carries import part, stacked
 from undergrowth.engines.vector.layers import Stacked
-from undergrowth.engines.vector.stack import part, stacked
 from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Sgd, descent
 
 WIDE = 24
