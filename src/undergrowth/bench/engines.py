@@ -111,7 +111,10 @@ def on_cores(folder: str, found: Mapping[str, str]) -> list[Contender]:
 
 
 def on_a_gpu(folder: str, device: str) -> list[Contender]:
-    """The loop by hand and our engines, all in one process, the vector engine in every precision that it has."""
+    """The loop by hand and our engines, each in one process, the vector engine in every precision that it has.
+
+    One more run starts from weights that differ in the last digit: how far that carries is as near as engines can be.
+    """
     precisions = get_args(RunSection.model_fields["precision"].annotation)
     return [
         _opponent(LOOP, sys.executable, ["-m", "opponents.by_hand"], folder, "0", device),
