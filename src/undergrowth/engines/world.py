@@ -29,6 +29,7 @@ from undergrowth.engines.states import States
 from undergrowth.links import Links
 
 TOGETHER = 32  # uploads that a GPU combines at a time
+HELD = 2**30  # bytes of uploads that wait for that
 
 
 @dataclass(frozen=True)
@@ -168,10 +169,13 @@ class Folding:
     def __init__(self, node: str, server: Server, total: Packet | None = None) -> None:
         self.node = node
         self.server = server
-        self._parts = [] if total is None else [total]  # that are not combined yet
+        self._parts: list[Packet] = []  # that are not combined yet
+        self._most = 1  # of these
         self.sent: dict[str, int] = {}
         self.refused: dict[str, str] = {}
         self.scalars: dict[str, Mapping[str, float]] = {}
+        if total is not None:
+            self._take(total)
 
     @property
     def total(self) -> Packet | None:
@@ -198,14 +202,14 @@ class Folding:
         return True
 
     def _take(self, one: Packet) -> None:
-        if not self._parts or self._may_wait(one):
+        total = self._parts[0] if self._parts else None
+        if total is None:
+            can_wait = type(self.server.reducer) is WeightedMean and _on_a_gpu(one)
+            self._most = min(TOGETHER, HELD // max(1, one.nbytes)) if can_wait else 1
+        if total is None or (len(self._parts) < self._most and one.signature == total.signature):
             self._parts.append(one)
-        elif (total := self.total) is not None:
-            self._parts = [self.server.reducer.merge(total, one)]
-
-    def _may_wait(self, one: Packet) -> bool:
-        alike = one.signature == self._parts[0].signature
-        return alike and len(self._parts) < TOGETHER and type(self.server.reducer) is WeightedMean and _on_a_gpu(one)
+        else:
+            self._parts = [self.server.reducer.merge(self.total or total, one)]
 
     def outcome(self) -> Outcome:
         return Outcome(self.node, self.total, self.sent, self.refused, self.scalars, folded=True)
