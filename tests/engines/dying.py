@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import signal
+import tempfile
 from typing import Any
 
 from undergrowth.engines.processes.arena import Arena
@@ -17,10 +19,13 @@ class Countdown:
         self.left = memoryview(mmap.mmap(-1, 8)).cast("q")
         self.left[0] = asked
         self.often = often
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
 
     def __call__(self) -> bool:
-        self.left[0] -= 1
-        return -self.often < self.left[0] <= 0
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # two processes that count at the same moment would count as one
+        self.left[0] = left = self.left[0] - 1
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        return -self.often < left <= 0
 
 
 def die() -> None:
