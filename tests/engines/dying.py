@@ -6,7 +6,6 @@ import fcntl
 import mmap
 import os
 import signal
-import tempfile
 from typing import Any
 
 from undergrowth.engines.processes.arena import Arena
@@ -19,13 +18,16 @@ class Countdown:
         self.left = memoryview(mmap.mmap(-1, 8)).cast("q")
         self.left[0] = asked
         self.often = often
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._file = os.memfd_create("countdown")
 
     def __call__(self) -> bool:
         fcntl.lockf(self._file, fcntl.LOCK_EX)  # two processes that count at the same moment would count as one
         self.left[0] = left = self.left[0] - 1
         fcntl.lockf(self._file, fcntl.LOCK_UN)
         return -self.often < left <= 0
+
+    def __del__(self) -> None:
+        os.close(self._file)
 
 
 def die() -> None:
