@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import signal
+import tempfile
 from typing import Any
 
 from undergrowth.engines.processes.arena import Arena
@@ -18,7 +19,8 @@ class Countdown:
         self.left = memoryview(mmap.mmap(-1, 8)).cast("q")
         self.left[0] = asked
         self.often = often
-        self._file = os.memfd_create("countdown")
+        self._file, path = tempfile.mkstemp()
+        os.unlink(path)
 
     def __call__(self) -> bool:
         fcntl.lockf(self._file, fcntl.LOCK_EX)  # two processes that count at the same moment would count as one
