@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 import undergrowth as ug
 from undergrowth.core import Context, Packet, RunError, Server, fold
 from undergrowth.engines import ENGINES, Job, Serial, World
+from undergrowth.engines.memory import RARER
 from undergrowth.learning import Averaging, GradientClient
 from undergrowth.methods import FedAvg
+from undergrowth.runs.run import start
 
 from ..simulation.federations import TASK, NoData, Nudge
 
@@ -169,3 +172,11 @@ def test_torch_computes_in_a_run_as_it_says_and_afterwards_as_before(tmp_path):
 
     ug.run(method=Method(), model="logistic", clients=2, rounds=1, precision="tf32", threads=1, out=str(tmp_path))
     assert inside[-1] == (1, True, True, True) and seen() == before != inside[-1]
+
+
+def test_garbage_waits_in_a_run_and_not_afterwards(tmp_path):
+    before, seen = gc.get_threshold(), []
+    tree = {"model": "logistic", "train": {"rounds": 1}, "run": {"out": tmp_path, "engine": "serial"}}
+    start(tree, on_round=lambda row, execution: seen.append(gc.get_threshold()))
+    assert seen == [(*before[:2], RARER * before[2])]
+    assert gc.get_threshold() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, moved
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import set_torch, torch_restored
+from undergrowth.engines.memory import garbage_waits
 from undergrowth.runs.checkpoint import Checkpoints, replace_file
 from undergrowth.runs.choice import choose, settle
 from undergrowth.runs.config import Experiment, experiment
@@ -252,6 +252,7 @@ def _restore(execution: Execution) -> None:
 
 
 @torch_restored()
+@garbage_waits()
 def _carry_out(
     execution: Execution,
     model: Callable[[], nn.Module] | None,
@@ -260,7 +261,6 @@ def _carry_out(
 ) -> Result:
     store, run = execution.store, execution.run
     set_torch(execution.settings.run.precision != "float32", execution.settings.run.threads)
-    gc.freeze()  # what was imported and built stays: looking through it again would take a tenth of the time
     try:
         if on_start:
             on_start(execution)
@@ -278,7 +278,6 @@ def _carry_out(
             store.set_status(run, "failed", execution.federation.notes)
         raise
     finally:
-        gc.unfreeze()
         execution.federation.simulation.engine.close()
         execution.federation.world.states.close()
     return result_of(store, run, model)
