@@ -176,7 +176,7 @@ def test_torch_computes_in_a_run_as_it_says_and_afterwards_as_before(tmp_path):
 
 def test_garbage_waits_in_a_run_and_not_afterwards(tmp_path):
     before, seen = gc.get_threshold(), []
-    tree = {"model": "logistic", "train": {"rounds": 1}, "run": {"out": tmp_path, "engine": "serial"}}
+    tree = {"model": "logistic", "train": {"rounds": 1}, "run": {"out": str(tmp_path), "engine": "serial"}}
     start(tree, on_round=lambda row, execution: seen.append(gc.get_threshold()))
     assert seen == [(*before[:2], RARER * before[2])]
     assert gc.get_threshold() == before
