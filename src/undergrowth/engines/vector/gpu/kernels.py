@@ -186,8 +186,8 @@ class Short(NamedTuple):
 def shortened(values: Tensor, clients: int, largest: Tensor | None = None) -> Short:
     """Where TF32 will do, in 16 bits, as exact: each client has a unit in which its largest value is near the end.
 
-    A product then takes half as long, and the gradient of weights less than that: for it a matrix unit wants the rows,
-    over which is summed, side by side, unless numbers have 16 bits.
+    A product then takes half to two thirds as long. For the gradient of weights a matrix unit wants the rows, over
+    which is summed, side by side, unless numbers have 16 bits.
 
     largest: as a survey has found it.
     """
