@@ -52,6 +52,44 @@ def test_a_convolution(shape: tuple[int, ...], tf32: bool, allowed: float, share
         assert difference(one, other) < allowed
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-6, 1e6, 1e30])
+def test_short_numbers_of_any_size(size: float) -> None:
+    """A client whose numbers are far from one keeps as many digits as the others, and takes none from them."""
+    for sizes in ((1.0, size, 1.0), (size, 1.0, 1.0)):
+        found, wanted = (both(short, sizes) for short in (True, False))
+        for client in range(3):
+            for one, other in zip(found, wanted):
+                assert difference(one[client], other[client]) < 3e-3
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_no_number_stays_with_its_client(bad: float) -> None:
+    found, wanted = (both(short, (1.0, 1.0, 1.0), bad) for short in (True, False))
+    for one, other in zip(found, wanted):
+        assert not one[1].isfinite().all()
+        for client in (0, 2):
+            assert difference(one[client], other[client]) < 3e-3
+
+
+def both(short: bool, sizes: tuple[float, ...], bad: float | None = None) -> list[Tensor]:
+    """A convolution of three clients there and back, client by client; maps are larger by `sizes`, weights smaller."""
+    torch.manual_seed(0)
+    size = torch.tensor(sizes, device="cuda").view(-1, 1, 1, 1, 1)
+    x = torch.randn(3, 4, 16, 8, 8, device="cuda") * size
+    weight = torch.randn(3, 32, 16, 3, 3, device="cuda") / size.clamp_min(1e-30)
+    slope = torch.randn(3, 4, 32, 8, 8, device="cuda") * size**0.2  # products of it must be numbers, too
+    if bad is not None:
+        x[1, 0, 0, 0, 0] = weight[1, 0, 0, 0, 0] = slope[1, 0, 0, 0, 0] = bad
+    x, weight, bias = x.requires_grad_(), weight.requires_grad_(), torch.zeros(3, 32, device="cuda", requires_grad=True)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = short
+    try:
+        out = gpu().convolve(x.flatten(0, 1), weight, bias, 1, 1).unflatten(0, (3, 4))  # type: ignore[union-attr]
+        return [out, *torch.autograd.grad(out, (x, weight, bias), slope)]
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 @pytest.mark.parametrize(("size", "side"), [(2, 8), (2, 9), (3, 10)])
 def test_pooling(size: int, side: int) -> None:
     x = torch.randn(6, 5, side, side, device="cuda", requires_grad=True)
@@ -84,4 +122,4 @@ def test_batch_normalisation_far_from_zero(masked: bool) -> None:
 
 def difference(one: Tensor, other: Tensor) -> float:
     one, other = one.detach().double(), other.detach().double()
-    return float((one - other).norm() / other.norm())
+    return float((one - other).norm() / other.norm().clamp_min(1e-300))

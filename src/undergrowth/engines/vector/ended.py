@@ -32,6 +32,11 @@ class Ended:
             self._there = torch.cuda.Event()
             self._there.record()
 
+    @property
+    def there(self) -> bool:
+        """Whether nobody would have to wait for them."""
+        return not self._asked or self._there.query()
+
     def __iter__(self) -> Iterator[tuple[Job, Done]]:
         """The jobs in their order, those refused whose uploads hold values that are not finite."""
         problems: dict[int, str] = {}

@@ -26,6 +26,8 @@ from undergrowth.engines.vector.room import Room
 from undergrowth.engines.vector.stack import Batches, Begun, brought, waves
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
+HELD = 3  # parts of stacks that may wait until a GPU has done them: those of one stack, and the late ones before
+
 
 class Stacking:
     """Does jobs for a world, whose states tell what the devices have kept."""
@@ -51,9 +53,10 @@ class Stacking:
         waiting: deque[Iterable[tuple[Job, Done]]] = deque()
         for wave in self._waves(jobs):
             for ended in self._wave(wave):
-                # A GPU works on its own: while it computes these, the ones before are handed on.
+                # A GPU works on its own: handed on is what it has done by now, and nobody waits for it before all are
+                # begun, unless too much would be held.
                 waiting.append(ended)
-                if len(waiting) > 1:
+                while waiting and (len(waiting) > HELD or not isinstance(waiting[0], Ended) or waiting[0].there):
                     yield from waiting.popleft()
         for ended in waiting:
             yield from ended
