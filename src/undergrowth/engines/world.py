@@ -206,8 +206,11 @@ class Folding:
         if total is None:
             can_wait = type(self.server.reducer) is WeightedMean and _on_a_gpu(one)
             self._most = min(TOGETHER, HELD // max(1, one.nbytes)) if can_wait else 1
-        if total is None or (len(self._parts) < self._most and one.signature == total.signature):
+            self._parts = [one]
+        elif self._most > 2 and one.signature == total.signature:
             self._parts.append(one)
+            if len(self._parts) == self._most:
+                self._parts = [self.total or one]  # at once: a GPU may still be at work on others
         else:
             self._parts = [self.server.reducer.merge(self.total or total, one)]
 

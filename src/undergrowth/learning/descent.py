@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 LARGE = 1 << 19  # values; smaller weights are still in a cache when their gradient is there
 
@@ -83,11 +83,19 @@ class _Descending(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is not F.linear or len(args) != 3 or id(args[1]) not in self._weights:
             return function(*args, **(kwargs or {}))
-        x, weight, bias = args
-        if weight.dim() == 2:
-            return _Linear.apply(x, weight, bias, self._lr)
-        rows = x.reshape(len(weight), -1, x.shape[-1])  # weights of many clients, whose samples form one long batch
-        return _Linear.apply(rows, weight, bias, self._lr).reshape(*x.shape[:-1], -1)
+        return descend(*args, self._lr)
+
+
+def descend(x: Tensor, weight: Tensor, bias: Tensor, lr: float) -> Tensor:
+    """A linear layer whose weights take their step in the backward pass.
+
+    Like torch's own layers, one that an engine may take over for many clients at once.
+    """
+    if has_torch_function((x, weight, bias)):
+        taken: Tensor = handle_torch_function(descend, (x, weight, bias), x, weight, bias, lr)
+        return taken
+    out: Tensor = _Linear.apply(x, weight, bias, lr)
+    return out
 
 
 class _Linear(torch.autograd.Function):
@@ -95,17 +103,12 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, lr: float) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.lr = lr
-        if weight.dim() == 2:
-            return F.linear(x, weight, bias)
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         to_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        if weight.dim() == 3:
-            weight.detach().baddbmm_(gradient.transpose(1, 2), x, alpha=-ctx.lr)
-            return to_x, None, gradient.sum(1), None
         rows = gradient.reshape(-1, gradient.shape[-1])
         weight.detach().addmm_(rows.t(), x.reshape(-1, x.shape[-1]), alpha=-ctx.lr)
         return to_x, None, rows.sum(0), None

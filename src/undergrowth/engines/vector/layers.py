@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from undergrowth.engines.vector.convolution import convolve, pool
+from undergrowth.engines.vector.convolution import convolve, gpu, pool
 from undergrowth.engines.vector.normalisation import normalise
+from undergrowth.learning.descent import descend
 
 
 class Stacked(TorchFunctionMode):
@@ -76,6 +77,32 @@ class _Linear(torch.autograd.Function):
         to_weight = torch.bmm(gradient.transpose(1, 2), rows) if ctx.needs_input_grad[1] else None
         to_bias = gradient.sum(1) if ctx.needs_input_grad[2] else None
         return to_rows, to_weight, to_bias
+
+
+def descending(stack: Stacked, x: Tensor, weight: Tensor, bias: Tensor, lr: float) -> Tensor:
+    rows = x.reshape(stack.clients, -1, x.shape[-1])
+    return _Descending.apply(rows, weight, bias, lr).reshape(*x.shape[:-1], weight.shape[1])
+
+
+class _Descending(torch.autograd.Function):
+    """The same layer with weights that take their step in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, lr: float) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.lr = lr
+        return torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (rows, weight), needs_rows = ctx.saved_tensors, ctx.needs_input_grad[0]
+        fast = gpu() if weight.is_cuda else None
+        if fast is not None and fast.can_descend(rows, weight):
+            to_rows = fast.descend(gradient, rows, weight.detach(), ctx.lr, needs_rows)
+        else:
+            to_rows = torch.bmm(gradient, weight) if needs_rows else None
+            weight.detach().baddbmm_(gradient.transpose(1, 2), rows, alpha=-ctx.lr)
+        return to_rows, None, gradient.sum(1), None
 
 
 def conv2d(
@@ -164,6 +191,7 @@ def embedding(
 
 LAYERS: dict[Any, Callable[..., Tensor]] = {
     F.linear: linear,
+    descend: descending,
     F.conv2d: conv2d,
     torch.conv2d: conv2d,
     F.max_pool2d: max_pool2d,

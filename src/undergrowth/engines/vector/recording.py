@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from undergrowth.core import Batch, Carry, LoopClient
 from undergrowth.devices.meter import tensors_in
 from undergrowth.engines.vector.carries import apart, empty, moved_out, part, wider
-from undergrowth.engines.vector.stack import Batches, late
+from undergrowth.engines.vector.stack import Batches, borders
 
 SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
 
@@ -164,9 +165,9 @@ class Shelf:
 
 
 def shelves(recording: Recording, clients: int) -> list[Shelf]:
-    """For so many clients; those who stay longest have one of their own."""
-    border = late(clients)
-    return [Shelf(recording, *ends) for ends in ((border, clients), (0, border)) if ends[0] < ends[1]]
+    """For so many clients, those first who are done first."""
+    ends = [0, *borders(clients), clients]
+    return [Shelf(recording, *places) for places in reversed(list(pairwise(ends)))]
 
 
 def _memory(before: Any, after: Any) -> Any:

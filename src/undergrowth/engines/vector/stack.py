@@ -73,10 +73,10 @@ def waves(jobs: Sequence[Job]) -> list[Sequence[Job]]:
     return [first, *(others[start : start + each] for start in range(0, len(others), each))]
 
 
-def late(clients: int) -> int:
-    """How many of a stack, those with most steps, come last by themselves: while a GPU computes them, all others are
-    handed on."""
-    return LATE if clients >= 2 * LATE else 0
+def borders(clients: int) -> list[int]:
+    """Places at which a stack is divided. Whose place is behind one is handed on while a GPU computes those before it:
+    first those with fewest steps, in the end a few with most."""
+    return [place for place, least in ((LATE, 2 * LATE), (clients // 2, 8 * LATE)) if clients >= least]
 
 
 class Batches:

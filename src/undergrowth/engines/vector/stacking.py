@@ -26,7 +26,7 @@ from undergrowth.engines.vector.room import Room
 from undergrowth.engines.vector.stack import Batches, Begun, brought, waves
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
-HELD = 3  # parts of stacks that may wait until a GPU has done them: those of one stack, and the late ones before
+HELD = 4  # parts of stacks that may wait until a GPU has done them: those of one stack, and the last of that before
 
 
 class Stacking:
@@ -156,7 +156,7 @@ class Stacking:
                     kept = kept or shelves(recording, clients)
                     for shelf in kept:
                         shelf.put(recording, active, clients)
-                    if len(kept) > 1 and active <= kept[0].first:
+                    while len(kept) > 1 and active <= kept[0].first:
                         border, carries = kept[0].first, kept.pop(0).carries()
                         yield chunk[border:], [*carries, *ended]
                         chunk, ended = chunk[:border], []

@@ -1,7 +1,8 @@
 """Stacked layers with kernels of their own, in Triton. Importing this needs Triton; all else does without it."""
 
 from undergrowth.engines.vector.gpu.layers import Convolution, Normalisation, Pool
+from undergrowth.engines.vector.gpu.linear_kernels import can_descend, descend
 
 convolve, normalise, pool = Convolution.apply, Normalisation.apply, Pool.apply
 
-__all__ = ["convolve", "normalise", "pool"]
+__all__ = ["can_descend", "convolve", "descend", "normalise", "pool"]

@@ -1,0 +1,59 @@
+"""A kernel for large linear layers on a GPU, in Triton: the backward pass, reading every weight once.
+
+Such a layer's time is that of reading its weights. Torch reads them for the gradient of what went in, and again to
+take a step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SAMPLES = 128  # of a client's batch; more would not fit beside a tile of the weights
+
+
+@triton.jit
+def _descend(
+    slope, rows, weight, out, lr, samples, inputs, outputs,
+    wanted: tl.constexpr, precision: tl.constexpr,
+    SAMPLES: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    """out = slope · weight, and weight −= lr · slopeᵀ · rows, for some inputs of one client."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * INPUTS + tl.arange(0, INPUTS)
+    sample = tl.arange(0, SAMPLES)
+    here = (sample < samples)[:, None] & (at < inputs)[None, :]
+    place = (client * samples + sample[:, None]) * inputs + at[None, :]
+    row = tl.load(rows + place, mask=here, other=0.0)
+    total = tl.zeros((SAMPLES, INPUTS), dtype=tl.float32)
+    for first in range(0, outputs, OUTPUTS):
+        output = first + tl.arange(0, OUTPUTS)
+        there = (sample < samples)[:, None] & (output < outputs)[None, :]
+        gradient = tl.load(slope + (client * samples + sample[:, None]) * outputs + output[None, :], there, other=0.0)
+        inside = (output < outputs)[:, None] & (at < inputs)[None, :]
+        tile = weight + (client * outputs + output[:, None]) * inputs + at[None, :]
+        value = tl.load(tile, mask=inside, other=0.0)
+        if wanted:
+            total = tl.dot(gradient, value, total, input_precision=precision)
+        tl.store(tile, value - lr * tl.dot(tl.trans(gradient), row, input_precision=precision), mask=inside)
+    if wanted:
+        tl.store(out + place, total, mask=here)
+
+
+def can_descend(rows: Tensor, weight: Tensor) -> bool:
+    return rows.shape[1] <= SAMPLES and weight.is_contiguous() and rows.dtype == weight.dtype == torch.float32
+
+
+def descend(slope: Tensor, rows: Tensor, weight: Tensor, lr: float, wanted: bool) -> Tensor | None:
+    """slope: K × B × O, rows: K × B × I, weight: K × O × I, which is changed; gives slope · weight if that is wanted."""
+    slope, rows = slope.contiguous(), rows.contiguous()
+    clients, samples, inputs = rows.shape
+    out = torch.empty_like(rows) if wanted else None
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    _descend[(triton.cdiv(inputs, 64), clients)](
+        slope, rows, weight, rows if out is None else out, lr, samples, inputs, weight.shape[1],
+        wanted, precision, max(16, triton.next_power_of_2(samples)), 64, 64, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
