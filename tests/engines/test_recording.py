@@ -21,6 +21,7 @@ from undergrowth.models import builder
 
 from .test_vector import DATA, POPULATION, check_same, outcomes
 
+HELD = {name: {"all": {"current": 0}} for name in ("reserved_bytes", "allocated_bytes")}
 FREE = 1 << 34
 
 
@@ -41,8 +42,8 @@ class Replayed(Recording):
 def as_on_a_gpu(monkeypatch):
     """A vector engine that takes the CPU for a GPU."""
     for name, answer in {
-        "memory_allocated": 0, "max_memory_allocated": 1, "memory_reserved": 0, "mem_get_info": (FREE, FREE),
-        "reset_peak_memory_stats": None,
+        "memory_allocated": 0, "max_memory_allocated": 1, "mem_get_info": (FREE, FREE),
+        "memory_stats_as_nested_dict": HELD, "reset_peak_memory_stats": None,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(recording, "Recording", Replayed)

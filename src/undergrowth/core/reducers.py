@@ -109,7 +109,7 @@ class WeightedMean:
         columns = {name: [part.tensors[name] for part in parts] for name in parts[0].tensors}
         known = [k for k in parts[0].scalars if _finite(*(part.scalars.get(k) for part in parts))]
         scalars = {k: math.fsum(share * part.scalars[k] for share, part in zip(shares, parts)) for k in known}
-        factors = _there(torch.tensor(shares, dtype=torch.float64), parts[0])
+        factors = {kind: _there(torch.tensor(shares, dtype=kind), parts[0]) for kind in _kinds(parts[0])}
         tensors = {name: _mean(values, factors) for name, values in columns.items()}
         return Packet(tensors, {**scalars, self._total: total})
 
@@ -253,12 +253,16 @@ def _there(factors: Tensor, packet: Packet) -> Tensor:
     return factors.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else factors
 
 
-def _mean(values: list[Tensor], shares: Tensor) -> Tensor:
+def _kinds(packet: Packet) -> set[torch.dtype]:
+    return {value.dtype for value in packet.tensors.values() if value.is_floating_point()}
+
+
+def _mean(values: list[Tensor], shares: Mapping[torch.dtype, Tensor]) -> Tensor:
     """Of floating tensors the mean with these shares; of others the largest."""
     rows = torch.stack(values)
-    if not rows.is_floating_point():
+    if rows.dtype not in shares:
         return rows.amax(0)
-    return torch.mv(rows.reshape(len(values), -1).t(), shares.to(rows.dtype)).view_as(values[0])
+    return torch.mv(rows.reshape(len(values), -1).t(), shares[rows.dtype]).view_as(values[0])
 
 
 def _finite(*values: float | None) -> bool:

@@ -15,6 +15,7 @@ from undergrowth.core import Shard
 from undergrowth.engines.states import room
 
 THREADS = 4
+SMALL = 1 << 20  # bytes that one thread has copied before others have begun
 
 
 class Shards(Protocol):
@@ -69,13 +70,13 @@ class Samples:
         """One after the other, in memory that a GPU can read. Several threads copy: this is what a GPU waits for."""
         starts = [0, *accumulate(len(part) for part in parts)]
         whole = torch.empty(starts[-1], *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=True)
-        size = -(-len(parts) // THREADS)
+        size = -(-len(parts) // THREADS) if whole.nbytes > SMALL else len(parts)
         groups = [range(first, min(first + size, len(parts))) for first in range(0, len(parts), size)]
 
         def copy(group: range) -> None:
             torch.cat([parts[number] for number in group], out=whole[starts[group.start] : starts[group.stop]])
 
-        list(self._threads.map(copy, groups))
+        list(map(copy, groups) if len(groups) == 1 else self._threads.map(copy, groups))
         return whole
 
 

@@ -28,7 +28,7 @@ from undergrowth.engines.samples import Samples, Shards
 from undergrowth.engines.states import States
 from undergrowth.links import Links
 
-TOGETHER = 32  # uploads that a GPU combines at a time
+TOGETHER = 64  # uploads that a GPU combines at a time
 HELD = 2**30  # bytes of uploads that wait for that
 
 

@@ -83,7 +83,8 @@ class _Descending(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is not F.linear or len(args) != 3 or id(args[1]) not in self._weights:
             return function(*args, **(kwargs or {}))
-        return descend(*args, self._lr)
+        x, weight, bias = args
+        return descend(x, weight, bias, self._lr)
 
 
 def descend(x: Tensor, weight: Tensor, bias: Tensor, lr: float) -> Tensor:

@@ -73,7 +73,13 @@ def signature(tree: Any) -> Hashable:
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
     if isinstance(tree, MAPPINGS):
-        return tuple((name, signature(value)) for name, value in tree.items())
+        # Tensors at once: most of a carry are dictionaries of them, and a call for each takes as long again.
+        return tuple(
+            [
+                (name, value.shape, value.dtype) if isinstance(value, Tensor) else (name, signature(value))
+                for name, value in tree.items()
+            ]
+        )
     if isinstance(tree, list | tuple):
         return tuple(signature(value) for value in tree)
     return type(tree), tree

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from undergrowth.core import finite
+from undergrowth.core import Packet, finite, not_finite
 from undergrowth.engines.world import Done, Job
 
 
@@ -15,15 +15,11 @@ class Ended:
 
     def __init__(self, jobs: Sequence[Job], done: Sequence[Done]) -> None:
         self.jobs, self.done = jobs, done
-        self._named = [
-            (place, name, value)
-            for place, one in enumerate(done)
-            for name, value in one.up.tensors.items()
-            if value.is_floating_point() and value.numel()
-        ]
         # Clients' tensors are parts of stacks, and what is true of a stack is true of its parts.
-        wholes = [value if value._base is None else value._base for _, _, value in self._named]
-        self._stacks = list({id(whole): whole for whole in wholes}.values())
+        values = [value for one in done for value in one.up.tensors.values()]
+        wholes = [value if value._base is None else value._base for value in values]
+        stacks = {id(whole): whole for whole in wholes}.values()
+        self._stacks = [stack for stack in stacks if stack.is_floating_point() and stack.numel()]
         self._asked = bool(self._stacks) and self._stacks[0].is_cuda
         if self._asked:
             # The largest magnitude is not finite where any value is not.
@@ -39,20 +35,13 @@ class Ended:
 
     def __iter__(self) -> Iterator[tuple[Job, Done]]:
         """The jobs in their order, those refused whose uploads hold values that are not finite."""
-        problems: dict[int, str] = {}
-        for (place, name, _), fine in zip(self._named, self._finite()):
-            if not fine:
-                problems.setdefault(place, f"'{name}' has values that are not finite")
-        for place, one in enumerate(self.done):
-            for name, number in one.up.scalars.items():
-                if not abs(number) < float("inf"):
-                    problems.setdefault(place, f"'{name}' is {number}")
-            problem = problems.get(place)
-            yield self.jobs[place], one if problem is None else Done(one.up, one.size, one.own, one.residual, problem)
+        fine = self._finite()
+        for job, one in zip(self.jobs, self.done):
+            problem = not_finite(Packet({}, one.up.scalars) if fine else one.up)
+            yield job, one if problem is None else Done(one.up, one.size, one.own, one.residual, problem)
 
-    def _finite(self) -> list[bool]:
+    def _finite(self) -> bool:
         if self._asked:
             self._there.synchronize()
-        if self._answer if self._asked else all(finite(self._stacks)):
-            return [True] * len(self._named)
-        return finite([value for _, _, value in self._named])
+            return bool(self._answer)
+        return all(finite(self._stacks))

@@ -81,7 +81,8 @@ class _Linear(torch.autograd.Function):
 
 def descending(stack: Stacked, x: Tensor, weight: Tensor, bias: Tensor, lr: float) -> Tensor:
     rows = x.reshape(stack.clients, -1, x.shape[-1])
-    return _Descending.apply(rows, weight, bias, lr).reshape(*x.shape[:-1], weight.shape[1])
+    out: Tensor = _Descending.apply(rows, weight, bias, lr)
+    return out.reshape(*x.shape[:-1], weight.shape[1])
 
 
 class _Descending(torch.autograd.Function):

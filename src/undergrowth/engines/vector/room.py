@@ -46,7 +46,9 @@ class Room:
             return FIRST
         if kind not in self._fitting:
             free, _ = torch.cuda.mem_get_info(self._device)
-            free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            # Not torch.cuda.memory_reserved, which sorts all that is known and takes ten times as long.
+            held = torch.cuda.memory_stats_as_nested_dict(self._device)
+            free += held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"]
             self._fitting[kind] = max(1, min(GPU_CLIENTS, int(SHARE * free / self._bytes[kind])))
         return self._fitting[kind]
 

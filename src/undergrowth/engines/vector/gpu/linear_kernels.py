@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SAMPLES = 128  # of a client's batch; more would not fit beside a tile of the weights
+SAMPLES = {True: 64, False: 32}  # of a client's batch, with TF32 and without; with more, torch's products are faster
 
 
 @triton.jit
@@ -43,17 +43,18 @@ def _descend(
 
 
 def can_descend(rows: Tensor, weight: Tensor) -> bool:
-    return rows.shape[1] <= SAMPLES and weight.is_contiguous() and rows.dtype == weight.dtype == torch.float32
+    few = rows.shape[1] <= SAMPLES[torch.backends.cuda.matmul.allow_tf32]
+    return few and weight.is_contiguous() and rows.dtype == weight.dtype == torch.float32
 
 
 def descend(slope: Tensor, rows: Tensor, weight: Tensor, lr: float, wanted: bool) -> Tensor | None:
-    """slope: K × B × O, rows: K × B × I, weight: K × O × I, which is changed; gives slope · weight if that is wanted."""
+    """slope: K × B × O, rows: K × B × I, weight: K × O × I, which is changed; gives slope · weight if it is wanted."""
     slope, rows = slope.contiguous(), rows.contiguous()
     clients, samples, inputs = rows.shape
     out = torch.empty_like(rows) if wanted else None
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     _descend[(triton.cdiv(inputs, 64), clients)](
         slope, rows, weight, rows if out is None else out, lr, samples, inputs, weight.shape[1],
-        wanted, precision, max(16, triton.next_power_of_2(samples)), 64, 64, num_warps=4, num_stages=3,
+        wanted, precision, max(16, triton.next_power_of_2(samples)), 64, 32, num_warps=2, num_stages=3,
     )  # fmt: skip
     return out
