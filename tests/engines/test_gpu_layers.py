@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.engines.vector.convolution import gpu
+from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.normalisation import normalise
+from undergrowth.learning.descent import descend
 
 pytestmark = [
     pytest.mark.gpu,
@@ -88,6 +90,32 @@ def both(short: bool, sizes: tuple[float, ...], bad: float | None = None) -> lis
         return [out, *torch.autograd.grad(out, (x, weight, bias), slope)]
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 100, 70), (2, 5, 64, 64), (1, 33, 130, 200), (2, 70, 96, 62)], ids=str)
+@pytest.mark.parametrize(("tf32", "allowed"), [(False, 1e-5), (True, 3e-3)])
+@pytest.mark.parametrize("deep", [False, True], ids=["first layer", "later layer"])
+def test_a_linear_layer_that_descends(shape: tuple[int, ...], tf32: bool, allowed: float, deep: bool) -> None:
+    clients, samples, inputs, outputs = shape
+    torch.manual_seed(0)
+    x = torch.randn(clients * samples, inputs, device="cuda", requires_grad=deep)
+    before = torch.randn(clients, outputs, inputs, device="cuda")
+    weight, bias = before.clone().requires_grad_(), torch.randn(clients, outputs, device="cuda", requires_grad=True)
+    slope = torch.randn(clients * samples, outputs, device="cuda")
+    allows = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        with Stacked(clients, None):
+            out = descend(x, weight, bias, 0.1)
+        gradients = torch.autograd.grad(out, (bias, x) if deep else (bias,), slope)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allows
+    rows, slopes = (value.detach().double().unflatten(0, (clients, samples)) for value in (x, slope))
+    wanted = slopes.sum(1), (slopes @ before.double()).flatten(0, 1)
+    for one, other in zip(gradients, wanted):
+        assert difference(one, other) < allowed
+    change = 0.1 * slopes.transpose(1, 2) @ rows
+    assert difference(before - weight.detach(), change) < 3 * allowed
 
 
 @pytest.mark.parametrize(("size", "side"), [(2, 8), (2, 9), (3, 10)])

@@ -15,7 +15,9 @@ from torch import Tensor
 from undergrowth.core import Batch, Carry, Context, Model, Packet, Task, Train
 from undergrowth.engines import Job, Serial, Settings, Vector, World
 from undergrowth.engines.vector import recording, stack
+from undergrowth.engines.vector.ended import Ended
 from undergrowth.engines.vector.recording import Recording, Step
+from undergrowth.engines.vector.stacking import Stacking
 from undergrowth.methods import FedAvg, FedFSC, FedProx
 from undergrowth.models import builder
 
@@ -156,3 +158,27 @@ def test_a_gpu_gets_few_clients_with_many_steps_first(clients, expected):
     assert [len(wave) for wave in found] == expected
     assert sorted(job.device for wave in found for job in wave) == sorted(job.device for job in jobs)
     assert found[0][-1] == jobs[-1]
+
+
+@pytest.mark.parametrize(
+    ("clients", "expected"), [(1, []), (15, []), (16, [8]), (63, [8]), (64, [8, 32]), (100, [8, 50])]
+)
+def test_a_stack_is_handed_on_in_parts(clients, expected):
+    assert stack.borders(clients) == expected
+
+
+def test_nobody_is_waited_for_before_all_are_begun(as_on_a_gpu, monkeypatch):
+    """What a GPU has not done yet is handed on at the end, in the same order."""
+    begun, waited = [], []
+
+    def noted(self, job):
+        begun.append(job.device)
+        return whole(self, job)
+
+    whole = Stacking._begin
+    monkeypatch.setattr(Stacking, "_begin", noted)
+    monkeypatch.setattr(Ended, "there", False)
+    monkeypatch.setattr(Ended, "_finite", lambda self: waited.append(len(begun)) or True)
+    found = outcomes(as_on_a_gpu, FedAvg(), "logistic", epochs=2)
+    check_same(outcomes(Serial(), FedAvg(), "logistic", epochs=2), found, 2e-4)
+    assert waited and set(waited) == {len(POPULATION.devices)}
