@@ -24,6 +24,7 @@ from undergrowth.bench.engines import (
     startup,
 )
 from undergrowth.bench.opponents.given import LAST, Given
+from undergrowth.bench.ours import _nudge
 from undergrowth.bench.workload import Contest, load_weights
 from undergrowth.core import InputError, RunError
 
@@ -180,3 +181,15 @@ def test_turns_alternate_the_median_counts_and_only_the_fixed_size_is_judged(mon
     assert [line.speed for line in lines if isinstance(line, Row)] == [1.5, 1.5, 1.5]
     assert {line.what for line in lines if isinstance(line, Measurement)} == {"logistic, auto / loop"}
     assert not [line for line in measure("logistic", cohort=2) if isinstance(line, Measurement)]
+
+
+def test_a_nudge_moves_the_last_digits_of_the_first_weights_both_ways_and_always_alike() -> None:
+    contest = CONTESTS["logistic"]
+    plain, one, other = (contest.module() for _ in range(3))
+    _nudge(one)
+    _nudge(other)
+    for name, value in one.initial(3).items():
+        assert torch.equal(other.initial(3)[name], value)
+        before = plain.initial(3)[name]
+        assert (value > before).any() and (value < before).any()
+        torch.testing.assert_close(value, before, rtol=2**-21, atol=0)

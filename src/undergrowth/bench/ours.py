@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from undergrowth.bench.opponents.given import Given, finish, say, say_after
@@ -66,11 +67,17 @@ class Population:
 
 
 def _nudge(model: Model) -> None:
+    """Moves the last digit of every first weight, up or down at random: moved alike, all maxima would stay in place."""
     initial = model.initial
 
     def nudged(seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(0)
         weights = initial(seed)
-        return {name: value * (1 + 2**-22) if value.is_floating_point() else value for name, value in weights.items()}
+        for name, value in weights.items():
+            if value.is_floating_point():
+                signs = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+                weights[name] = value * (1 + signs.to(value.device) * 2**-22)
+        return weights
 
     model.initial = nudged  # type: ignore[method-assign]
 
