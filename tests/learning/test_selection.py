@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -101,6 +101,13 @@ def test_power_of_choice_takes_the_highest_losses_and_the_unheard_first():
     assert choose(everybody, 3, view("abcd", heard=heard)) == ["b", "d", "c"]
     assert choose(everybody, 3, view("abcdef", heard=heard))[2:] == ["b"]
     assert set(choose(everybody, 2, view("abcdef", heard=heard))) == {"e", "f"}
+
+
+@pytest.mark.parametrize("rule", [PowerOfChoice(100.0), Oort(None, explore=0.0)], ids=["power-of-choice", "oort"])
+def test_a_loss_is_heard_in_whichever_part_of_an_upload_it_is(rule):
+    whole = view("abcd", heard={"a": 0.2, "b": 3.0, "c": 1.0, "d": 2.0})
+    parts = {device: {"change/samples": 1.0, "change/loss": said["loss"]} for device, said in whole.heard.items()}
+    assert choose(rule, 3, replace(whole, heard=parts)) == choose(rule, 3, whole) == ["b", "d", "c"]
 
 
 def test_power_of_choice_draws_its_candidates_by_their_data():

@@ -49,6 +49,12 @@ def test_devices_send_their_loss_only_where_the_selection_needs_it(run, method, 
         assert size - uploads["uniform"] == (8 if selection.startswith(("power", "oort")) else 0)
 
 
+def test_who_was_heard_with_fedbuff_is_not_asked_before_those_who_were_not(run):
+    rows = run(method="fedbuff", options={"buffer": 2, "concurrency": 2}, selection="power-of-choice:6").ledger.rows()
+    asked = [row.child for row in sorted(rows, key=lambda row: row.start)]
+    assert len(set(asked[:6])) == 6
+
+
 def test_fedcs_asks_nobody_who_would_be_late(run):
     rows = list(run(selection="fedcs", deadline=9.0).ledger.rows())
     assert {row.child for row in rows} == {"phone-0", "phone-1", "phone-2", "phone-3"}

@@ -64,7 +64,7 @@ class PowerOfChoice(Selection):
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
         drawn = ByData().choose(math.ceil(self.candidates * count), view, down, context)
-        return sorted(drawn, key=lambda device: -view.heard.get(device, {}).get("loss", math.inf))[:count]
+        return sorted(drawn, key=lambda device: -_loss(view, device))[:count]
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,24 @@ class Oort(Selection):
     needs_loss: bool = True
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
-        tried = [device for device in view.devices if "loss" in view.heard.get(device, {})]
+        tried = [device for device in view.devices if _loss(view, device) < math.inf]
         fresh = tuple(device for device in view.devices if device not in set(tried))
         times = {device: view.knows.seconds(device, down) for device in tried}
         preferred = self.deadline or sorted(times.values() or (0.0,))[len(times) // 2]
 
         def utility(device: str) -> float:
             speed = min(1.0, (preferred / times[device]) ** 2) if times[device] else 1.0
-            return view.knows.samples(device) * view.heard[device]["loss"] * speed
+            return view.knows.samples(device) * _loss(view, device) * speed
 
         new = min(len(fresh), max(round(self.explore * count), count - len(tried)))
         best = sorted(tried, key=utility, reverse=True)[: count - new]
         return [*best, *Uniform().choose(new, View(fresh), down, context)]
+
+
+def _loss(view: View, device: str) -> float:
+    """That of its last training, in whichever part of its upload it was; endless where none was heard."""
+    heard = view.heard.get(device, {})
+    return next((value for name, value in heard.items() if name.rpartition("/")[2] == "loss"), math.inf)
 
 
 def selection(text: str, train: Train) -> Selection:
