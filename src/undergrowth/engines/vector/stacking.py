@@ -26,7 +26,7 @@ from undergrowth.engines.vector.room import Room
 from undergrowth.engines.vector.stack import Batches, Begun, brought, waves
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
-HELD = 4  # parts of stacks that may wait until a GPU has done them: those of one stack, and the last of that before
+WAITING = 4  # parts of stacks that may wait until a GPU has done them: those of one stack, and the last of that before
 
 
 class Stacking:
@@ -56,7 +56,7 @@ class Stacking:
                 # A GPU works on its own: handed on is what it has done by now, and nobody waits for it before all are
                 # begun, unless too much would be held.
                 waiting.append(ended)
-                while waiting and (len(waiting) > HELD or not isinstance(waiting[0], Ended) or waiting[0].there):
+                while waiting and (len(waiting) > WAITING or not isinstance(waiting[0], Ended) or waiting[0].there):
                     yield from waiting.popleft()
         for ended in waiting:
             yield from ended
