@@ -105,7 +105,9 @@ def test_who_fails_or_does_other_work_has_no_row_and_no_second_turn(monkeypatch)
 def test_opponents_that_are_there() -> None:
     here = {name for name, package in OPPONENTS.items() if find_spec(package)}
     assert set(opponents({})) == here
-    assert opponents({"flower": "/there/python"})["flower"] == "/there/python"
+    assert opponents({"flower": sys.executable})["flower"] == sys.executable
+    with pytest.raises(InputError, match="flower='/there/python' is not a program that can be started"):
+        opponents({"flower": "/there/python"})
     with pytest.raises(InputError, match="--with 'flowr' is not an opponent; did you mean 'flower'"):
         opponents({"flowr": "python"})
     commands = {each.name: each.command for each in on_cores("folder", {"pfl": "a/python", "flower": "b/python"})}

@@ -116,7 +116,8 @@ def test_a_file_that_is_wrong(type_command, text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("run", "nowhere.yaml"), "nowhere.yaml"),
+        (("run", "nowhere.yaml"), "there is no experiment file 'nowhere.yaml'"),
+        (("run", "fedprox"), "for the method of that name write --method fedprox"),
         (("run", "--rounds", "many"), "--rounds"),
         (("run", "--clients", "0"), "data.clients 0"),
         (("run", "--seed", "-1"), "run.seed -1"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -126,9 +127,11 @@ def on_a_gpu(folder: str, device: str) -> list[Contender]:
 
 def opponents(others: Mapping[str, str]) -> dict[str, str]:
     """Who is there, and which Python has it: the one that was named, or ours."""
-    for name in others:
+    for name, python in others.items():
         if name not in OPPONENTS:
             raise InputError(f"--with '{name}' is not an opponent; {nearest(name, OPPONENTS)}")
+        if shutil.which(python) is None:
+            raise InputError(f"--with {name}='{python}' is not a program that can be started, such as there/bin/python")
     here = {name: sys.executable for name, package in OPPONENTS.items() if find_spec(package)}
     return {**here, **others}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -89,7 +90,7 @@ def experiment_tree(file: str | None, settings: list[str], flags: dict[str, Any]
     """The experiment that the words of a command describe, and the keys of the file that do not go with them."""
     from undergrowth.runs import config
 
-    tree = config.read(file) if file else {}
+    tree = _read(file) if file else {}
     left_out: list[str] = []
     for section in ("method", "data", "model"):
         if flags.get(section) is not None:
@@ -100,6 +101,16 @@ def experiment_tree(file: str | None, settings: list[str], flags: dict[str, Any]
         if value is not None:
             config.assign(tree, PLACES[flag], value)
     return tree, left_out
+
+
+def _read(file: str) -> dict[str, Any]:
+    from undergrowth.core import InputError
+    from undergrowth.methods import METHODS
+    from undergrowth.runs import config
+
+    if file in METHODS and not Path(file).exists():
+        raise InputError(f"there is no experiment file '{file}'; for the method of that name write --method {file}")
+    return config.read(file)
 
 
 def say_left_out(keys: list[str], file: str | None) -> None:

@@ -195,6 +195,8 @@ def read(path: str | Path) -> dict[str, Any]:
     """The dictionary in an experiment file."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"there is no experiment file '{path}'") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"experiment file '{path}' cannot be read: {error}") from None
     try:
