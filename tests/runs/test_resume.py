@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import undergrowth as ug
 from undergrowth.core import InputError
+from undergrowth.devices.meter import tensors_in
 from undergrowth.runs import Store, checkpoint
 from undergrowth.runs.run import resume, start
 
@@ -56,6 +58,7 @@ CASES = {
     "rare checkpoints": tree(run={"checkpoint_every": 3}),
     "rare checkpoints of own states": tree(method={"name": "local"}, run={"checkpoint_every": 3}),
     "rare evaluation": tree(run={"evaluate_every": 4}),
+    "odd sizes": tree(method={"name": "fedyogi"}, model={"name": "mlp", "hidden": [37]}, train={"batch": 7}),
     "a schedule": tree(train={"schedule": "cosine", "momentum": 0.9}),
 }
 
@@ -192,3 +195,11 @@ def test_a_run_that_stopped_before_its_first_round_starts_at_its_seed(out, tmp_p
     with pytest.raises(KeyboardInterrupt):
         start(with_out(tree(), out), on_start=stop)
     assert_same(ug.resume("last", out), whole)
+
+
+def test_tensors_of_a_checkpoint_begin_in_memory_where_those_of_a_run_do(tmp_path: Path) -> None:
+    """Sums over values that begin elsewhere may be done in another order, and end in other last digits."""
+    tree = {"one": torch.ones(1), "odd": [torch.rand(7), torch.rand(3, 5).half()], "counter": torch.tensor(3)}
+    checksum = checkpoint.write(tmp_path / "file", tree)
+    for value in tensors_in(checkpoint.read(tmp_path / "file", checksum)):
+        assert value.data_ptr() % 64 == 0 and value.untyped_storage().nbytes() == value.nbytes

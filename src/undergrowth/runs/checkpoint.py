@@ -99,7 +99,8 @@ def read(path: Path, checksum: int | None = None) -> Any:
     try:
         with safe_open(str(path), framework="pt") as file:
             text = file.metadata()["tree"]
-            return unpack({name: file.get_tensor(name) for name in file.keys()}, text)  # noqa: SIM118
+            # Copied: in the file tensors begin anywhere, and where one begins in memory can change a last digit.
+            return unpack({name: file.get_tensor(name).clone() for name in file.keys()}, text)  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"checkpoint '{path}' cannot be read: {error}") from error
 

@@ -1,10 +1,9 @@
 """The simulation: moves packets between nodes and devices in virtual time.
 
-One queue holds everything that will happen. All events of one instant are told to the nodes before any node is
-asked what to do next, so equal devices are equal however they are ordered; and the nodes are asked from the bottom
-up, so that what the edge servers report in an instant counts before their parent ends its round in it. Device work
-is done when its result is first needed, together with all other work that waits then: an engine gets as much at once
-as there is.
+One queue holds everything that will happen. All events of one instant are told to the nodes before any node is asked
+what to do next, so equal devices are equal however they are ordered; and the nodes are asked from the bottom up, so
+that what edge servers report in an instant counts before their parent ends its round in it. Device work is done when
+its result is first needed, with all other work that waits then: an engine gets as much at once as there is.
 """
 
 from __future__ import annotations
@@ -87,10 +86,11 @@ class Simulation:
             if node.round != what:
                 return False
             self._work()
-            for outcome in self._folded.pop(node.name, ()):
+            outcomes = self._folded.pop(node.name, [])
+            for outcome in outcomes:
                 if outcome.up is not None:
                     node.receive_folded(outcome.scalars, outcome.up)
-                self._settle(node, outcome)
+            self._settle(node, outcomes)
         elif kind in ("upload", "lost"):
             exchange = self._exchanges.get(what)
             if exchange is None or exchange.ticket != ticket:
@@ -111,7 +111,7 @@ class Simulation:
             problem = node.problem(device)
             if problem is not None:
                 outcome = Outcome(outcome.node, None, refused={device: problem})
-        self._settle(node, outcome)
+        self._settle(node, [outcome])
 
     def _report(self, node: Node, child: str, up: Packet | None) -> bool:
         if child not in self._exchanges:
@@ -129,12 +129,16 @@ class Simulation:
             self._close(child, "refused", problem)
         return True
 
-    def _settle(self, node: Node, outcome: Outcome) -> None:
-        for device, size in outcome.sent.items():
-            self._close(device, "arrived", bytes_up=size)
-        for device, problem in outcome.refused.items():
-            node.refuse(device, problem)
-            self._close(device, "refused", problem)
+    def _settle(self, node: Node, outcomes: list[Outcome]) -> None:
+        """Books what came, in the order in which the devices were asked: an engine does them in any order."""
+        sent = {device: size for outcome in outcomes for device, size in outcome.sent.items()}
+        refused = {device: problem for outcome in outcomes for device, problem in outcome.refused.items()}
+        for device in sorted((*sent, *refused), key=lambda device: self._exchanges[device].ticket):
+            if device in sent:
+                self._close(device, "arrived", bytes_up=sent[device])
+            else:
+                node.refuse(device, refused[device])
+                self._close(device, "refused", refused[device])
 
     def _close(self, child: str, outcome: str, reason: str = "", bytes_up: int = 0, round: int | None = None) -> None:
         exchange = self._exchanges.pop(child)
