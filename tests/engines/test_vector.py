@@ -13,6 +13,7 @@ import undergrowth as ug
 from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Task, Train
 from undergrowth.data import load, partition
 from undergrowth.engines import Job, Outcome, Serial, Settings, Vector, World
+from undergrowth.engines.vector.carries import stacked
 from undergrowth.learning import Averaging, GradientClient
 from undergrowth.methods import FedAvg, FedProx
 from undergrowth.models import builder
@@ -190,3 +191,12 @@ def test_training_in_bfloat16_stays_near_float32(model: str, tmp_path: Any) -> N
         assert all(value.dtype == torch.float32 for value in short.model.parameters())
         assert short.loss == pytest.approx(whole.loss, rel=0.02)
         assert short.history[-1].get("not_stacked", 0) == 0
+
+
+def test_devices_with_copies_of_the_same_are_stacked_like_those_that_share_it() -> None:
+    """A resumed run has copies where a whole one has the same tensor, and both must give the same bits."""
+    value = torch.randn(3, 5)
+    carry = stacked([{"kept": value}, {"kept": value.clone()}, {"kept": value}])
+    assert carry["kept"].stride(0) == 0
+    other = stacked([{"kept": value}, {"kept": value + 1}])
+    assert other["kept"].stride(0) and torch.equal(other["kept"][1], value + 1)

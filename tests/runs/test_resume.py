@@ -59,6 +59,17 @@ CASES = {
     "rare checkpoints of own states": tree(method={"name": "local"}, run={"checkpoint_every": 3}),
     "rare evaluation": tree(run={"evaluate_every": 4}),
     "odd sizes": tree(method={"name": "fedyogi"}, model={"name": "mlp", "hidden": [37]}, train={"batch": 7}),
+    "a round without anybody": tree(data={"clients": 1}, fleet={"dropout": 0.6}, run={"engine": "vector", "seed": 4}),
+    "what stacked devices keep": {
+        **tree(
+            method={"name": "fedft-rds"},
+            model="mlp",
+            data={"clients": 6, "partition": "quantity:1.5", "train_samples": 120},
+            train={"sample": 0.5, "batch": 1, "rounds": 4},
+            run={"engine": "vector"},
+        ),
+        "topology": "tree:2x3",
+    },
     "a schedule": tree(train={"schedule": "cosine", "momentum": 0.9}),
 }
 

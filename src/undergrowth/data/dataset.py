@@ -191,5 +191,6 @@ def rows(values: Array, where: np.ndarray) -> Array:
 def _tensor(values: Array) -> Tensor:
     if isinstance(values, Tensor):
         return values
-    # A copy in native byte order: arrays over a file's bytes are read-only, which torch cannot express.
-    return torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("=")))
+    # A copy in native byte order: arrays over a file's bytes are read-only, which torch cannot express. And one in
+    # torch's memory: numpy's begins anywhere, and where values begin can change the last digit of a sum.
+    return torch.tensor(np.asarray(values, dtype=values.dtype.newbyteorder("=")))

@@ -52,8 +52,10 @@ class Execution:
     def go(self, on_round: OnRound | None = None) -> None:
         """Does the rounds that are left. Each is in the store, whole, before the next one starts."""
         simulation, noted = self.federation.simulation, 0
+        done = simulation.jobs_done
         for ends in simulation.run():
-            rows = [self._row(end) for end in ends]
+            facts = simulation.engine.facts() if simulation.jobs_done > done else {}
+            rows, done = [self._row(end, facts) for end in ends], simulation.jobs_done
             last = rows[-1]["round"]
             entries = simulation.ledger.take()
             self._note_refusals(ends)
@@ -95,7 +97,8 @@ class Execution:
         self.store.finish_run(self.run, self._summary(weights), devices)
         self.store.set_status(self.run, "done", federation.notes)
 
-    def _row(self, end: RoundEnd) -> dict[str, Any]:
+    def _row(self, end: RoundEnd, facts: Mapping[str, float]) -> dict[str, Any]:
+        """For the history; facts: what the engine says of its work for this round, if it had any."""
         federation, simulation = self.federation, self.federation.simulation
         number = end.round + 1
         if number % self.settings.run.evaluate_every == 0 or simulation.root.done or not self.scores:
@@ -115,7 +118,7 @@ class Execution:
             "bytes_up": totals.bytes_up,
             "flops": totals.flops,
             "joules": totals.joules,
-            **simulation.engine.facts(),
+            **facts,
         }
 
     def _note_refusals(self, ends: list[RoundEnd]) -> None:

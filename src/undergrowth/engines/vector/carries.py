@@ -89,10 +89,16 @@ def _shared(value: Tensor, clients: int) -> Tensor:
     return value[:1].expand(clients, *value.shape[1:])
 
 
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether clients share this. On a CPU their own copies of the same count too, since a resumed run has copies where
+    a whole one has the same; a GPU would have to be waited for."""
+    return one is other or (not one.is_cuda and torch.equal(one, other))
+
+
 def _stacked(values: list[Any]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
-        if all(value is first for value in values):
+        if all(_equal(value, first) for value in values):
             return first.expand(len(values), *first.shape)
         return torch.stack(values)
     if isinstance(first, MAPPINGS):
