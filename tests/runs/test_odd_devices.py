@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -140,3 +142,10 @@ def test_a_population_of_the_package_can_be_passed_as_an_object(run):
     population = partition(dataset(), "iid", 3, 0)
     assert isinstance(population, Partitioned)
     assert len(run(data=population, model=linear).clients) == 3
+
+
+def test_a_model_that_has_diverged_is_told_of_once(run):
+    result = run(method="fedavgm", options={"server_lr": 1e38}, model="logistic", clients=3, rounds=3)
+    assert not math.isfinite(result.loss)
+    (note,) = (note for note in result.notes if "diverged" in note)
+    assert note.startswith("round 1: the loss is inf: training has diverged; a smaller train.lr")

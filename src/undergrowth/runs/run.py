@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 import safetensors.torch
@@ -28,6 +29,7 @@ from undergrowth.runs.store import Store
 
 MOST_NOTES = 50  # a run that goes wrong in every round says so often enough
 
+DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
 OnRound = Callable[[Mapping[str, Any], "Execution"], None]
 
 
@@ -58,7 +60,7 @@ class Execution:
             rows, done = [self._row(end, facts) for end in ends], simulation.jobs_done
             last = rows[-1]["round"]
             entries = simulation.ledger.take()
-            self._note_refusals(ends)
+            self._note(ends)
             checkpoint = None
             if last % self.settings.run.checkpoint_every == 0 or simulation.root.done:
                 kept = {"simulation": simulation.snapshot(), "scores": self.scores, "wall_seconds": self.wall_seconds}
@@ -121,7 +123,7 @@ class Execution:
             **facts,
         }
 
-    def _note_refusals(self, ends: list[RoundEnd]) -> None:
+    def _note(self, ends: list[RoundEnd]) -> None:
         notes = self.federation.notes
         for end in ends if len(notes) < MOST_NOTES else ():
             for device, problem in list(end.refused.items())[:1]:
@@ -129,6 +131,8 @@ class Execution:
                 notes.append(f"round {end.round + 1}: refused the update of {device}{more}: {problem}")
             if end.abandoned:
                 notes.append(f"round {end.round + 1}: abandoned, no usable update came back")
+        if not isfinite(self.scores["loss"]) and not any(DIVERGED in note for note in notes):
+            notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")
 
     def _summary(self, weights: Weights) -> dict[str, Any]:
         settings, simulation = self.settings, self.federation.simulation
