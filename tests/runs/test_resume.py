@@ -70,6 +70,25 @@ CASES = {
         ),
         "topology": "tree:2x3",
     },
+    "a stack that last digits could speak against": {
+        **tree(
+            method={"name": "fedavgm"},
+            model={"name": "resnet-8", "norm": "batch"},
+            data={"clients": 6, "partition": "dirichlet:0.1", "train_samples": 300, "test_samples": 60},
+            train={
+                "sample": 0.7,
+                "rounds": 4,
+                "lr": 0.01,
+                "optimiser": "adam",
+                "selection": "data",
+                "selector": "kmeans:0.5",
+            },
+            fleet={"dropout": 0.2},
+            links={"up": "int8"},
+            run={"engine": "vector", "seed": 4},
+        ),
+        "topology": "tree:1x2x3",
+    },
     "a schedule": tree(train={"schedule": "cosine", "momentum": 0.9}),
 }
 

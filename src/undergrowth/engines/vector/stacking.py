@@ -18,7 +18,7 @@ from torch import Tensor
 from undergrowth.core import Batch, Carry, InputError, LoopClient, Packet, State, Updates, joined, shares
 from undergrowth.engines.states import room
 from undergrowth.engines.vector.agreement import close, full_precision
-from undergrowth.engines.vector.carries import FINISH, apart, part, stacked
+from undergrowth.engines.vector.carries import FINISH, apart, changed, part, stacked
 from undergrowth.engines.vector.ended import Ended
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.recording import Recording, Recordings, Shelf, shelves, size_for
@@ -226,20 +226,26 @@ class Stacking:
         return self._stackable[kind]
 
     def _agrees(self, some: list[Begun]) -> bool:
-        """Whether one step of some clients gives the same stacked and apart."""
+        """Whether one step of some clients gives the same stacked and apart.
+
+        In double precision where that can be had: else a last digit could decide, and a resumed run decide otherwise.
+        """
         some = [each for each in some if each.count]
-        if not some:
-            return False
+        for kind in (torch.float32,) if self.cuda else (torch.float64, torch.float32):
+            with suppress(RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+                return bool(some) and self._agree_in(kind, some)
+        return False
+
+    def _agree_in(self, kind: torch.dtype, some: list[Begun]) -> bool:
+        def in_kind(value: Tensor) -> Tensor:
+            return value.to(kind) if value.dtype == torch.float32 else value
+
         client, task = some[0].client, self.world.task
-        batches = Batches(some, self.world.device, len(some))
-        batch, mask = batches.at(0, len(some))
-        try:
-            carry = stacked([each.carry for each in some])
-            together = self._step(carry, batch, mask, client=client, clients=len(some))
-            for place, each in enumerate(some):
-                alone = client.step(task, each.carry, next(iter(each.steps)))
-                if not all(close(part(together[key], place), alone[key], each.carry.get(key)) for key in together):
-                    return False
-        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
-            return False
+        carries = [changed(each.carry, in_kind) for each in some]
+        batch, mask = changed(Batches(some, self.world.device, len(some)).at(0, len(some)), in_kind)
+        together = self._step(stacked(carries), batch, mask, client=client, clients=len(some))
+        for place, (each, carry) in enumerate(zip(some, carries)):
+            alone = client.step(task, carry, changed(next(iter(each.steps)), in_kind))
+            if not all(close(part(together[key], place), alone[key], carry.get(key)) for key in together):
+                return False
         return True
