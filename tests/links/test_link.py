@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.links.samples import EVERY_CODEC, LOSSY, mixed_packet, on_meta
 from undergrowth.core import Packet, State, pack, unpack
-from undergrowth.links import Link, Plain, TopK, codec
+from undergrowth.links import Link, Links, Plain, TopK, codec
 
 # The most that one send can leave behind, of the largest change. A quantiser loses q of what it is given, and is given
 # the last loss too: q / (1 − q). With top-k a value waits for its turn, about 1 / share sends.
@@ -149,3 +149,17 @@ def test_a_bad_upload_is_seen_and_does_not_spoil_the_next(name: str, bad: float)
     assert not torch.isfinite(link.receive(encoded, reference).tensors["w"]).all()
     encoded, _ = link.send(Packet({"w": torch.full((300,), 0.5)}), reference, residual)
     assert torch.isfinite(link.receive(encoded, reference).tensors["w"]).all()
+
+
+@pytest.mark.parametrize("text", ["int8", "int4", "topk:0.5", "topk:0.5+int8"])
+def test_what_is_nowhere_negative_does_not_become_so(text: str) -> None:
+    """A variance that did would make the square root of batch normalisation no number."""
+    generator = torch.Generator().manual_seed(0)
+    links, residual, seen = Links(up=text), {}, []
+    for _ in range(12):
+        reference = {name: torch.rand(40, generator=generator) for name in ("variance", "weight")}
+        sent = {"variance": torch.rand(40, generator=generator) ** 8, "weight": torch.randn(40, generator=generator)}
+        arrived, _, residual = links.up(Packet(sent), reference, residual)
+        assert arrived.tensors["variance"].min() >= 0
+        seen.append(arrived.tensors["weight"].min())
+    assert min(seen) < -1

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
 from undergrowth.core import InputError, Packet, State, Weights
 from undergrowth.links.codec import Chain, Codec, Plain
 from undergrowth.links.link import Link
@@ -31,8 +36,23 @@ class Links:
     def up(self, packet: Packet, reference: Weights, residual: State) -> tuple[Packet, int, State]:
         """What the server gets, how many bytes that took, and what the device remembers of what was lost."""
         encoded, residual = self._up.send(packet, reference, residual)
-        return self._up.receive(encoded, reference), encoded.nbytes, residual
+        arrived = self._up.receive(encoded, reference)
+        if arrived is not packet:
+            arrived = replace(
+                arrived, tensors={k: _as_signed(v, packet.tensors[k]) for k, v in arrived.tensors.items()}
+            )
+        return arrived, encoded.nbytes, residual
 
     def weigh(self, packet: Packet) -> int:
         """The bytes of an upload."""
         return self._up.codec.encode(packet).nbytes
+
+
+def _as_signed(arrived: Tensor, sent: Tensor) -> Tensor:
+    """Without negative values where none was sent: a variance that a codec has made negative would spoil the model.
+
+    That none was is one bit for a tensor, which is not counted.
+    """
+    if not arrived.is_floating_point() or not arrived.numel():
+        return arrived
+    return torch.where((sent >= 0).all(), arrived.clamp_min(0), arrived)  # a GPU need not be waited for
