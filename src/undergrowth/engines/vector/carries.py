@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Carry
+from undergrowth.devices.meter import tensors_in
 
 MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
 FINISH = "finish"  # the entry of a carry that no step looks at
@@ -26,8 +27,17 @@ def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def stacked(carries: Sequence[Carry]) -> Carry:
-    """One carry with the client as the first dimension of every tensor."""
-    return {name: _stacked([carry[name] for carry in carries]) for name in carries[0] if name != FINISH}
+    """One carry with the client as the first dimension of every tensor.
+
+    Clients share what is equal, not only what is the same: a resumed run has copies where a whole one has the same.
+    """
+    tree = {name: _stacked([carry[name] for carry in carries]) for name in carries[0] if name != FINISH}
+    own = [value for value in tensors_in(tree) if value.stride(0)]
+    if not own:
+        return tree
+    equal = torch.stack([(value == value[:1]).all() for value in own]).tolist()  # at once: a GPU is waited for
+    shared = {id(value): _shared(value[:1].clone(), len(value)) for value, yes in zip(own, equal) if yes}
+    return changed(tree, lambda value: shared.get(id(value), value))  # type: ignore[no-any-return]
 
 
 def part(tree: Any, index: int | slice) -> Any:
@@ -48,22 +58,12 @@ def apart(tree: Any, clients: int) -> list[Any]:
     return [tree] * clients
 
 
-def moved_out(tree: Any) -> Any:
-    """The same carry in memory of its own."""
-    return changed(tree, lambda value: value.clone() if value.stride(0) else value)
-
-
-def wider(tree: Any, fill: Tensor) -> Any:
-    """The carry of the clients at these places, some of them several times."""
-    return changed(tree, lambda value: value.index_select(0, fill) if value.stride(0) else _shared(value, len(fill)))
-
-
-def empty(tree: Any, clients: int) -> Any:
-    """Memory for a carry of so many clients. One client shares nothing."""
+def copied(tree: Any, clients: int) -> Any:
+    """A copy of what all clients share, and memory for the rest, for so many. One client shares nothing."""
 
     def memory(value: Tensor) -> Tensor:
         own = value.stride(0) or clients == 1
-        return value.new_empty(clients, *value.shape[1:]) if own else _shared(value, clients)
+        return value.new_empty(clients, *value.shape[1:]) if own else _shared(value[:1].clone(), clients)
 
     return changed(tree, memory)
 
@@ -89,16 +89,10 @@ def _shared(value: Tensor, clients: int) -> Tensor:
     return value[:1].expand(clients, *value.shape[1:])
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether clients share this. On a CPU their own copies of the same count too, since a resumed run has copies where
-    a whole one has the same; a GPU would have to be waited for."""
-    return one is other or (not one.is_cuda and torch.equal(one, other))
-
-
 def _stacked(values: list[Any]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
-        if all(_equal(value, first) for value in values):
+        if all(value is first for value in values):
             return first.expand(len(values), *first.shape)
         return torch.stack(values)
     if isinstance(first, MAPPINGS):
