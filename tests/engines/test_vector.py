@@ -130,6 +130,40 @@ def test_a_model_that_mixes_samples_is_not_stacked(tmp_path: Any) -> None:
     assert runs["vector"].summary["model_digest"] == runs["serial"].summary["model_digest"]
 
 
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_model_that_mixes_samples_is_known_by_one_client_alone(batch: int) -> None:
+    def last(engine: Serial | Vector) -> Outcome:
+        functional = Model(Odd)
+        task = Task(functional, 10, Train(batch=batch, lr=0.05))
+        engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
+        down = Packet(functional.initial(3))
+        jobs = [Job("server", name, down, Context(1, name, 0), True) for name in POPULATION.devices]
+        list(engine.run(jobs[:1]))
+        return next(iter(engine.run(jobs)))
+
+    vector = Vector()
+    check_same({"": last(Serial())}, {"": last(vector)})
+    assert vector.facts() == {"stacked": 0.0, "not_stacked": 7.0}
+
+
+def test_who_does_no_step_sends_what_it_got() -> None:
+    def all_of(engine: Serial | Vector) -> dict[str, Outcome]:
+        functional = Model(builder("mlp", DATA.shape, 10))
+        task = Task(functional, 10, Train(batch=16, lr=0.05))
+        engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
+        down = Packet(functional.initial(3))
+        names = POPULATION.devices
+        rounds = [[0] * 7, [0, 3, 0, 2, 1, 0, 5]]  # steps that they get to; nobody does one in the first
+        for limits in rounds:
+            jobs = [Job("server", name, down, Context(1, name, 0), False, most) for name, most in zip(names, limits)]
+            found = {",".join(outcome.sent): outcome for outcome in engine.run(jobs)}
+        return found
+
+    vector = Vector()
+    check_same(all_of(Serial()), all_of(vector))
+    assert vector.facts() == {"stacked": 7.0, "not_stacked": 0.0}
+
+
 def test_an_update_that_is_not_finite_is_refused_by_name_and_the_others_count() -> None:
     def spoiled(engine: Serial | Vector) -> Outcome:
         task = Task(Model(builder("mlp", DATA.shape, 10)), 10, Train(batch=16, lr=0.05))

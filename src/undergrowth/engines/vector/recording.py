@@ -1,14 +1,15 @@
 """Recorded steps: one step of a stack of clients as a CUDA graph, which the GPU repeats without the CPU's help.
 
 A step of many small layers takes the CPU longer to ask for than the GPU to do. Recorded once for a kind of job and a
-number of clients, it is one request. A recording works on memory of its own, into which carries and batches are
-copied.
+number of clients, it is one request. It works on memory of its own, into which carries and batches are copied, also
+before it is recorded: whether it is hangs on what was computed before, and no bit of a result may.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from undergrowth.core import Batch, Carry, LoopClient
 from undergrowth.devices.meter import tensors_in
-from undergrowth.engines.vector.carries import apart, empty, moved_out, part, wider
+from undergrowth.engines.vector.carries import apart, copied, part
 from undergrowth.engines.vector.stack import Batches, borders
 
 SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
@@ -27,7 +28,7 @@ UNRECORDED = 12  # steps of a kind after which one is recorded, which takes as l
 UNKNOWN = 48  # the same for a kind that was not there in an earlier round, and so may not be in a later one
 LATELY = 8  # calls after which a recording that was not used is forgotten
 
-Step = Callable[[Carry, Batch, Tensor], Carry]
+Key = tuple[int, tuple[bool, ...]]
 
 
 def size_for(clients: int) -> int:
@@ -45,90 +46,75 @@ class Recordings:
         self._step = step
         self.cuda = cuda
         self._pool = torch.cuda.graph_pool_handle() if cuda else None
-        self._unrecorded: Counter[int] = Counter()  # kind → steps that were done without a recording
-        self._since: dict[int, int] = {}  # kind → the call when it came first
-        self._unrecordable: set[int] = set()
-        self._made: defaultdict[int, dict[int, Recording]] = defaultdict(dict)
-        self._used: dict[int, int] = {}  # kind → the call when it was
+        self._patterns: dict[int, Any] = {}  # kind → what a step changes, where it can be recorded
+        self._unrecorded: Counter[Key] = Counter()  # steps that were done without a recording
+        self._since: dict[Key, int] = {}  # the call when it came first
+        self._made: defaultdict[Key, dict[int, Recording]] = defaultdict(dict)  # by number of clients
+        self._used: dict[Key, int] = {}  # the call when it was
         self._calls = 0
 
     def begin(self) -> None:
         """Called before every round: forgets kinds that come no more, as with a learning rate that falls."""
         self._calls += 1
-        for kind in [kind for kind, call in self._used.items() if self._calls - call > LATELY]:
-            del self._used[kind], self._made[kind]
+        for key in [key for key, call in self._used.items() if self._calls - call > LATELY]:
+            del self._used[key], self._made[key]
 
     def clear(self) -> None:
         self._made.clear()
         self._used.clear()
 
-    def find(
-        self, kind: int, client: LoopClient, batches: Batches, step: int, carry: Carry, clients: int
-    ) -> Recording | None:
-        """The recording that can do this step, made now if this kind has come often."""
-        if not self.cuda or kind in self._unrecordable:
-            return None
-        recordings, size = self._made[kind], size_for(clients)
-        self._used[kind] = self._calls
+    def learn(self, kind: int, before: Carry, after: Carry) -> None:
+        """Looks at what a first step has changed. No recording can change something that is no tensor."""
+        if self.cuda:
+            with suppress(Unrecordable):
+                self._patterns[kind] = _pattern(before, after)
+
+    def can_do(self, kind: int) -> bool:
+        return kind in self._patterns
+
+    def key(self, kind: int, carry: Carry) -> Key:
+        """What chunks must have in common to use the same recordings: also which tensors their clients share, which
+        hangs on the chunk where devices have different versions of a model."""
+        return kind, tuple([value.stride(0) == 0 for value in tensors_in(carry)])
+
+    def find(self, key: Key, client: LoopClient, batches: Batches, carry: Carry, clients: int) -> Recording:
+        """The one that can do a step of so many clients."""
+        recordings, size = self._made[key], size_for(clients)
+        self._used[key] = self._calls
         if size not in recordings:
-            new = self._since.setdefault(kind, self._calls) == self._calls
-            if self._unrecorded[kind] < (UNKNOWN if new else UNRECORDED):
-                self._unrecorded[kind] += 1
-                return None
-            batch, _ = batches.at(step, size)
-            fill = torch.arange(size, device=batch["share"].device).clamp_max(clients - 1)
             larger = max(recordings, default=0)
-            try:
-                recordings[size] = Recording(
-                    partial(self._step, client=client, clients=size),
-                    wider(carry, fill),
-                    batch,
-                    batches.mask(step, size),
-                    self._pool,
-                    recordings[larger].carry if larger > size else None,
-                )
-            except Unrecordable:
-                self._unrecordable.add(kind)
-                return None
-        return recordings[size]
+            memory = recordings[larger].carry if larger > size else _memory(self._patterns[key[0]], carry, size)
+            step = partial(self._step, client=client, clients=size)
+            recordings[size] = Recording(step, part(memory, slice(0, size)), *batches.room(size), self._pool)
+        found = recordings[size]
+        if not found.recorded:
+            self._unrecorded[key] += 1
+            new = self._since.setdefault(key, self._calls) == self._calls
+            found.due = self._unrecorded[key] > (UNKNOWN if new else UNRECORDED)
+        return found
 
 
 class Unrecordable(Exception):
-    """The step changes something that is no tensor, which a recording cannot."""
+    """The step changes something that is no tensor."""
 
 
 class Recording:
-    """One step, recorded for some clients. `carry` is where it reads and writes.
+    """One step of some clients, recorded after it was done when it is `due`. `carry` is where it reads and writes.
 
-    memory: the carry of a recording for more clients, whose first places this one then works on.
+    weights: the shares and the mask of a batch.
     """
 
-    def __init__(self, step: Step, carry: Carry, batch: Batch, mask: Tensor, pool: Any, memory: Carry | None) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            if memory is None:
-                memory = _memory(carry, step(carry, batch, mask))  # tells what a step changes
-            self._work_on(memory, len(mask))
-            kept = moved_out(self.carry)
-            self._take(batch, mask)
-            step(self.carry, self.batch, self.mask)  # compiles and tunes what has not been yet
-            _copy(kept, self.carry)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # One pool for all recordings: they never run at the same time, and nothing of one is needed after it.
-        with torch.cuda.graph(self._graph, pool=pool):
-            _copy(step(self.carry, self.batch, self.mask), self.carry)
+    def __init__(self, step: Callable[..., Carry], carry: Carry, batch: Batch, weights: Tensor, pool: Any) -> None:
+        self.carry, self.tensors = carry, list(tensors_in(carry))
+        self.batch, self.weights = {**batch, "share": weights[0].flatten()}, weights
+        self.due = False
+        self._step = step
+        self._pool = pool
+        self._graph: torch.cuda.CUDAGraph | None = None
 
-    def _work_on(self, memory: Carry, places: int) -> None:
-        self.carry = part(memory, slice(0, places))
-        self.tensors = list(tensors_in(self.carry))
-
-    def _take(self, batch: Batch, mask: Tensor) -> None:
-        """Makes memory for batches, that for shares and masks in one piece."""
-        self.weights = torch.stack([batch["share"].view_as(mask), mask])
-        self.batch = {name: value.clone() for name, value in batch.items()}
-        self.batch["share"], self.mask = self.weights[0].flatten(), self.weights[1]
+    @property
+    def recorded(self) -> bool:
+        return self._graph is not None
 
     def load(self, carry: Carry, clients: int) -> None:
         """Takes up the carry of so many clients; what stands in the other places does not matter."""
@@ -137,11 +123,26 @@ class Recording:
     def step(self, batches: Batches, step: int) -> None:
         """Gathers a batch and does the step."""
         batches.write(step, self.batch, self.weights)
-        self._graph.replay()
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self._work()  # which compiles what has not been yet, and so comes before a recording
+        if self.due:
+            self._graph = self._record()
 
     def continues(self, other: Recording) -> bool:
         """Whether it works on the memory of the other one, so that nothing needs to be copied."""
         return self.tensors[0].data_ptr() == other.tensors[0].data_ptr()
+
+    def _work(self) -> None:
+        _copy(self._step(self.carry, self.batch, self.weights[1]), self.carry)
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # One pool for all recordings: they never run at the same time, and nothing of one is needed after it.
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._work()
+        return graph
 
 
 class Shelf:
@@ -149,7 +150,7 @@ class Shelf:
 
     def __init__(self, recording: Recording, first: int, last: int) -> None:
         self.first, self.last = first, last
-        self._carry = empty(recording.carry, last - first)
+        self._carry = copied(recording.carry, last - first)
         self._tensors = list(tensors_in(self._carry))
         self._own = [number for number, value in enumerate(self._tensors) if value.stride(0)]  # not shared
 
@@ -170,20 +171,35 @@ def shelves(recording: Recording, clients: int) -> list[Shelf]:
     return [Shelf(recording, *places) for places in reversed(list(pairwise(ends)))]
 
 
-def _memory(before: Any, after: Any) -> Any:
-    """Memory for a carry: its own for what a step changes, one for all clients for what they share and keep."""
-    if isinstance(before, Tensor):
-        if before is after and before.stride(0) == 0:
-            return before[0].clone().expand_as(before)
-        return torch.empty_like(after).copy_(before)
-    if isinstance(before, Mapping):
-        # What only a step's carry has (that a step made it) is kept: steps may then work in place.
-        return {name: _memory(before.get(name, value), value) for name, value in after.items()}
-    if isinstance(before, list | tuple):
-        return type(before)(_memory(*pair) for pair in zip(before, after))
+def _pattern(before: Any, after: Any) -> Any:
+    """The carry after a step, with None for a tensor that the step left as it was and no values of others."""
+    if isinstance(after, Tensor):
+        return None if before is after else after.new_empty(0, *after.shape[1:])
+    if isinstance(after, Mapping):
+        # A step may add that a step has made this carry, after which steps work in place; a recording always does.
+        added = [value for name, value in after.items() if name not in before]
+        if any(True for _ in tensors_in(added)):
+            raise Unrecordable
+        return {name: _pattern(before.get(name, value), value) for name, value in after.items()}
+    if isinstance(after, list | tuple):
+        return type(after)(_pattern(*pair) for pair in zip(before, after))
     if before != after:
         raise Unrecordable
-    return before
+    return after
+
+
+def _memory(pattern: Any, carry: Any, places: int) -> Any:
+    """Memory for a carry: its own for what a step changes, one for all clients for what they share and keep."""
+    if isinstance(carry, Tensor):
+        if pattern is None and carry.stride(0) == 0:
+            return carry[0].clone().expand(places, *carry.shape[1:])
+        like = carry if pattern is None else pattern
+        return like.new_empty(places, *like.shape[1:])
+    if isinstance(pattern, Mapping):
+        return {name: _memory(value, carry.get(name, value), places) for name, value in pattern.items()}
+    if isinstance(pattern, list | tuple):
+        return type(pattern)(_memory(*pair, places) for pair in zip(pattern, carry))
+    return pattern
 
 
 def _copy(source: Any, target: Any, places: slice = slice(None)) -> None:

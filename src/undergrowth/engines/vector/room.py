@@ -11,7 +11,6 @@ from undergrowth.core import RunError
 CPU_BYTES = 8 << 20  # of weights that are stacked on a CPU; more do not stay in its caches
 CPU_CLIENTS = (4, 16)  # at least and at most, whatever the weights
 GPU_CLIENTS = 256  # more at once gain nothing
-FIRST = 24  # clients on a GPU whose memory is measured before more are taken
 SHARE = 0.4  # of the memory that is free on a GPU: a recording needs as much again
 
 
@@ -42,8 +41,6 @@ class Room:
         if not self.cuda:
             least, most = CPU_CLIENTS
             return max(least, min(most, CPU_BYTES // self._weights))
-        if kind not in self._bytes:
-            return FIRST
         if kind not in self._fitting:
             free, _ = torch.cuda.mem_get_info(self._device)
             # Not torch.cuda.memory_reserved, which sorts all that is known and takes ten times as long.
@@ -52,15 +49,15 @@ class Room:
             self._fitting[kind] = max(1, min(GPU_CLIENTS, int(SHARE * free / self._bytes[kind])))
         return self._fitting[kind]
 
-    def begin(self, kind: int) -> None:
-        """Called before a chunk's first step."""
-        if self.cuda and kind not in self._bytes:
+    def begin(self) -> None:
+        """Called before the step that is measured."""
+        if self.cuda:
             self._before = torch.cuda.memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def measure(self, kind: int, clients: int) -> None:
         """Looks, after a step of so many clients, how much memory one takes."""
-        if self.cuda and kind not in self._bytes:
+        if self.cuda:
             peak = torch.cuda.max_memory_allocated(self._device) - self._before
             self._bytes[kind] = max(1.0, peak / clients)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -47,6 +47,14 @@ class Begun:
         )
         data = tuple((name, values.shape[1:], values.dtype) for name, values in self.steps.data.items())
         return self.name, carry, data, self.steps.batch
+
+    @property
+    def altered(self) -> Begun:
+        """Another client, where there is only one: half of its first batch is the sample that comes last."""
+        first, *rest = self.steps.epochs
+        order = first.clone()
+        order[: max(1, min(self.steps.batch, len(order)) // 2)] = first[-1]
+        return replace(self, steps=replace(self.steps, epochs=(order, *rest)))
 
 
 def brought(begun: Sequence[Begun]) -> int:
@@ -114,12 +122,14 @@ class Batches:
         batch["share"] = share.reshape(-1)
         return batch, None if self._full[step] else mask
 
-    def mask(self, step: int, places: int) -> Tensor:
-        """Which samples of the first so many places are real."""
-        return self._weights[step, 1, :places]
+    def room(self, places: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Memory for the long batch of so many places, and for the shares and the mask of its samples."""
+        rows = places * self._table.shape[2]
+        batch = {name: values.new_empty(rows, *values.shape[1:]) for name, values in self.pool.items()}
+        return batch, torch.empty_like(self._weights[0, :, :places])
 
     def write(self, step: int, batch: Mapping[str, Tensor], weights: Tensor) -> None:
-        """Writes the long batch to where it is wanted, and the shares and the mask of its samples."""
+        """Writes the long batch to where there is room for it, and the shares and the mask of its samples."""
         places = weights.shape[1]
         positions = self._table[step, :places].reshape(-1)
         for name, values in self.pool.items():

@@ -140,44 +140,48 @@ class Stacking:
 
     def _steps(self, kind: int, chunk: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
         """All steps of a chunk. Clients come with their carries at the end, those who are done early before others."""
-        batches = Batches(chunk, self.world.device, size_for(len(chunk)) if self.cuda else len(chunk))
-        client = chunk[0].client
+        if self._recordings.can_do(kind):
+            yield from self._recorded_steps(kind, chunk)
+            return
+        batches = Batches(chunk, self.world.device, len(chunk))
         carry = stacked([each.carry for each in chunk])
         clients = len(chunk)
         ended: list[Carry] = []  # of the last of the chunk
+        for step, active in enumerate(batches.active):
+            if active < clients:
+                ended = [*apart(part(carry, slice(active, clients)), clients - active), *ended]
+                carry, clients = part(carry, slice(0, active)), active
+            carry = self._step(carry, *batches.at(step, clients), client=chunk[0].client, clients=clients)
+        yield chunk, [*apart(carry, clients), *ended]
+
+    def _recorded_steps(self, kind: int, chunk: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
+        """The same in the memory of recordings, which may have places that no client is at."""
+        batches = Batches(chunk, self.world.device, size_for(len(chunk)))
+        carry = stacked([each.carry for each in chunk])
+        key = self._recordings.key(kind, carry)
+        clients = len(chunk)
         recording: Recording | None = None
         kept: list[Shelf] = []
         for step, active in enumerate(batches.active):
-            if active < clients:
-                if recording is None:
-                    ended = [*apart(part(carry, slice(active, clients)), clients - active), *ended]
-                    carry = part(carry, slice(0, active))
-                else:
-                    kept = kept or shelves(recording, clients)
-                    for shelf in kept:
-                        shelf.put(recording, active, clients)
-                    while len(kept) > 1 and active <= kept[0].first:
-                        border, carries = kept[0].first, kept.pop(0).carries()
-                        yield chunk[border:], [*carries, *ended]
-                        chunk, ended = chunk[:border], []
+            if recording is not None and active < clients:
+                kept = kept or shelves(recording, clients)
+                for shelf in kept:
+                    shelf.put(recording, active, clients)
+                while len(kept) > 1 and active <= kept[0].first:
+                    border, carries = kept[0].first, kept.pop(0).carries()
+                    yield chunk[border:], carries
+                    chunk = chunk[:border]
             clients = active
-            wanted = self._recordings.find(kind, client, batches, step, carry, clients)
-            if wanted is None:
-                batch, mask = batches.at(step, clients)
-                carry = self._step(carry, batch, mask, client=client, clients=clients)
-                self._room.measure(kind, clients)
-            else:
-                if recording is None or not wanted.continues(recording):
-                    wanted.load(carry, clients)
-                wanted.step(batches, step)
-                carry = wanted.carry  # which may have places that no client is at
-            recording = wanted
-        if recording is None:
-            ended = [*apart(carry, clients), *ended]
-        else:
-            for shelf in kept or shelves(recording, clients):
-                shelf.put(recording, 0, clients)
-                ended = [*shelf.carries(), *ended]
+            wanted = self._recordings.find(key, chunk[0].client, batches, carry, clients)
+            if recording is None or not wanted.continues(recording):
+                wanted.load(carry, clients)
+            wanted.step(batches, step)
+            carry, recording = wanted.carry, wanted
+        assert recording is not None
+        ended: list[Carry] = []
+        for shelf in kept or shelves(recording, clients):
+            shelf.put(recording, 0, clients)
+            ended = [*shelf.carries(), *ended]
         yield chunk, ended
 
     def _step(self, carry: Carry, batch: Batch, mask: Tensor | None, client: LoopClient, clients: int) -> Carry:
@@ -204,10 +208,12 @@ class Stacking:
 
     def _computed(self, kind: int, group: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
         """The group in pieces that fit into memory, each with its carries; one that did not fit comes in halves."""
-        rest = group
+        idle = [each for each in group if not each.count]
+        if idle:
+            yield idle, [each.carry for each in idle]
+        rest = [each for each in group if each.count]
         while rest:
             size = min(self._room.clients(kind), len(rest))
-            self._room.begin(kind)
             left = rest[:size]
             try:
                 for chunk, carries in self._steps(kind, left):
@@ -221,31 +227,39 @@ class Stacking:
 
     def _can_stack(self, kind: int, group: list[Begun]) -> bool:
         if kind not in self._stackable:
+            some = [each for each in group if each.count][:2]
+            if not some:
+                return False
+            if len(some) == 1:
+                some.append(some[0].altered)
             with full_precision(self.world.task.model):
-                self._stackable[kind] = self._agrees(group[:2])
+                self._stackable[kind] = self._agrees(kind, some)
         return self._stackable[kind]
 
-    def _agrees(self, some: list[Begun]) -> bool:
+    def _agrees(self, kind: int, some: list[Begun]) -> bool:
         """Whether one step of some clients gives the same stacked and apart.
 
         In double precision where that can be had: else a last digit could decide, and a resumed run decide otherwise.
         """
-        some = [each for each in some if each.count]
-        for kind in (torch.float32,) if self.cuda else (torch.float64, torch.float32):
+        for number in (torch.float32,) if self.cuda else (torch.float64, torch.float32):
             with suppress(RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
-                return bool(some) and self._agree_in(kind, some)
+                return self._agree_in(number, kind, some)
         return False
 
-    def _agree_in(self, kind: torch.dtype, some: list[Begun]) -> bool:
-        def in_kind(value: Tensor) -> Tensor:
-            return value.to(kind) if value.dtype == torch.float32 else value
+    def _agree_in(self, number: torch.dtype, kind: int, some: list[Begun]) -> bool:
+        def as_number(value: Tensor) -> Tensor:
+            return value.to(number) if value.dtype == torch.float32 else value
 
         client, task = some[0].client, self.world.task
-        carries = [changed(each.carry, in_kind) for each in some]
-        batch, mask = changed(Batches(some, self.world.device, len(some)).at(0, len(some)), in_kind)
-        together = self._step(stacked(carries), batch, mask, client=client, clients=len(some))
+        carries = [changed(each.carry, as_number) for each in some]
+        batch, mask = changed(Batches(some, self.world.device, len(some)).at(0, len(some)), as_number)
+        before = stacked(carries)
+        self._room.begin()
+        together = self._step(before, batch, mask, client=client, clients=len(some))
+        self._room.measure(kind, len(some))
+        self._recordings.learn(kind, before, together)
         for place, (each, carry) in enumerate(zip(some, carries)):
-            alone = client.step(task, carry, changed(next(iter(each.steps)), in_kind))
+            alone = client.step(task, carry, changed(next(iter(each.steps)), as_number))
             if not all(close(part(together[key], place), alone[key], carry.get(key)) for key in together):
                 return False
         return True
