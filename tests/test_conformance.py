@@ -115,3 +115,12 @@ def test_a_stopped_run_goes_on_bit_for_bit(case: tuple[str, str], folder: Path, 
 
 def test_nothing_is_pickled(serial: ug.Result) -> None:
     assert serial.accuracy >= 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_mixed_precision_changes_digits_and_memory_only(method: str, tmp_path: Path) -> None:
+    tree = settings(method, "serial", "star", tmp_path)
+    whole, mixed = (start({**tree, "run": {**tree["run"], "precision": kind}}) for kind in ("float32", "bf16"))
+    assert mixed.loss == pytest.approx(whole.loss, rel=0.2)
+    for total in ("bytes_down", "bytes_up", "flops", "simulated_seconds", "joules"):
+        assert getattr(mixed.ledger, total) == getattr(whole.ledger, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,14 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 ) -> None:
     resumed = stopped_and_resumed(on_a_gpu(method, engine, tmp_path), STOP, str(tmp_path))
     assert facts(resumed) == facts(whole[engine])
+
+
+@pytest.mark.parametrize("method", ["local", "central", "fedat"])
+@pytest.mark.parametrize("engine", ON)
+def test_devices_look_for_samples_with_weights_that_they_made_themselves(
+    method: str, engine: str, tmp_path: Path
+) -> None:
+    tree = on_a_gpu(method, engine, tmp_path)
+    tree["train"]["selector"] = "entropy:0.5"
+    tree["run"]["precision"] = "bf16"
+    assert math.isfinite(start(tree).loss)

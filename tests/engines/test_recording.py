@@ -5,6 +5,7 @@ Here a recording does the plain step, on memory of its own like a real one, so t
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,8 @@ def as_on_a_gpu(monkeypatch, made):
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(Recording, "_record", record)
+    monkeypatch.setattr(recording.Recordings, "_pool", "of memory")
+    monkeypatch.setattr(recording, "_waits", lambda work: bool(work()))
     monkeypatch.setattr(recording, "UNRECORDED", 2)
     monkeypatch.setattr(recording, "UNKNOWN", 2)
     monkeypatch.setattr(stack, "WAVE", 2)
@@ -196,3 +199,30 @@ def test_nobody_is_waited_for_before_all_are_begun(as_on_a_gpu, monkeypatch):
     found = outcomes(as_on_a_gpu, FedAvg(), "logistic", epochs=2)
     check_same(outcomes(Serial(), FedAvg(), "logistic", epochs=2), found, 2e-4)
     assert waited and set(waited) == {len(POPULATION.devices)}
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_it_is_noticed_when_a_step_waits_for_the_gpu(monkeypatch, looks):
+    """With what torch says: that this way to ask is new, and where the CPU waited."""
+    modes = []
+
+    def set_mode(mode):
+        modes.append(mode)
+        warnings.warn("a prototype feature that does not yet detect all synchronizing operations", stacklevel=1)
+
+    def work():
+        modes.append("working")
+        if looks:
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    assert recording._waits(work) is looks
+    assert modes == ["warn", "working", 0]
+
+
+def test_a_step_that_waits_is_done_without_a_recording(as_on_a_gpu, made, monkeypatch):
+    monkeypatch.setattr(recording, "_waits", lambda work: work() is None)
+    found = outcomes(as_on_a_gpu, FedAvg(), "logistic", epochs=2)
+    check_same(outcomes(Serial(), FedAvg(), "logistic", epochs=2), found, 2e-4)
+    assert as_on_a_gpu.facts() == {"stacked": 7.0, "not_stacked": 0.0} and not made

@@ -42,7 +42,8 @@ class Inputs:
         self.client = client
         self.real = (down, own)
         self.shapes = (moved(down, "meta"), moved(own, "meta"))
-        self.device = next((tensor.device for tensor in tensors_in(self.real)), torch.device("cpu"))
+        home = torch.device(tracer.task.model.device)  # where a device makes weights that nobody sent it
+        self.device = next((tensor.device for tensor in tensors_in(self.real)), home)
         self.looks_at = SHAPES
 
     def first_that_works(self, attempt: Callable[[], Result]) -> Result:

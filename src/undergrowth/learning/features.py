@@ -76,6 +76,7 @@ class LowerPart(Model):
             return self._whole.run(weights, x, training=training, maps=maps, start=start, stop=stop)
         below = [level for level in maps if level in self.inside]
         lower = self._whole.run(weights, x, training=True, maps=below, stop=self._split)
+        crossing = lower.logits.float() if lower.logits.dtype is torch.bfloat16 else lower.logits
         above = [level for level in maps if level not in self.inside]
-        upper = self._whole.run(weights, lower.logits, maps=above, start=self._split)
+        upper = self._whole.run(weights, crossing, maps=above, start=self._split)
         return Output(upper.logits, {**lower.maps, **upper.maps}, lower.buffers)

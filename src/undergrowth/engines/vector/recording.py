@@ -7,10 +7,11 @@ before it is recorded: whether it is hangs on what was computed before, and no b
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -45,13 +46,21 @@ class Recordings:
     def __init__(self, step: Callable[..., Carry], cuda: bool) -> None:
         self._step = step
         self.cuda = cuda
-        self._pool = torch.cuda.graph_pool_handle() if cuda else None
         self._patterns: dict[int, Any] = {}  # kind → what a step changes, where it can be recorded
         self._unrecorded: Counter[Key] = Counter()  # steps that were done without a recording
         self._since: dict[Key, int] = {}  # the call when it came first
         self._made: defaultdict[Key, dict[int, Recording]] = defaultdict(dict)  # by number of clients
         self._used: dict[Key, int] = {}  # the call when it was
         self._calls = 0
+
+    @cached_property
+    def _pool(self) -> Any:
+        """Memory for all of them: they never run at the same time, and nothing of one is needed after it. A recording
+        of next to nothing holds it, because torch takes no pool again whose last recording was forgotten."""
+        self._holder = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._holder):
+            torch.zeros(1, device="cuda")
+        return self._holder.pool()
 
     def begin(self) -> None:
         """Called before every round: forgets kinds that come no more, as with a learning rate that falls."""
@@ -85,12 +94,13 @@ class Recordings:
             larger = max(recordings, default=0)
             memory = recordings[larger].carry if larger > size else _memory(self._patterns[key[0]], carry, size)
             step = partial(self._step, client=client, clients=size)
-            recordings[size] = Recording(step, part(memory, slice(0, size)), *batches.room(size), self._pool)
+            recordings[size] = Recording(step, part(memory, slice(0, size)), *batches.room(size))
         found = recordings[size]
-        if not found.recorded:
+        if found.possible and not found.recorded:
             self._unrecorded[key] += 1
             new = self._since.setdefault(key, self._calls) == self._calls
-            found.due = self._unrecorded[key] > (UNKNOWN if new else UNRECORDED)
+            if self._unrecorded[key] > (UNKNOWN if new else UNRECORDED):
+                found.pool = self._pool
         return found
 
 
@@ -99,17 +109,18 @@ class Unrecordable(Exception):
 
 
 class Recording:
-    """One step of some clients, recorded after it was done when it is `due`. `carry` is where it reads and writes.
+    """One step of some clients, recorded when it is done next once it has a `pool` for that. `carry` is where it reads
+    and writes.
 
     weights: the shares and the mask of a batch.
     """
 
-    def __init__(self, step: Callable[..., Carry], carry: Carry, batch: Batch, weights: Tensor, pool: Any) -> None:
+    def __init__(self, step: Callable[..., Carry], carry: Carry, batch: Batch, weights: Tensor) -> None:
         self.carry, self.tensors = carry, list(tensors_in(carry))
         self.batch, self.weights = {**batch, "share": weights[0].flatten()}, weights
-        self.due = False
+        self.pool: Any = None
+        self.possible = True
         self._step = step
-        self._pool = pool
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @property
@@ -125,10 +136,12 @@ class Recording:
         batches.write(step, self.batch, self.weights)
         if self._graph is not None:
             self._graph.replay()
-            return
-        self._work()  # which compiles what has not been yet, and so comes before a recording
-        if self.due:
-            self._graph = self._record()
+        elif self.pool is None or not self.possible:
+            self._work()
+        else:
+            self.possible = not _waits(self._work)  # which has also compiled what had not been
+            if self.possible:
+                self._graph = self._record()
 
     def continues(self, other: Recording) -> bool:
         """Whether it works on the memory of the other one, so that nothing needs to be copied."""
@@ -139,8 +152,7 @@ class Recording:
 
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        # One pool for all recordings: they never run at the same time, and nothing of one is needed after it.
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self.pool):
             self._work()
         return graph
 
@@ -169,6 +181,19 @@ def shelves(recording: Recording, clients: int) -> list[Shelf]:
     """For so many clients, those first who are done first."""
     ends = [0, *borders(clients), clients]
     return [Shelf(recording, *places) for places in reversed(list(pairwise(ends)))]
+
+
+def _waits(work: Callable[[], None]) -> bool:
+    """Does some work, and says whether the CPU looked at a value on the way, which a recording cannot."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("warn")  # which warns that it is new
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return any("called a synchronizing" in str(warning.message) for warning in said)
 
 
 def _pattern(before: Any, after: Any) -> Any:
