@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+import undergrowth as ug
 from undergrowth.core import Context, Model, Packet, Task, Train
 from undergrowth.engines import Job, Serial, Settings, Vector, World
 from undergrowth.engines.vector import recording, stack
 from undergrowth.engines.vector.ended import Ended
 from undergrowth.engines.vector.recording import Recording
 from undergrowth.engines.vector.stacking import Stacking
-from undergrowth.methods import FedAvg, FedFSC, FedProx
+from undergrowth.methods import METHODS, FedAvg, FedFSC, FedProx
 from undergrowth.models import builder
+from undergrowth.runs.run import start
 
+from ..test_conformance import settings, weights
 from .test_vector import DATA, POPULATION, check_same, outcomes
 
 HELD = {name: {"all": {"current": 0}} for name in ("reserved_bytes", "allocated_bytes")}
@@ -53,14 +56,14 @@ def as_on_a_gpu(monkeypatch, made):
     monkeypatch.setattr(recording, "UNKNOWN", 2)
     monkeypatch.setattr(stack, "WAVE", 2)
     monkeypatch.setattr(stack, "LATE", 2)
+    plain = Stacking.__init__
 
-    class Gpu(Vector):
-        def open(self, world: Any) -> None:
-            super().open(world)
-            for each in (self.stacking, self.stacking._room, self.stacking._recordings):
-                each.cuda = True
+    def on_a_gpu(self, *arguments):
+        plain(self, *arguments)
+        self.cuda = self._room.cuda = self._recordings.cuda = True
 
-    return Gpu(Settings())
+    monkeypatch.setattr(Stacking, "__init__", on_a_gpu)
+    return Vector(Settings())
 
 
 def opened(engine: Vector, **train: Any) -> Any:
@@ -87,6 +90,19 @@ def test_recorded_steps_give_what_the_serial_engine_gives(as_on_a_gpu, made, met
     check_same(outcomes(Serial(), method, model, **train), outcomes(as_on_a_gpu, method, model, **train), 2e-4)
     assert as_on_a_gpu.facts() == {"stacked": 7.0, "not_stacked": 0.0}
     assert {1, 2, 4} & set(made) and len(made) > 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recorded_steps_of_every_method(as_on_a_gpu, made, method, tmp_path):
+    def ended(engine: str) -> ug.Result:
+        tree = settings(method, engine, "star", tmp_path)
+        return start({**tree, "train": {"rounds": 2, "lr": 0.01, "batch": 8}})
+
+    serial, vector = ended("serial"), ended("vector")
+    for name, value in weights(serial).items():
+        torch.testing.assert_close(weights(vector)[name], value, rtol=1e-3, atol=1e-4)
+    assert list(vector.ledger.rows()) == list(serial.ledger.rows())
+    assert made and vector.history[-1]["not_stacked"] == 0
 
 
 def test_steps_are_not_recorded_before_they_have_come_some_times(as_on_a_gpu, made, monkeypatch):
