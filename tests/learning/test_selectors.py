@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from undergrowth.core import InputError, Shard, Task
+from undergrowth.core import InputError, Model, Shard, Task
 from undergrowth.learning import All, Entropy, FewShot, HighestLoss, KMeans, Random, Selector, ordered
 from undergrowth.learning.clustering import nearest_to_centres, principal
 from undergrowth.learning.selectors import selector as by_name
@@ -179,3 +179,12 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(text: str, words: str) -
     with pytest.raises(InputError) as caught:
         by_name(text)
     assert str(caught.value).startswith(f"train.selector '{text}' {words}") and "\n" not in str(caught.value)
+
+
+def test_samples_that_a_model_is_sure_of_are_still_ranked() -> None:
+    """At a temperature of 0.1 single precision knows no entropy of a sample whose first two logits are 10 apart."""
+    task = Task(Model(lambda: nn.Linear(10, 10, bias=False)), 10)
+    margins = torch.arange(30.0, 20.0, -1)
+    shard = Shard(margins.unsqueeze(1) * torch.eye(10)[0], torch.zeros(10, dtype=torch.int64))
+    picked = Entropy(0.5).pick(task, {"weight": torch.eye(10)}, shard, generator())
+    assert picked.tolist() == [5, 6, 7, 8, 9]

@@ -151,6 +151,33 @@ def test_fedbuff_of_everybody_at_one_pace_is_fedavg(rounds, staleness):
         torch.testing.assert_close(other, one)
 
 
+@pytest.mark.parametrize("lr", [0.5, 1.0, 3.0])
+def test_fedbuff_leaves_statistics_out_of_the_servers_rate(lr):
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+    train = replace(TASK.train, batch=100)  # no batch of one sample
+    task, equal = replace(TASK, model=Model(build), train=train), dict.fromkeys(SIZES, 2.0)
+    average = versions(simulate(FedAvg(server_lr=lr), 3, equal, task=task))
+    buffered = versions(simulate(FedBuff(buffer=3, concurrency=3, server_lr=lr), 3, equal, task=task))
+    for one, other in zip(average, buffered, strict=True):
+        torch.testing.assert_close(other, one)
+        assert one["1.num_batches_tracked"] > 0
+
+
+def test_an_old_change_makes_no_variance_negative_and_no_counter_smaller():
+    task = replace(TASK, model=Model(lambda: nn.BatchNorm1d(2)))
+    server, model = FedBuff(staleness="constant").server, task.model.initial(0)
+    model = {**model, "num_batches_tracked": torch.tensor(9)}
+    change = {name: torch.full_like(value, -2) for name, value in model.items()}
+    change["num_batches_tracked"] = torch.tensor(4)
+    one = {"samples": 1.0}
+    up = Packet.join({"change": Packet(change, one), "count": Packet(scalars=one)})
+    after = server.step(task, {"model": model}, server.reducer.lift("a", up, 3), Context(0, "root", 1))["model"]
+    assert after["weight"].tolist() == [-1, -1] and after["running_mean"].tolist() == [-2, -2]
+    assert after["running_var"].tolist() == [0, 0] and after["num_batches_tracked"] == 9
+
+
 def test_fedbuff_of_a_cohort_at_one_pace_is_fedavg_of_that_sample():
     equal = dict.fromkeys("abcdef", 1.0)
     sampling = replace(TASK, train=replace(TASK.train, sample=0.5))

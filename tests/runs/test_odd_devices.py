@@ -7,10 +7,12 @@ import math
 import pytest
 import torch
 
-from undergrowth.core import Packet, Shard
+from undergrowth.core import Context, Model, Packet, Shard, Task
 from undergrowth.data import Partitioned, partition
+from undergrowth.learning import GradientClient
+from undergrowth.runs.parts import check_models
 
-from .objects import Faulty, Own, WithFault, dataset, digest, linear, normed
+from .objects import CLASSES, Faulty, Own, WithFault, dataset, digest, linear, normed
 
 
 def finite(result) -> bool:
@@ -149,3 +151,17 @@ def test_a_model_that_has_diverged_is_told_of_once(run):
     assert not math.isfinite(result.loss)
     (note,) = (note for note in result.notes if "diverged" in note)
     assert note.startswith("round 1: the loss is inf: training has diverged; a smaller train.lr")
+
+
+@pytest.mark.parametrize(("split", "samples"), [(None, [33, 3, 0]), ("head", [33, 3, 1])])
+def test_all_samples_count_where_the_part_that_is_trained_can_take_them(split, samples):
+    """A batch normalisation of single values refuses one sample, but only where it is trained."""
+    sizes = (33, 3, 1)
+    task = Task(Model(normed), CLASSES)
+    check_models(task, Own(sizes=sizes).train("phone-0").x[:1])
+    down, client = Packet(task.model.initial(0)), GradientClient(split=split, batch=32)
+    for number, size in enumerate(sizes):
+        shard = Own(sizes=sizes).train(f"phone-{number}")
+        up, _ = client.local(task, down, shard, {}, Context(0, "a", 0))
+        assert up.scalars["samples"] == samples[number] and len(shard) == size
+        assert bool((up.tensors["3.weight"] != down.tensors["3.weight"]).any()) is (samples[number] > 0)

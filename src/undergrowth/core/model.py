@@ -50,7 +50,9 @@ class Model:
         # Not with batch normalisation, which spreads a last digit over the batch: engines lay maps out in other ways.
         self._pools = nn.MaxPool2d in kinds and not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
         self._mode: str | bool | None = None
-        self.smallest_batch = 1  # samples; more where batch normalisation meets maps of one pixel
+        # Levels above which one sample cannot be trained on (None: the whole model), as where batch normalisation
+        # meets maps of one pixel.
+        self.not_alone: frozenset[str | None] = frozenset()
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         """Fresh weights, the same for the same seed."""
@@ -81,6 +83,10 @@ class Model:
     def upper_buffers(self, level: str | None = None) -> tuple[str, ...]:
         """Names of the buffers that training the part above `level` changes."""
         return self.buffers if level is None else tuple(n for n in self.buffers if n.startswith(self._above(level)))
+
+    def smallest_batch(self, level: str | None = None) -> int:
+        """Samples that training the part above `level`, or the whole model, takes at least."""
+        return 2 if level in self.not_alone else 1
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         """Logits in evaluation mode."""

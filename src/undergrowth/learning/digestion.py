@@ -10,7 +10,7 @@ from torch import Tensor
 
 from undergrowth.core import All, Carry, Context, Packet, Shard, State, Steps, Task, Weights
 from undergrowth.learning.distillation import TEACHER, apart, draw_of
-from undergrowth.learning.gradient_client import ordered
+from undergrowth.learning.gradient_client import able, ordered
 from undergrowth.learning.ladder import MODEL, LadderClient, on_rung
 from undergrowth.learning.objectives import Look, Objective
 
@@ -61,8 +61,9 @@ class Digesting(LadderClient):
         data["public"] = torch.arange(count + len(shard), device=shard.x.device) < count
         seen, generator = on_rung(task, carry[MODEL]), context.generator("digest")
         lent = Shard(data["x"][:count], data["y"][:count])
-        first = ordered(seen, {}, lent, All(), self.digest_epochs, steps.batch, generator).epochs
-        return carry, Steps(data, (*first, *(order + count for order in steps.epochs)), steps.batch)
+        first = ordered(seen, {}, lent, All(), self.digest_epochs, steps.batch, generator)
+        epochs = (*able(first, seen.model.smallest_batch()).epochs, *(order + count for order in steps.epochs))
+        return carry, Steps(data, epochs, steps.batch)
 
     def conclude(
         self, task: Task, down: Packet, trained: Packet, shard: Shard, own: State, context: Context

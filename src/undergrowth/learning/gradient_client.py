@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class GradientClient(LoopClient):
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         weights = self.start(task, down, own)
-        steps = ordered(
+        chosen = ordered(
             task,
             weights,
             shard,
@@ -64,6 +64,8 @@ class GradientClient(LoopClient):
             self.batch or task.train.batch,
             context.generator("order"),
         )
+        steps = able(chosen, task.model.smallest_batch(self.split))
+        samples = len(chosen.epochs[0]) if chosen.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
         carry = {
             "parameters": parameters,
@@ -71,7 +73,7 @@ class GradientClient(LoopClient):
             "optimiser": self._optimiser(task).init(list(parameters.values())),
             "received": weights,
             "lr": learning_rate(task.train, context.round) if self.lr is None else self.lr,
-            "finish": {"samples": float(len(steps.epochs[0]) if steps.epochs else len(shard))},
+            "finish": {"samples": float(samples) if len(steps) or not chosen.epochs else 0.0},
         }
         if task.selection.needs_loss:
             # Steps are counted as they are done: a deadline may leave room for only some of them.
@@ -130,10 +132,17 @@ def ordered(
             if picked is None or selector.again:
                 picked = selector.pick(task, weights, shard, generator)
             order = picked[torch.randperm(len(picked), generator=generator)]
-        rest = len(order) % batch
-        # A remainder that the model cannot train on is left out; the next epoch leaves out another.
-        orders.append(order[: len(order) - rest] if 0 < rest < task.model.smallest_batch else order)
+        orders.append(order)
     return Steps({"x": shard.x, "y": shard.y}, tuple(orders), batch)
+
+
+def able(steps: Steps, smallest: int) -> Steps:
+    """Without a last batch of an epoch that is too small for the model; the next epoch leaves out another sample."""
+    rests = [len(order) % steps.batch for order in steps.epochs]
+    if not any(0 < rest < smallest for rest in rests):
+        return steps
+    cut = (order[: len(order) - rest] if rest < smallest else order for order, rest in zip(steps.epochs, rests))
+    return replace(steps, epochs=tuple(cut))
 
 
 def gradients_of(

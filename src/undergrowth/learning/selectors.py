@@ -50,7 +50,8 @@ class Entropy(Selector):
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
         entropy = entropies(predictions(task, weights, shard), self.temperature)
-        return highest(entropy, share_of(self.share, len(shard)))
+        # As logarithms in single precision: they tell the smallest apart, and a last digit of the logits not at all.
+        return highest(entropy.log().float(), share_of(self.share, len(shard)))
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,11 @@ def predictions(task: Task, weights: Weights, shard: Shard) -> Tensor:
 
 
 def entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """−Σ p·log p with p = softmax(logits / temperature), for every sample."""
-    return torch.special.entr((logits / temperature).softmax(-1)).sum(-1)
+    """−Σ p·log p with p = softmax(logits / temperature), for every sample.
+
+    In double precision: in single, all samples that a model is sure of would have none, and nothing ranked them.
+    """
+    return torch.special.entr((logits.double() / temperature).softmax(-1)).sum(-1)
 
 
 def highest(scores: Tensor, count: int) -> Tensor:

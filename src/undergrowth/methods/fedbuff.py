@@ -3,7 +3,8 @@
 Down: w. A device: E epochs of SGD. Up: Δ_k = w_k − w and n_k. `concurrency` devices are at work at any time; who
 comes back is replaced at once. With K changes in the buffer: w ← w + server_lr·Σ p_k·s(age_k)·Δ_k, where the age
 counts the versions since the device was sent w. The paper weighs all devices alike (weighting="uniform"); here
-p_k = n_k / Σ n by default, so that K = concurrency = all devices, equally fast, is FedAvg.
+p_k = n_k / Σ n by default, so that K = concurrency = all devices, equally fast, is FedAvg. The statistics of BatchNorm
+take their mean change whatever server_lr is, and its counters the largest that came.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedbuff", options={"buffer": 5, "concurrency": 10}, rounds=4)
@@ -12,6 +13,8 @@ p_k = n_k / Σ n by default, so that K = concurrency = all devices, equally fast
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import torch
 
 from undergrowth.core import (
     Context,
@@ -36,7 +39,10 @@ class SendsChange(GradientClient):
     """Sends what changed: the server no longer has the version that this device started from."""
 
     def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
-        change = {name: value - down.tensors[name] for name, value in trained.tensors.items()}
+        change = {
+            name: value - down.tensors[name] if value.is_floating_point() else value  # counters as they are
+            for name, value in trained.tensors.items()
+        }
         count = Packet(scalars={"samples": trained.scalars["samples"]})
         return Packet.join({"change": Packet(change, trained.scalars), "count": count}), own
 
@@ -70,8 +76,17 @@ class Buffer(Server):
         if not everything:
             return state
         # The mean is over discounted weights; a stale buffer must also make a smaller step.
-        rate = self.lr * change.scalars[weight] / everything
-        moved = {name: value + (rate * change.tensors[name]).to(value.dtype) for name, value in state["model"].items()}
+        share = change.scalars[weight] / everything
+        moved = {}
+        for name, value in state["model"].items():
+            if not value.is_floating_point():
+                moved[name] = torch.maximum(value, change.tensors[name])
+            elif name in task.model.parameters:
+                moved[name] = value + (self.lr * share * change.tensors[name]).to(value.dtype)
+            else:
+                # Statistics have no rate of the server's; and an old change must not make a variance negative.
+                after = value + (share * change.tensors[name]).to(value.dtype)
+                moved[name] = after.clamp_min(0) if name.endswith("running_var") else after
         return {**state, "model": moved}
 
 

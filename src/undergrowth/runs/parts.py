@@ -12,7 +12,7 @@ import torch
 from pydantic import ConfigDict, ValidationError, create_model
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Shard, Task, nearest
+from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, nearest
 from undergrowth.data import Dataset, Population, drawn, load, partition, unlabelled, without
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
@@ -144,11 +144,9 @@ def _check_model(task: Task, x: torch.Tensor) -> None:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
-    try:
-        with torch.no_grad():
-            task.model.run(weights, x, training=True)
-    except ValueError:  # batch normalisation of a single value
-        task.model.smallest_batch = 2
+    if not _trains(task.model, weights, x, True):
+        above = (level for level in task.model.levels if not _trains(task.model, weights, x, level))
+        task.model.not_alone = frozenset((None, *above))
     if not isinstance(output, torch.Tensor):
         raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
     if output.dim() != 2 or output.shape[1] < task.classes:
@@ -156,6 +154,16 @@ def _check_model(task: Task, x: torch.Tensor) -> None:
             f"model: its output for one sample has shape {tuple(output.shape[1:])}; "
             f"the data needs ({task.classes},), one value for each class"
         )
+
+
+def _trains(model: Model, weights: Weights, x: torch.Tensor, part: str | bool) -> bool:
+    """Whether this part of a model can be trained on one sample, which batch normalisation of a single value cannot."""
+    try:
+        with torch.no_grad():
+            model.run(weights, x, training=part)
+    except ValueError:
+        return False
+    return True
 
 
 def torch_device(name: str) -> str:

@@ -41,7 +41,7 @@ def look(record: Record, run: Callable[[], Finished]) -> Numbers:
 
 
 def _distribution(logits: torch.Tensor, temperature: float, highest: float) -> Numbers:
-    values = entropies(logits.double(), temperature).cpu()
+    values = entropies(logits, temperature).cpu()
     bins = torch.histc(values.clamp(0, highest), _BINS, 0, highest)
     return {
         "temperature": temperature,

@@ -72,7 +72,7 @@ class Finished:
         """The devices with most samples, the largest first."""
         population = self.federation.population
         sizes = {name: population.size(name) for name in population.devices}
-        able = [name for name, size in sizes.items() if size >= self.task.model.smallest_batch]
+        able = [name for name, size in sizes.items() if size >= self.task.model.smallest_batch()]
         return sorted(able, key=lambda name: (-sizes[name], name))[: self.most_devices]
 
     def context(self, node: str) -> Context:
