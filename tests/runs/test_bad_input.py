@@ -164,11 +164,18 @@ class Pair(nn.Linear):
 
 MODELS = [
     (lambda: nn.Linear(6, 2), "model: its output for one sample has shape (2,); the data needs (3,)"),
-    (lambda: nn.Unflatten(1, (2, 3)), "model: its output for one sample has shape (2, 3)"),
+    (
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3))),
+        "model: its output for one sample has shape (2, 3)",
+    ),
     (lambda: nn.Linear(5, 3), "model: it cannot take an input of shape (6,)"),
     (lambda: nn.Conv2d(1, 3, 3), "model: it cannot take an input of shape (6,)"),
     (lambda: Pair(6, 3), "model: its output is a tuple; it must be a tensor"),
     (lambda: 3, "model: the callable returned a int; it must return an nn.Module"),
+    (nn.Identity, "model: it has no parameters; there is nothing to train"),
+    (lambda: nn.LazyLinear(3), "model: 'weight' has no shape yet; give its layer the size of its input"),
+    (lambda: nn.Linear(6, 3).requires_grad_(False), "model: 'weight' does not require a gradient"),
+    (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), "model: it changes its input in place"),
     (nn.Linear, "model: the callable failed"),
     (nn.Linear(6, 3), "model: this is an nn.Module; give a callable"),
 ]

@@ -6,13 +6,14 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from undergrowth.core import Context, Model, Packet, Shard, Task
 from undergrowth.data import Partitioned, partition
 from undergrowth.learning import GradientClient
 from undergrowth.runs.parts import check_models
 
-from .objects import CLASSES, Faulty, Own, WithFault, dataset, digest, linear, normed
+from .objects import CLASSES, FEATURES, Faulty, Own, WithFault, dataset, digest, linear, normed
 
 
 def finite(result) -> bool:
@@ -165,3 +166,20 @@ def test_all_samples_count_where_the_part_that_is_trained_can_take_them(split, s
         up, _ = client.local(task, down, shard, {}, Context(0, "a", 0))
         assert up.scalars["samples"] == samples[number] and len(shard) == size
         assert bool((up.tensors["3.weight"] != down.tensors["3.weight"]).any()) is (samples[number] > 0)
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Dropout(0.5), nn.Linear(16, CLASSES))
+
+
+def test_dropout_draws_the_same_on_every_engine_and_leaves_torchs_state_alone(run):
+    before = torch.get_rng_state()
+    serial, again, vector, processes = (
+        run(data=Own(), model=dropping, engine=engine) for engine in ("serial", "serial", "vector", "processes")
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert digest(serial) == digest(again) == digest(vector)
+    assert vector.history[-1]["not_stacked"] == len(vector.clients)
+    for name, value in serial.model.state_dict().items():
+        torch.testing.assert_close(processes.model.state_dict()[name], value)
+    assert digest(serial) != digest(run(data=Own(), model=dropping, seed=1))

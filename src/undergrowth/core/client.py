@@ -70,6 +70,7 @@ class LoopClient:
     ) -> tuple[Packet, State]:
         """`limit`: steps after which it stops, to send what it has by then."""
         carry, steps = self.begin(task, down, shard, own, context)
+        context.seed_torch(shard.x.device)
         for batch in islice(steps, limit):
             carry = self.step(task, carry, batch)
         return self.finish(task, down, carry, shard, own, context)

@@ -26,6 +26,13 @@ class Context(NamedTuple):  # a tuple, because a simulation makes millions of th
         # 63 bits: torch.Generator takes a signed seed.
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
+    def seed_torch(self, device: torch.device) -> None:
+        """From here on torch's own random state there hangs on this context alone: what dropout draws, for one."""
+        key = self.key("noise")
+        torch.default_generator.manual_seed(key)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(key)
+
     def generator(self, purpose: str) -> torch.Generator:
         """A fresh CPU generator for one purpose; asking twice gives the same numbers twice."""
         return torch.Generator().manual_seed(self.key(purpose))

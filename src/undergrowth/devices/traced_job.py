@@ -49,8 +49,8 @@ class Inputs:
     def first_that_works(self, attempt: Callable[[], Result]) -> Result:
         for looks_at in (SHAPES, LABELS):
             self.looks_at = looks_at
-            # Whatever needs a value that is not there raises some RuntimeError.
-            with contextlib.suppress(RuntimeError):
+            # Whatever needs a value that is not there raises one of these.
+            with contextlib.suppress(RuntimeError, TypeError):
                 result = attempt()
                 self.real = self.shapes  # lets go of the weights
                 return result

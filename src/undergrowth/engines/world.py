@@ -56,14 +56,15 @@ def set_torch(tf32: bool, threads: int = 1) -> None:
 
 @contextmanager
 def torch_restored() -> Iterator[None]:
-    """Afterwards torch computes as it did before."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    """Afterwards torch computes as it did before, and draws as if nothing had been."""
+    cuda, cudnn, random = torch.backends.cuda, torch.backends.cudnn, torch.get_rng_state()
     before = torch.get_num_threads(), cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
         cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before[1:]
+        torch.set_rng_state(random)
 
 
 class Job(NamedTuple):  # a tuple, because a simulation makes millions of them

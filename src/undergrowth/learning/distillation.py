@@ -70,6 +70,7 @@ def taught(
     student = GradientClient(objective, split, All(), Sgd(), lr, epochs, batch)
     down, shard = Packet(weights), Shard(data["x"], data["y"])
     carry, steps = student.begin(task, down, shard, {}, context)
+    context.seed_torch(shard.x.device)
     for some in replace(steps, data=data):
         carry = student.step(task, carry, some)
     trained, _ = student.finish(task, down, carry, shard, {}, context)

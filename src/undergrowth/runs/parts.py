@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
@@ -123,7 +123,22 @@ def _functional(model: Callable[[], nn.Module]) -> Model:
         raise InputError(f"model: the callable failed ({error}); it is called without arguments") from error
     if not isinstance(built, nn.Module):
         raise InputError(f"model: the callable returned a {type(built).__name__}; it must return an nn.Module")
+    _check_parameters(dict(built.named_parameters()))
     return Model(model)
+
+
+def _check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
+    if not parameters:
+        raise InputError("model: it has no parameters; there is nothing to train")
+    lazy = [name for name, value in parameters.items() if isinstance(value, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise InputError(f"model: '{lazy[0]}' has no shape yet; give its layer the size of its input")
+    frozen = [name for name, value in parameters.items() if not value.requires_grad]
+    if frozen:
+        raise InputError(
+            f"model: '{frozen[0]}' does not require a gradient, and all parameters are trained; "
+            "register it as a buffer, or take the method fedft, which trains the part above a split"
+        )
 
 
 def check_models(task: Task, x: torch.Tensor) -> None:
@@ -140,10 +155,13 @@ def _check_model(task: Task, x: torch.Tensor) -> None:
     weights = task.model.initial(0)
     try:
         with torch.no_grad():
-            output = task.model(weights, x)
+            given = x.clone()
+            output = task.model(weights, given)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
+    if given._version:
+        raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
     if not _trains(task.model, weights, x, True):
         above = (level for level in task.model.levels if not _trains(task.model, weights, x, level))
         task.model.not_alone = frozenset((None, *above))
