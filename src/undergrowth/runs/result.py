@@ -60,9 +60,12 @@ class Result:
         """The final model, a plain module in evaluation mode."""
         if self.build is None:
             raise InputError(f"run '{self.run}' used a model object; pass it again: ug.load(run, model=...)")
+        path = self.folder / MODEL_FILE
+        if not path.exists():
+            raise InputError(f"run '{self.run}' has no model any more: '{path}' is gone; resuming it writes it again")
         module: nn.Module = self.build()
         # Not strict: of two names for one tied weight, the file has the first.
-        module.load_state_dict(safetensors.torch.load_file(self.folder / MODEL_FILE), strict=False)
+        module.load_state_dict(safetensors.torch.load_file(path), strict=False)
         return module.eval()
 
     def __repr__(self) -> str:

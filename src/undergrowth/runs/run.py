@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -20,8 +19,10 @@ from undergrowth.engines.memory import garbage_waits
 from undergrowth.runs.checkpoint import Checkpoints, replace_file
 from undergrowth.runs.choice import choose, settle
 from undergrowth.runs.config import Experiment, experiment
+from undergrowth.runs.ending import told
 from undergrowth.runs.evaluation import digest, fitted, score_all, score_devices
 from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.fingerprint import changed, fingerprint
 from undergrowth.runs.lock import held
 from undergrowth.runs.outlook import check_deadline
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
@@ -155,6 +156,7 @@ class Execution:
         }
 
 
+@torch_restored()
 def start(
     tree: Mapping[str, Any],
     *,
@@ -196,14 +198,16 @@ def start(
             "objects": objects,
             "shape": list(population.shape),
             "classes": population.classes,
+            "fingerprint": None if isinstance(data, Population) else fingerprint(population),
         }
         run = store.create(facts, kept)
-        with held(store.folder / run):
+        with told(store, run, federation.notes), held(store.folder / run):
             return _carry_out(Execution(store, run, settings, federation), model, on_start, on_round)
     finally:
         store.close()
 
 
+@torch_restored()
 def resume(
     run: str = "last",
     out: str = "runs",
@@ -219,7 +223,7 @@ def resume(
     try:
         name = store.find(run)
         row = store.run(name)
-        if row["status"] == "done":
+        if row["status"] == "done" and (store.folder / name / MODEL_FILE).exists():
             return result_of(store, name, model)
         given = {"method": method, "data": data, "model": model}
         for part, used in row["experiment"]["objects"].items():
@@ -230,7 +234,10 @@ def resume(
                 )
         settings = experiment(row["experiment"]["settings"])
         federation = federate(settings, method, data, model)
-        with held(store.folder / name):
+        before = row["experiment"].get("fingerprint")
+        if before is not None and changed(before, fingerprint(federation.population)):
+            raise InputError(f"data: it is not what run '{name}' began with; bring that back, or start a new run")
+        with held(store.folder / name), told(store, name, federation.notes):
             execution = Execution(store, name, settings, federation)
             _restore(execution)
             federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
@@ -243,22 +250,24 @@ def _restore(execution: Execution) -> None:
     """Takes up the newest checkpoint that can be read; with none, the run starts again from its seed."""
     federation, store, run = execution.federation, execution.store, execution.run
     done = 0
+    unread: list[str] = []
     for number, name, checksum in store.checkpoints(run):
         try:
             kept, order, written = execution.checkpoints.load(name, checksum)
         except RunError as error:
-            federation.notes.append(f"{error}; went back to the checkpoint before it")
+            unread.append(str(error))
             continue
         federation.simulation.restore(moved(kept["simulation"], federation.world.device))
         federation.world.states.restore(written, order)
         execution.scores, execution.wall_before = kept["scores"], kept["wall_seconds"]
         done = number
         break
+    after = "went back to the checkpoint before it" if done else "started again from the first round"
+    federation.notes.extend(f"{problem}; {after}" for problem in unread)
     store.rewind(run, done)
     store.set_status(run, "running")
 
 
-@torch_restored()
 @garbage_waits()
 def _carry_out(
     execution: Execution,
@@ -266,28 +275,16 @@ def _carry_out(
     on_start: Callable[[Execution], None] | None,
     on_round: OnRound | None,
 ) -> Result:
-    store, run = execution.store, execution.run
     set_torch(execution.settings.run.precision != "float32", execution.settings.run.threads)
     try:
         if on_start:
             on_start(execution)
         execution.go(on_round)
         execution.finish()
-    except KeyboardInterrupt:
-        store.set_status(run, "interrupted", execution.federation.notes)
-        raise
-    except RunError as error:
-        with suppress(RunError):  # a full disk refuses this too; resume works all the same
-            store.set_status(run, "failed", execution.federation.notes)
-        raise RunError(f"{error}; `{store.resume_command(run)}` goes on after the last finished round") from error
-    except Exception:
-        with suppress(RunError):  # or it would be taken for a run that is still going on
-            store.set_status(run, "failed", execution.federation.notes)
-        raise
     finally:
         execution.federation.simulation.engine.close()
         execution.federation.world.states.close()
-    return result_of(store, run, model)
+    return result_of(execution.store, execution.run, model)
 
 
 def final_model(federation: Federation) -> Mapping[str, Tensor]:

@@ -7,6 +7,7 @@ together or not at all. Write-ahead logging lets several runs write, and others 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shlex
 import sqlite3
@@ -55,12 +56,18 @@ class Store:
             raise InputError(f"out '{folder}' holds no runs; name the folder that a run wrote to")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(self.folder / FILE, timeout=PATIENCE, isolation_level=None)
+            self._connection = sqlite3.connect(self._address, timeout=PATIENCE, isolation_level=None, uri=True)
             self._connection.row_factory = sqlite3.Row
             if create:
                 self._set_up()
         except (OSError, sqlite3.Error) as error:
             raise InputError(f"out '{folder}' cannot be written to ({error}); name a folder that can") from None
+
+    @property
+    def _address(self) -> str:
+        """In a folder that cannot be written to, SQLite must not try to make files of its own beside the store."""
+        place = (self.folder / FILE).resolve().as_uri()
+        return place if os.access(self.folder, os.W_OK) else f"{place}?immutable=1"
 
     def _set_up(self) -> None:
         deadline = time.monotonic() + PATIENCE

@@ -1,0 +1,86 @@
+"""What a run finds when it goes on: its model gone, other data, a folder that cannot be written to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import undergrowth as ug
+from undergrowth.core import InputError
+from undergrowth.runs import Store
+from undergrowth.runs.run import resume, start
+
+from .objects import dataset
+from .test_resume import ROUNDS, assert_same, tree, with_out
+
+
+def test_a_model_that_is_gone_is_written_again(tmp_path: Path) -> None:
+    whole = start(with_out(tree(), str(tmp_path)))
+    (whole.folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"has no model any more: .* is gone; resuming it writes it again"):
+        _ = whole.model
+    assert_same(resume("last", str(tmp_path)), whole)
+    assert whole.model is not None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_run_that_ends_before_it_starts_is_not_taken_for_one_that_goes_on(tmp_path, monkeypatch, error):
+    def stop(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["undergrowth.runs.run"], "set_torch", stop)
+        with pytest.raises(error):
+            start(with_out(tree(), str(tmp_path)))
+    store = Store(str(tmp_path))
+    assert store.run(store.find("last"))["status"] == ("interrupted" if error is KeyboardInterrupt else "failed")
+    store.close()
+    assert len(resume("last", str(tmp_path)).history) == ROUNDS
+
+
+def _relabel(arrays: dict[str, Any]) -> None:
+    arrays["y_test"] = arrays["y_test"][::-1]
+
+
+def _rescale(arrays: dict[str, Any]) -> None:
+    arrays["x"] = arrays["x"] * 1.01
+
+
+@pytest.mark.parametrize("change", [_relabel, _rescale, None])
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, change: Any) -> None:
+    given, path = dataset(), tmp_path / "given.npz"
+    arrays = {
+        "x": given.x.numpy(),
+        "y": given.y.numpy(),
+        "x_test": given.test_x.numpy(),
+        "y_test": given.test_y.numpy(),
+    }
+    np.savez(path, **arrays)
+    settings = with_out(tree(data={"name": "npz", "path": str(path)}), str(tmp_path / "runs"))
+
+    def stop(row: Any, execution: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(settings, on_round=stop)
+    if change is None:
+        assert len(resume("last", str(tmp_path / "runs")).history) == ROUNDS
+        return
+    change(arrays)
+    np.savez(path, **arrays)
+    with pytest.raises(InputError, match=r"data: it is not what run '.*' began with; bring that back"):
+        resume("last", str(tmp_path / "runs"))
+    np.savez(path, **{**arrays, "x": given.x.numpy(), "y_test": given.test_y.numpy()})
+    assert len(resume("last", str(tmp_path / "runs")).history) == ROUNDS
+
+
+def test_runs_in_a_folder_that_cannot_be_written_to_can_be_looked_at(tmp_path: Path, monkeypatch: Any) -> None:
+    whole = start(with_out(tree(), str(tmp_path)))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    before = sorted(tmp_path.iterdir())
+    assert ug.load("last", out=str(tmp_path)).history == whole.history
+    assert sorted(tmp_path.iterdir()) == before
