@@ -59,7 +59,7 @@ def test_killed_while_a_round_is_saved_it_resumes_to_the_same_model(out, never_k
     done = {"drafted": 10, "moved": 10, "stored": 11}[step]
     store = Store(out)
     (row,) = store.runs()
-    assert row["status"] == "running"
+    assert row["status"] == "killed"
     assert [r["round"] for r in store.rounds(row["id"])] == list(range(1, done + 1))
     store.close()
     result = ug.resume("last", out)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from undergrowth.core import InputError, RunError
 
@@ -12,6 +14,8 @@ try:
     import fcntl
 except ImportError:  # Windows has no such lock; there, it is up to the user
     fcntl = None  # type: ignore[assignment]
+
+TRIES, PAUSE = 5, 0.02  # seconds
 
 
 @contextmanager
@@ -23,11 +27,33 @@ def held(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"'{folder}' could not be written: {error.strerror or error}") from error
     with file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(
-                    f"run '{folder.name}' is being worked on by another process; stop that one, or wait for it"
-                ) from None
+        if fcntl is not None and not _locked(file):
+            raise InputError(
+                f"run '{folder.name}' is being worked on by another process; stop that one, or wait for it"
+            )
         yield
+
+
+def _locked(file: IO[str]) -> bool:
+    """Takes the lock. Who only asks whether it is held holds it for a moment, so one refusal does not count."""
+    for _ in range(TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(PAUSE)
+    return False
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process works on the run; without locks, it may."""
+    try:
+        with open(folder / "lock") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError, RunError, nearest
+from undergrowth.runs.lock import is_held
 from undergrowth.simulation import COLUMNS, Entry
 
 FILE = "undergrowth.sqlite"
@@ -180,12 +181,16 @@ class Store:
         raise InputError(f"run '{name}' is not in '{self.folder}'; {hint}")
 
     def runs(self) -> list[dict[str, Any]]:
-        found = self._connection.execute("SELECT * FROM runs ORDER BY created, rowid")
-        return [_decoded(row, "experiment", "notes", "summary") for row in found]
+        return [self._told(row) for row in self._connection.execute("SELECT * FROM runs ORDER BY created, rowid")]
 
     def run(self, run: str) -> dict[str, Any]:
-        row = self._connection.execute("SELECT * FROM runs WHERE id=?", (run,)).fetchone()
-        return _decoded(row, "experiment", "notes", "summary")
+        return self._told(self._connection.execute("SELECT * FROM runs WHERE id=?", (run,)).fetchone())
+
+    def _told(self, row: sqlite3.Row) -> dict[str, Any]:
+        told = _decoded(row, "experiment", "notes", "summary")
+        if told["status"] == "running" and not is_held(self.folder / told["id"]):
+            told["status"] = "killed"  # and had no time to say so
+        return told
 
     def rounds(self, run: str) -> list[dict[str, Any]]:
         rows = self._connection.execute("SELECT * FROM rounds WHERE run=? ORDER BY round", (run,))
