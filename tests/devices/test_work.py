@@ -10,7 +10,21 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from undergrowth.core import Batch, Carry, Client, Context, LoopClient, Model, Packet, Shard, State, Steps, Task, Train
+from undergrowth.core import (
+    Batch,
+    Carry,
+    Client,
+    Context,
+    LoopClient,
+    Model,
+    Packet,
+    RunError,
+    Shard,
+    State,
+    Steps,
+    Task,
+    Train,
+)  # fmt: skip
 from undergrowth.devices import Tracer
 from undergrowth.learning import CrossEntropy, Entropy, FewShot, GradientClient, HighestLoss, KMeans, Proximal, Random
 from undergrowth.models.catalogue import builder
@@ -266,3 +280,14 @@ def test_the_second_call_takes_no_time():
     assert best_of(*[(down, 50)] * 5) < 1e-4  # the same packet
     assert best_of(*[(packet_of(task), 50) for _ in range(3)]) < 1e-3  # another of the same kind
     assert best_of(*[(down, size) for size in range(60, 70)]) < 2e-3  # other sizes
+
+
+class Raising(GradientClient):
+    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
+        raise ValueError("no network")
+
+
+def test_a_client_that_raises_is_named() -> None:
+    task = task_of()
+    with pytest.raises(RunError, match="the client Raising failed when its work was priced: ValueError: no network"):
+        Tracer(task, Raising(), IMAGES).work(packet_of(task), 16)

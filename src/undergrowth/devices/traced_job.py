@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from undergrowth.core import Client, Context, Packet, Shard, State, Task, moved
+from undergrowth.core import Client, Context, InputError, Packet, RunError, Shard, State, Task, moved
 from undergrowth.devices.meter import Meter, tensors_in
 
 if TYPE_CHECKING:
@@ -47,15 +47,20 @@ class Inputs:
         self.looks_at = SHAPES
 
     def first_that_works(self, attempt: Callable[[], Result]) -> Result:
-        for looks_at in (SHAPES, LABELS):
+        for looks_at in (SHAPES, LABELS, VALUES):
             self.looks_at = looks_at
-            # Whatever needs a value that is not there raises one of these.
-            with contextlib.suppress(RuntimeError, TypeError):
+            try:
                 result = attempt()
+            except InputError:
+                raise
+            except Exception as error:  # whatever needs a value that is not there raises one
+                problem = error
+                continue
+            if looks_at != VALUES:
                 self.real = self.shapes  # lets go of the weights
-                return result
-        self.looks_at = VALUES
-        return attempt()
+            return result
+        name, kind = type(self.client).__name__, type(problem).__name__
+        raise RunError(f"the client {name} failed when its work was priced: {kind}: {problem}") from problem
 
     @contextlib.contextmanager
     def job(
