@@ -170,8 +170,9 @@ def test_a_selector_by_name(text: str) -> None:
         ),
         ("entropy:0.5:1:1", "must be entropy:SHARE or"),
         ("kmeans:", "must be kmeans:SHARE"),
-        ("few-shot:0", "must be few-shot:N with a whole number of samples of at least 1"),
+        ("few-shot:99999999999999999999", "must be few-shot:N"),
         ("few-shot:2.5", "must be few-shot:N"),
+        ("few-shot:0", "must be few-shot:N with a whole number of samples of at least 1 and at most 1000000000"),
         ("few-shot", "must be few-shot:N"),
     ],
 )

@@ -84,6 +84,22 @@ VALUES = [
     ("topology", "tree:4", "topology 'tree:4' is not known; write star, or tree:4x5"),
     ("topology", "tree:0x4", "topology 'tree:0x4' is not known; write star, or tree:4x5"),
     ("topology", 7, "topology 7 should be a valid string"),
+    ("rounds", True, "train.rounds True should be a number, not true or false"),
+    ("lr", True, "train.lr True should be a number, not true or false"),
+    ("batch", False, "train.batch False should be a number, not true or false"),
+    ("clients", True, "data.clients True should be"),
+    ("deadline", True, "fleet.deadline True should be"),
+    ("dropout", True, "fleet.dropout True should be"),
+    ("seed", True, "run.seed True should be"),
+    ("threads", True, "run.threads True should be"),
+    ("public", {"samples": True}, "public.samples True should be"),
+    ("batch", 2**63 - 1, "train.batch 9223372036854775807 should be less than or equal to 2147483647"),
+    ("batch", 10**23, "train.batch 100000000000000000000000 should be less than or equal to 2147483647"),
+    ("lr", 1e300, "train.lr 1e+300 should be less than or equal to 1e+30"),
+    ("lr", 10**400, "train.lr 1000"),
+    ("weight_decay", 1e300, "train.weight_decay 1e+300 should be less than or equal to 1e+30"),
+    ("over_select", 1e308, "train.over_select 1e+308 should be less than or equal to 1000"),
+    ("threads", 100000, "run.threads 100000 should be less than or equal to 1024"),
     ("method", 7, "method: a int is neither a name nor a Method"),
     ("data", [1], "data: a list is neither a name nor a Dataset nor a Population"),
     ("model", 3, "model: a int is neither a name nor callable"),
@@ -102,7 +118,19 @@ OPTIONS = [
     ("fedavg", {"server_lr": float("inf")}, "method.server_lr inf must be"),
     ("fedavgm", {"momentum": 1.0}, "method.momentum 1.0 must be a finite number at least 0 and below 1"),
     ("fedadam", {"tau": 0}, "method.tau 0.0 must be a finite number above 0"),
+    ("fedadam", {"tau": 1e300}, "method.tau 1e+300 must be at most 1e+30"),
+    ("fedavg", {"server_lr": 1e300}, "method.server_lr 1e+300 must be at most 1e+30"),
+    ("fedsplit", {"meta_lr": 1e300}, "method.meta_lr 1e+300 must be at most 1e+30"),
+    ("fedfsc", {"few_shot_batch": 2**63 - 1}, "method.few_shot_batch 9223372036854775807 must be at most 2147483647"),
+    ("fedfsc", {"few_shot_batch": 10**23}, "must be at most 2147483647"),
+    ("fedprox", {"mu": True}, "method.mu True should be a number, not true or false"),
+    ("fedsplit", {"meta_batch": True}, "method.meta_batch True should be a number, not true or false"),
+    ("heterofl", {"ratios": [True, 0.5]}, "method.ratios [True, 0.5] should be a number, not true or false"),
 ]
+
+
+def test_a_quorum_of_next_to_nothing_still_needs_one_device(run):
+    assert [row["arrived"] for row in run(quorum=1e-12, fleet="mixed-edge").history] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("method", "options", "words"), OPTIONS)
@@ -113,6 +141,8 @@ def test_an_impossible_option_of_a_method_is_refused(run, out, method, options, 
 def test_a_method_object_with_an_impossible_option_is_refused_too(run, out):
     assert "method.mu -1" in refused(run, out, method=ug.methods.FedProx(mu=-1))
     assert "method.mu 'x'" in refused(run, out, method=ug.methods.FedProx(mu="x"))
+    assert "method.mu True" in refused(run, out, method=ug.methods.FedProx(mu=True))
+    assert "must be at most 2147483647" in refused(run, out, method=ug.methods.FedProx(mu=10**400))
 
 
 def test_options_next_to_an_object_are_refused_instead_of_being_ignored(run, out):

@@ -7,7 +7,7 @@ from undergrowth.core.errors import InputError, RunError, nearest
 from undergrowth.core.method import Fitted, Method
 from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Alarm, Command, Drop, Node, Report, RoundEnd, Send
-from undergrowth.core.options import check_options, option
+from undergrowth.core.options import MOST, MOST_WHOLE, check_options, option
 from undergrowth.core.packet import Packet, Weights
 from undergrowth.core.reducers import (
     PerCoordinateMean,
@@ -28,6 +28,8 @@ from undergrowth.core.task import Task, Train
 from undergrowth.core.tree import Each, State, moved, pack, unpack
 
 __all__ = [
+    "MOST",
+    "MOST_WHOLE",
     "Alarm",
     "All",
     "Batch",

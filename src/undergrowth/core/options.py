@@ -9,6 +9,9 @@ from typing import Any
 
 from undergrowth.core.errors import InputError, nearest
 
+MOST = 1e30  # of a number: torch can still take it as single precision
+MOST_WHOLE = 2**31 - 1  # of a whole number
+
 
 def option(
     default: Any,
@@ -39,12 +42,17 @@ def check_options(owner: Any, prefix: str) -> None:
         if limits and not all(_within(number, limits) for number in numbers if number is not None):
             wanted = " and ".join(f"{words} {limit:g}" for words, limit in limits.items())
             raise InputError(f"{path} {value!r} must be a finite number {wanted}")
+        for number in (number for number in numbers if limits and number is not None):
+            most = MOST_WHOLE if isinstance(number, int) else MOST
+            if number > most:
+                raise InputError(f"{path} {value!r} must be at most {most}")
 
 
 def _within(number: Any, limits: dict[str, float]) -> bool:
     return (
         isinstance(number, int | float)
-        and math.isfinite(number)
+        and not isinstance(number, bool)
+        and -math.inf < number < math.inf
         and all(
             (words == "at least" and number >= limit)
             or (words == "above" and number > limit)

@@ -75,7 +75,7 @@ class Server:
         children = [*(child for child in view.idle if child in view.nodes), *chosen]
         if self.asynchronous:  # it has no rounds that a deadline or a quorum could end
             return Plan(dict.fromkeys(children, down))
-        enough = _up(train.quorum * needed) + len(children) - len(chosen)
+        enough = max(1, _up(train.quorum * needed)) + len(children) - len(chosen)
         return Plan(dict.fromkeys(children, down), train.deadline, enough if enough < len(children) else None)
 
     def check(self, task: Task, up: Packet) -> str | None:

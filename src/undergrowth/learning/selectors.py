@@ -79,14 +79,15 @@ class KMeans(Selector):
 
 
 SHARE = "with a share above 0 and at most 1"
+TEMPERATURE = "a temperature above 0 and at most 1000000000"
 # What can be written → the selector, how it is written, and how many numbers it takes.
 NAMES: dict[str, tuple[Callable[..., Selector], str, Container[int]]] = {
     "all": (All, "all", (0,)),
     "random": (Random, f"random:SHARE {SHARE}", (1,)),
-    "entropy": (Entropy, f"entropy:SHARE or entropy:SHARE:TEMPERATURE {SHARE} and a temperature above 0", (1, 2)),
+    "entropy": (Entropy, f"entropy:SHARE or entropy:SHARE:TEMPERATURE {SHARE} and {TEMPERATURE}", (1, 2)),
     "loss": (HighestLoss, f"loss:SHARE {SHARE}", (1,)),
     "kmeans": (KMeans, f"kmeans:SHARE {SHARE}", (1,)),
-    "few-shot": (FewShot, "few-shot:N with a whole number of samples of at least 1", (1,)),
+    "few-shot": (FewShot, "few-shot:N with a whole number of samples of at least 1 and at most 1000000000", (1,)),
 }
 
 

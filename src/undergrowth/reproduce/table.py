@@ -19,7 +19,8 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from undergrowth.core import InputError, nearest
-from undergrowth.runs.config import Count, Section
+from undergrowth.runs.config import Section
+from undergrowth.runs.fields import Count
 
 SCALES = ("full", "small", "smoke")
 PRINTED = re.compile(r"(\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?")

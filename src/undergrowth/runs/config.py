@@ -12,13 +12,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from undergrowth.core import InputError, Train, nearest
+from undergrowth.core import MOST, InputError, Train, nearest
 from undergrowth.learning import learning_rate
-
-Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-AtLeast0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+from undergrowth.runs.fields import Above0, AtLeast0, Count, Number, Share, ShareAbove0, ShareBelow1, Whole
 
 
 class Section(BaseModel):
@@ -51,7 +47,7 @@ class DataSection(Named):
     path: str | None = None
     partition: str = "dirichlet:0.1"
     clients: Count | None = None
-    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    holdout: ShareBelow1 = 0.1
 
 
 class PublicSection(Section):
@@ -61,9 +57,9 @@ class PublicSection(Section):
 
     name: str | None = None
     path: str | None = None
-    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    share: ShareAbove0 | None = None
     samples: Count | None = None
-    missing: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    missing: tuple[Annotated[Whole, Field(ge=0)], ...] = ()
     labelled: bool | None = None
 
     @model_validator(mode="before")
@@ -129,18 +125,18 @@ class FleetSection(Section):
 
 class TrainSection(Section):
     rounds: Count = 10
-    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    sample: ShareAbove0 = 1.0
     epochs: Count = 1
     batch: Count = 32
     lr: Above0 = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: ShareBelow1 = 0.0
     weight_decay: AtLeast0 = 0.0
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     schedule: str = "constant"
     selection: str = "uniform"
     selector: str = "all"
-    over_select: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    over_select: Annotated[Number, Field(ge=1, le=1000)] = 1.0
+    quorum: ShareAbove0 = 1.0
 
 
 class LinksSection(Section):
@@ -150,7 +146,7 @@ class LinksSection(Section):
 
 
 class RunSection(Section):
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     engine: str = "serial"
     device: str = "cpu"
     out: str = "runs"
@@ -160,7 +156,8 @@ class RunSection(Section):
     stack: bool = False
     chunk: Count | None = None
     address: str | None = None
-    threads: Count = 1  # of torch in one process: the batches of devices are too small to share
+    # Of torch in one process: the batches of devices are too small to share.
+    threads: Annotated[Count, Field(le=1024)] = 1
     evaluate_every: Count = 1
     checkpoint_every: Count = 1
 
@@ -242,7 +239,9 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
     path = ".".join([prefix, *place] if prefix else place)
     if first["type"] == "extra_forbidden":
         return f"{path} is not a known key; {nearest(place[-1], _keys(model, place[:-1]))}"
-    wanted = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    wanted = first["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("Value error, ")
+    if first.get("ctx", {}).get("le") == MOST:  # which pydantic would write with all its digits
+        wanted = f"should be less than or equal to {MOST:g}"
     return f"{path} {first['input']!r} {wanted}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from undergrowth.data import Dataset, Population, drawn, load, partition, unlabe
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
 from undergrowth.runs.config import Experiment, sentence
+from undergrowth.runs.fields import NO_TRUTH
 
 CLIENTS = 20  # devices, where neither the user nor the data says how many
 
@@ -27,7 +28,7 @@ def method_of(name: str, options: dict[str, Any]) -> Method:
         raise InputError(f"method '{name}' is not known; {nearest(name, METHODS)}")
     chosen = METHODS[name]
     hints = get_type_hints(chosen)
-    known: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields(chosen)}  # type: ignore[arg-type]
+    known: dict[str, Any] = {field.name: (_checked(hints[field.name]), field.default) for field in fields(chosen)}  # type: ignore[arg-type]
     checked = create_model(f"{name} options", __config__=ConfigDict(extra="forbid"), **known)
     try:
         values = checked.model_validate(options)
@@ -36,6 +37,11 @@ def method_of(name: str, options: dict[str, Any]) -> Method:
             raise InputError(f"method.{next(iter(options))} is not a known key; {name} has no options") from None
         raise InputError(sentence(error, checked, "method")) from None
     return chosen(**{field: getattr(values, field) for field in known})
+
+
+def _checked(hint: Any) -> Any:
+    """The type of an option; one of numbers takes neither true nor false."""
+    return hint if hint in (bool, str) else Annotated[hint, NO_TRUTH]
 
 
 def population_of(experiment: Experiment, data: Dataset | Population | None) -> Population:
