@@ -101,6 +101,10 @@ def test_options_of_another_method_are_left_out(type_command) -> None:
         ("train: 5", "train"),
         ("method: {name: fedprox, mo: 1}", "did you mean 'mu'?"),
         ("method: {name: fedprox, mu: -1}", "method.mu -1"),
+        ("train: {rounds: yes}", "train.rounds True should be a number, not true or false"),
+        ("train:\n  rounds: 2\n  lr: 1\n  rounds: 3\n", "'my.yaml' has 'rounds' twice (lines 2 and 4); keep one"),
+        ("train: {rounds: 2, rounds: 3}", "has 'rounds' twice (line 1)"),
+        ("method: fedavg\nmethod: fedprox\n", "has 'method' twice (lines 1 and 2)"),
         ("model: cmn", "did you mean 'cnn'?"),
     ],
 )
@@ -127,6 +131,7 @@ def test_a_file_that_is_wrong(type_command, text: str, words: str) -> None:
         (("run", "--device", "abacus"), "abacus"),
         (("run", "-s", "rounds"), "must be path=value"),
         (("run", "-s", "train.lr=[1"), "is not YAML"),
+        (("run", "-s", "train={rounds: 1, rounds: 2}"), "has 'rounds' twice (line 1); keep one of them"),
         (("run", "-s", "train.lr=0.1", "-s", "train.lr.more=1"), "train.lr.more"),
         (("run", "--wrong"), "--wrong"),
         (("rum",), "rum"),
@@ -160,6 +165,11 @@ def test_a_file_in_the_place_of_the_store(type_command) -> None:
         done = type_command(*words, "--out", "kept")
         assert done.exit_code == 2, done.output
         assert "kept" in done.stderr
+
+
+def test_a_key_may_be_written_over_one_that_is_merged(type_command) -> None:
+    Path("my.yaml").write_text("a: &a {rounds: 2, lr: 1}\nb: {c: &b {<<: *a, lr: 2}}\nd: {<<: *b, rounds: 3}\n")
+    assert config.read("my.yaml")["d"] == {"rounds": 3, "lr": 2}
 
 
 def test_assign_refuses_what_has_no_keys() -> None:

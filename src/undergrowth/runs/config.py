@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from undergrowth.core import MOST, InputError, Train, nearest
 from undergrowth.learning import learning_rate
 from undergrowth.runs.fields import Above0, AtLeast0, Count, Number, Share, ShareAbove0, ShareBelow1, Whole
+from undergrowth.runs.plain_yaml import Twice, load_yaml
 
 
 class Section(BaseModel):
@@ -197,7 +198,9 @@ def read(path: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"experiment file '{path}' cannot be read: {error}") from None
     try:
-        tree = yaml.safe_load(text)
+        tree = load_yaml(text)
+    except Twice as error:
+        raise InputError(f"experiment file '{path}' {error.problem}") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" (line {where.line + 1})" if where else ""
@@ -227,7 +230,9 @@ def assign_text(tree: dict[str, Any], text: str) -> None:
     if not equals or not all(path.split(".")):
         raise InputError(f"-s '{text}' must be path=value, such as train.lr=0.05")
     try:
-        assign(tree, path, yaml.safe_load(value))
+        assign(tree, path, load_yaml(value))
+    except Twice as error:
+        raise InputError(f"-s '{text}' {error.problem}") from None
     except yaml.YAMLError:
         raise InputError(f"-s '{text}': the value '{value}' is not YAML") from None
 
