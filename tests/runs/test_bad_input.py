@@ -39,6 +39,20 @@ NAMES = {
     "option of none": ({"method": "local", "options": {"mu": 1}}, "method.mu", "local has no options"),
     "data option": ({"data_options": {"foo": 1}}, "'foo'", "train_samples"),
     "model option": ({"model": "mlp", "model_options": {"hiden": [4]}}, "'hiden'", "hidden"),
+    **{
+        f"weights {odd!r}": (
+            {"model_options": {"weights": odd}},
+            f"weights must be the name of a file, not {odd!r}",
+            "",
+        )
+        for odd in (3, True, [], {}, float("nan"), "")
+    },
+    **{
+        f"skip_head {odd!r}": ({"model_options": {"skip_head": odd}}, "skip_head must be true or false, not", repr(odd))
+        for odd in ("abc", -1, [1, 2], float("nan"))
+    },
+    "no such user": ({"model_options": {"weights": "~nouser/w.pt"}}, "weights '~nouser/w.pt'", "home directory"),
+    "norm": ({"model_options": {"norm": ["batch"]}}, "norm ['batch'] is not offered", "choose one of"),
     "schedule": ({"schedule": "cosin"}, "train.schedule 'cosin'", "constant, linear, cosine"),
     "optimiser": ({"optimiser": "sgdd"}, "train.optimiser 'sgdd'", "'sgd', 'adam' or 'adamw'"),
     "device": ({"device": "gpu0"}, "run.device 'gpu0'", "write cpu"),

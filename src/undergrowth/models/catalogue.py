@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from undergrowth.core.errors import InputError, nearest
 from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet, resnet, vgg, wrn
 from undergrowth.models.architecture import Architecture, Option
-from undergrowth.models.inputs import check_classes, check_norm, check_options, check_shape
+from undergrowth.models.inputs import check_classes, check_norm, check_options, check_shape, check_start
 from undergrowth.models.staged import Staged
 from undergrowth.models.weights import check_weights, load_weights
 
@@ -140,7 +140,7 @@ def builder(
         check_classes(name, classes),
         kind,
         {**check_options(row, name, options), **numbers},
-        None if weights is None else Path(weights).expanduser(),
+        check_start(name, weights, skip_head),
         skip_head,
     )
     skeleton = recipe.skeleton()

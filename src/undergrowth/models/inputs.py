@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
+from pathlib import Path
 
 from undergrowth.core.errors import InputError, nearest
 from undergrowth.models.architecture import Architecture, Option
@@ -16,9 +17,23 @@ def _is_count(value: object) -> bool:
 def check_norm(architecture: Architecture, name: str, norm: str | None) -> str:
     if norm is None:
         return next(iter(architecture.norms))
-    if norm not in architecture.norms:
-        raise InputError(f"model {name}: norm '{norm}' is not offered; choose one of: {', '.join(architecture.norms)}")
+    if not isinstance(norm, str) or norm not in architecture.norms:
+        raise InputError(f"model {name}: norm {norm!r} is not offered; choose one of: {', '.join(architecture.norms)}")
     return norm
+
+
+def check_start(name: str, weights: object, skip_head: object) -> Path | None:
+    """The file of weights to start from, if there is one."""
+    if not isinstance(skip_head, bool):
+        raise InputError(f"model {name}: skip_head must be true or false, not {skip_head!r}")
+    if weights is None:
+        return None
+    if not isinstance(weights, str | PathLike) or not fspath(weights):
+        raise InputError(f"model {name}: weights must be the name of a file, not {weights!r}")
+    try:
+        return Path(weights).expanduser()
+    except RuntimeError as error:  # ~someone, where there is no such user
+        raise InputError(f"model {name}: weights '{weights}': {error}") from None
 
 
 def check_classes(name: str, classes: int) -> int:
