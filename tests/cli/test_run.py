@@ -121,6 +121,13 @@ def test_a_file_that_is_wrong(type_command, text: str, words: str) -> None:
     ("words", "sentence"),
     [
         (("run", "nowhere.yaml"), "there is no experiment file 'nowhere.yaml'"),
+        (("run", ""), "the name of the experiment file is empty"),
+        (("plan", ""), "the name of the experiment file is empty"),
+        (("run", "~nouser/my.yaml"), "experiment file '~nouser/my.yaml' cannot be read"),
+        (("run", "--out", "~nouser/x"), "out '~nouser/x' cannot be a folder"),
+        (("list", "--out", "~nouser/x"), "out '~nouser/x' cannot be a folder"),
+        (("run", "--out", ""), "run.out '' should have at least 1 character"),
+        (("run", "--device", "mps"), "run.device 'mps' is not a device that runs can be on; write cpu, cuda or cuda:0"),
         (("run", "fedprox"), "for the method of that name write --method fedprox"),
         (("run", "--rounds", "many"), "--rounds"),
         (("run", "--clients", "0"), "data.clients 0"),

@@ -56,6 +56,7 @@ NAMES = {
     "schedule": ({"schedule": "cosin"}, "train.schedule 'cosin'", "constant, linear, cosine"),
     "optimiser": ({"optimiser": "sgdd"}, "train.optimiser 'sgdd'", "'sgd', 'adam' or 'adamw'"),
     "device": ({"device": "gpu0"}, "run.device 'gpu0'", "write cpu"),
+    **{name: ({"device": name}, f"run.device '{name}'", "write cpu, cuda or") for name in ("mps", "xla", "meta")},
     "topology": ({"topology": "ring"}, "topology 'ring'", "write star, or tree:4x5"),
 }
 

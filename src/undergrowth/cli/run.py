@@ -90,7 +90,7 @@ def experiment_tree(file: str | None, settings: list[str], flags: dict[str, Any]
     """The experiment that the words of a command describe, and the keys of the file that do not go with them."""
     from undergrowth.runs import config
 
-    tree = _read(file) if file else {}
+    tree = {} if file is None else _read(file)
     left_out: list[str] = []
     for section in ("method", "data", "model"):
         if flags.get(section) is not None:
@@ -108,6 +108,8 @@ def _read(file: str) -> dict[str, Any]:
     from undergrowth.methods import METHODS
     from undergrowth.runs import config
 
+    if not file:
+        raise InputError("the name of the experiment file is empty; without one the embedded default is run")
     if file in METHODS and not Path(file).exists():
         raise InputError(f"there is no experiment file '{file}'; for the method of that name write --method {file}")
     return config.read(file)

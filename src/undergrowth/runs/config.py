@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from undergrowth.core import MOST, InputError, Train, nearest
 from undergrowth.learning import learning_rate
-from undergrowth.runs.fields import Above0, AtLeast0, Count, Number, Share, ShareAbove0, ShareBelow1, Whole
+from undergrowth.runs.fields import Above0, AtLeast0, Count, Number, Place, Share, ShareAbove0, ShareBelow1, Whole
 from undergrowth.runs.plain_yaml import Twice, load_yaml
 
 
@@ -45,7 +45,7 @@ class MethodSection(Named):
 
 class DataSection(Named):
     name: str = "digits"
-    path: str | None = None
+    path: Place | None = None
     partition: str = "dirichlet:0.1"
     clients: Count | None = None
     holdout: ShareBelow1 = 0.1
@@ -57,7 +57,7 @@ class PublicSection(Section):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str | None = None
-    path: str | None = None
+    path: Place | None = None
     share: ShareAbove0 | None = None
     samples: Count | None = None
     missing: tuple[Annotated[Whole, Field(ge=0)], ...] = ()
@@ -112,7 +112,7 @@ class ModelSection(Named):
 
 
 class FleetSection(Section):
-    name: str = "uniform"
+    name: Place = "uniform"
     deadline: Above0 | None = None
     availability: str = "always"
     dropout: Share = 0.0
@@ -150,7 +150,7 @@ class RunSection(Section):
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     engine: str = "serial"
     device: str = "cpu"
-    out: str = "runs"
+    out: Place = "runs"
     workers: Count | None = None
     placement: Literal["rr", "srr", "bu", "lb", "lpt"] = "bu"
     precision: Literal["float32", "tf32", "bf16"] = "float32"
@@ -170,7 +170,7 @@ class Experiment(Section):
     model: ModelSection = ModelSection()
     fleet: FleetSection = FleetSection()
     links: LinksSection = LinksSection()
-    topology: str = "star"
+    topology: Place = "star"
     train: TrainSection = TrainSection()
     run: RunSection = RunSection()
 
@@ -195,7 +195,7 @@ def read(path: str | Path) -> dict[str, Any]:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"there is no experiment file '{path}'") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"experiment file '{path}' cannot be read: {error}") from None
     try:
         tree = load_yaml(text)

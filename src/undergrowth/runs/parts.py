@@ -194,7 +194,9 @@ def torch_device(name: str) -> str:
     try:
         kind = torch.device(name).type
     except RuntimeError:
-        raise InputError(f"run.device '{name}' is not a torch device; write cpu, cuda or cuda:0") from None
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise InputError(f"run.device '{name}' is not a device that runs can be on; write cpu, cuda or cuda:0")
     # Asked like this, torch does not start CUDA, which no process that is forked later could then use.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if kind == "cuda" and not torch.cuda.is_available():

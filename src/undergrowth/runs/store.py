@@ -52,7 +52,10 @@ class Store:
     """Runs, rounds, devices and links of one output folder."""
 
     def __init__(self, folder: str | Path, create: bool = False) -> None:
-        self.folder = Path(folder).expanduser()
+        try:
+            self.folder = Path(folder).expanduser()
+        except (RuntimeError, TypeError) as error:  # ~someone, where there is no such user; or no text at all
+            raise InputError(f"out {str(folder)!r} cannot be a folder ({error}); name one that can") from None
         if not create and not (self.folder / FILE).exists():
             raise InputError(f"out '{folder}' holds no runs; name the folder that a run wrote to")
         try:
@@ -61,7 +64,7 @@ class Store:
             self._connection.row_factory = sqlite3.Row
             if create:
                 self._set_up()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, ValueError, sqlite3.Error) as error:
             raise InputError(f"out '{folder}' cannot be written to ({error}); name a folder that can") from None
 
     @property
