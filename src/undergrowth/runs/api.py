@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 from torch import nn
@@ -23,10 +24,10 @@ def run(
     partition: str | None = None,
     clients: int | None = None,
     model: str | Callable[[], nn.Module] = "cnn",
-    fleet: str = "uniform",
-    topology: str = "star",
+    fleet: str | PathLike[str] = "uniform",
+    topology: str | PathLike[str] = "star",
     *,
-    path: str | None = None,
+    path: str | PathLike[str] | None = None,
     rounds: int | None = None,
     sample: float | None = None,
     epochs: int | None = None,
@@ -55,7 +56,7 @@ def run(
     chunk: int | None = None,
     address: str | None = None,
     device: str | None = None,
-    out: str | None = None,
+    out: str | PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
     data_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
@@ -85,7 +86,10 @@ def plan(method: str | Method | Sequence[str | Method] | None = None, **argument
 
     Takes the arguments of `run`; `method` may also be a list, or be left out for all methods.
     """
-    methods = [method] if isinstance(method, str | Method) else list(method or ())
+    several = isinstance(method, Iterable) and not isinstance(method, str)
+    methods: list[Any] = list(method) if several else [] if method is None else [method]  # type: ignore[arg-type]
+    for one in methods:
+        _check_kind("method", one)
     named = next((name for name in methods if isinstance(name, str)), "fedavg")
     tree, objects = describe({"data": "digits", "model": "cnn", **arguments, "method": named})
     return list(plan_rows(experiment(tree), methods, objects["data"], objects["model"]))
@@ -93,7 +97,7 @@ def plan(method: str | Method | Sequence[str | Method] | None = None, **argument
 
 def resume(
     run: str = "last",
-    out: str = "runs",
+    out: str | PathLike[str] = "runs",
     *,
     method: Method | None = None,
     data: Dataset | Population | None = None,
@@ -120,31 +124,43 @@ _PLACES = {
     ),
 }  # fmt: skip
 
+# What may stand for a name, in words, and the command that lists the names.
+_KINDS: dict[str, tuple[Any, str, str]] = {
+    "method": (Method, "a Method", "methods"),
+    "data": ((Dataset, Population), "a Dataset nor a Population", "datasets"),
+    "model": (Callable, "callable", "models"),
+}
+_DICTIONARIES = {
+    "options": '{"mu": 0.1}',
+    "data_options": '{"train_samples": 500}',
+    "model_options": '{"norm": "group"}',
+    "links": '{"up": "int8"}',
+}
+
 
 def describe(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The experiment that the arguments of `run` describe, and the objects among them."""
-    kinds: dict[str, Any] = {"method": (Method,), "data": (Dataset, Population), "model": (Callable,)}
-    words = {"method": "a Method", "data": "a Dataset nor a Population", "model": "callable"}
-    known = {*_PLACES, *(name for names in _PLACES.values() for name in names), *kinds, "links", "public", "topology"}
+    known = {*_PLACES, *(name for names in _PLACES.values() for name in names), *_KINDS, "links", "public", "topology"}
     tree: dict[str, Any] = {section: {} for section in _PLACES}
     objects: dict[str, Any] = {}
-    for name, kind in kinds.items():
+    for name in _KINDS:
         thing = arguments[name]
-        options = arguments.get("options" if name == "method" else f"{name}_options")
+        _check_kind(name, thing)
+        options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
         objects[name] = None if isinstance(thing, str) else thing
-        if objects[name] is not None and not isinstance(thing, kind):
-            raise InputError(f"{name}: a {type(thing).__name__} is neither a name nor {words[name]}")
-        if objects[name] is not None and options:
+        of_any = {"holdout"} if isinstance(thing, Dataset) else set()  # how it is spread is not the object's own
+        if objects[name] is not None and options.keys() - of_any:
             raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
-        tree.setdefault(name, {}).update({**(options or {}), "name": _name(thing)})
+        tree.setdefault(name, {}).update({**options, "name": _name(thing)})
     for section, names in _PLACES.items():
         tree[section].update({name: arguments[name] for name in names if arguments.get(name) is not None})
-    if arguments.get("fleet"):
+    if arguments.get("fleet") is not None:
         tree["fleet"]["name"] = arguments["fleet"]
-    tree["links"] = dict(arguments.get("links") or {})
+    tree["links"] = _mapping(arguments, "links")
     if arguments.get("public") is not None:
         tree["public"] = arguments["public"]
-    tree["topology"] = arguments.get("topology") or "star"
+    if arguments.get("topology") is not None:
+        tree["topology"] = arguments["topology"]
     extra = set(arguments) - known - {"options", "data_options", "model_options", "progress"}
     if extra:
         raise InputError(f"{min(extra)} is not an argument; {nearest(min(extra), known)}")
@@ -153,6 +169,20 @@ def describe(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 def _display(progress: bool | None) -> Progress:
     return Progress(sys.stderr.isatty() if progress is None else progress)
+
+
+def _check_kind(name: str, thing: Any) -> None:
+    kind, words, command = _KINDS[name]
+    if not isinstance(thing, str) and not isinstance(thing, kind):
+        what = "None" if thing is None else f"a {type(thing).__name__}"
+        raise InputError(f"{name}: {what} is neither a name nor {words}; `undergrowth {command}` lists the names")
+
+
+def _mapping(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    given = arguments.get(name)
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"{name} {given!r} must be a dictionary, such as {name}={_DICTIONARIES[name]}")
+    return dict(given or {})
 
 
 def _name(thing: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Result:
         return f"Result({self.run}: {self.method} on {self.data}, accuracy {self.accuracy:.4f})"
 
 
-def load(run: str = "last", out: str = "runs", model: Any = None) -> Result:
+def load(run: str = "last", out: str | PathLike[str] = "runs", model: Any = None) -> Result:
     """The result of a finished run, by its id, the beginning of its id, or `last`."""
     store = Store(out)
     try:

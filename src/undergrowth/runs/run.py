@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import isfinite
+from os import PathLike
 from typing import Any
 
 import safetensors.torch
@@ -210,7 +211,7 @@ def start(
 @torch_restored()
 def resume(
     run: str = "last",
-    out: str = "runs",
+    out: str | PathLike[str] = "runs",
     *,
     method: Method | None = None,
     data: Dataset | Population | None = None,

@@ -14,6 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ ROUND_COLUMNS = (
 class Store:
     """Runs, rounds, devices and links of one output folder."""
 
-    def __init__(self, folder: str | Path, create: bool = False) -> None:
+    def __init__(self, folder: str | PathLike[str], create: bool = False) -> None:
         try:
             self.folder = Path(folder).expanduser()
         except (RuntimeError, TypeError) as error:  # ~someone, where there is no such user; or no text at all
@@ -172,6 +173,8 @@ class Store:
 
     def find(self, name: str) -> str:
         """The id of the run that a user means: an id, the beginning of one, or `last`."""
+        if not isinstance(name, str) or not name:
+            raise InputError(f"run {name!r} must be the id of a run, the beginning of one, or 'last'")
         ids = [row["id"] for row in self._connection.execute("SELECT id FROM runs ORDER BY created, rowid")]
         if name == "last" and ids:
             return str(ids[-1])
