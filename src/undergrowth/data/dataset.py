@@ -89,14 +89,17 @@ class Dataset:
 
     def check(self) -> None:
         """Refuse data that no run could use, naming what is wrong and the first bad sample."""
-        if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
-            raise InputError(f"data set '{self.name}': classes is {self.classes!r}; it must be a positive integer")
-        for part, x, y in (("x", self.x, self.y), ("test_x", self.test_x, self.test_y)):
-            self._check_part(part, x, y)
+        for part in ("x", "test_x"):
+            self.check_part(part)
         if tuple(self.test_x.shape[1:]) != self.shape:
             raise InputError(
                 f"data set '{self.name}': one test input has shape {tuple(self.test_x.shape[1:])}, "
                 f"one training input {self.shape}; they must be equal"
+            )
+        if _kind(self.test_x) != _kind(self.x):
+            raise InputError(
+                f"data set '{self.name}': x holds {_kind(self.x)} ({self.x.dtype}) and test_x {_kind(self.test_x)} "
+                f"({self.test_x.dtype}); they must be of one kind, or their scales would differ"
             )
         for key, values in self.fields.items():
             if len(values) != len(self):
@@ -107,8 +110,12 @@ class Dataset:
             raise InputError(f"data set '{self.name}': {len(self.class_names)} class names for {self.classes} classes")
         self._check_normalisation()
 
-    def _check_part(self, part: str, x: Array, y: Array) -> None:
-        labels = part.replace("x", "y")
+    def check_part(self, part: str) -> None:
+        """Refuse what is wrong with the inputs x or test_x, or with their labels."""
+        if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
+            raise InputError(f"data set '{self.name}': classes is {self.classes!r}; it must be a positive integer")
+        labels = part[:-1] + "y"
+        x, y = getattr(self, part), getattr(self, labels)
         for key, values in ((part, x), (labels, y)):
             if not isinstance(values, np.ndarray | Tensor):
                 raise InputError(
@@ -169,6 +176,12 @@ class Dataset:
                 )
             if not np.isfinite(values).all() or (key == "std" and min(values) <= 0):
                 raise InputError(f"data set '{self.name}': {key} is {values!r}; mean must be finite and std positive")
+
+
+def _kind(x: Array) -> str:
+    """What inputs of this type are taken for."""
+    dtype = to_numpy(x[:1]).dtype
+    return "pixels" if dtype == np.uint8 else "features" if dtype.kind in "fb" else "tokens"
 
 
 def to_numpy(values: Any) -> np.ndarray:

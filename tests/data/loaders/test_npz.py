@@ -82,12 +82,31 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
             load("npz", path, **options)  # type: ignore[arg-type]
 
 
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    for content in (b"", b"h", b"x,y\n1,0\n", "höhe;klasse\n".encode(), b"\x80\x04]."):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"table.csv: it is not an .npz file, which numpy.savez"):
+            load("npz", path)
+
+
+def test_a_bad_sample_is_named_by_its_place_in_the_file(tmp_path: Path) -> None:
+    for row in (3, 17, 39):
+        x, y = X.copy(), Y.copy()
+        x[row, 1] = np.nan
+        with pytest.raises(InputError, match=rf"data set 'mine': x\[{row}\] holds NaN"):
+            load("npz", save(tmp_path, x=x, y=Y))
+        y[row] = -1
+        with pytest.raises(InputError, match=rf"data set 'mine': y\[{row}\] is -1"):
+            load("npz", save(tmp_path, x=X, y=y))
+
+
 def test_broken_files_are_refused(tmp_path: Path) -> None:
     whole = save(tmp_path, x=X, y=Y).read_bytes()
     damaged = bytearray(whole)
     damaged[200:260] = bytes(60)
     broken = tmp_path / "broken.npz"
-    for content in (whole[:-40], whole[: len(whole) // 2], bytes(damaged), b"", b"hello"):
+    for content in (whole[:-40], whole[: len(whole) // 2], bytes(damaged)):
         broken.write_bytes(content)
         with pytest.raises(InputError, match=r"broken.npz: it cannot be read"):
             load("npz", broken)

@@ -43,15 +43,17 @@ def load(path: Path, *, classes: int | None = None, test_share: float = 0.2, see
         parts[part] = convert(file, part, parts[part])
     class_names = tuple(str(name) for name in np.atleast_1d(arrays.pop("class_names", np.array([], dtype=str))))
     fields = {key: values for key, values in arrays.items() if values.shape[:1] == parts["y"].shape}
+    if classes is None:
+        classes = 1 + max(int(parts[part].max(initial=0)) for part in ("y", "test_y") if part in parts)
     if "test_x" not in parts:
         if len(parts["x"]) != len(parts["y"]):
             raise broken(file, f"x has {len(parts['x'])} samples and y has {len(parts['y'])}")
+        # Now, since later the positions would not be those in the file.
+        Dataset(file.stem, parts["x"], parts["y"], parts["x"], parts["y"], classes).check_part("x")
         train, test = stratified_split(parts["y"], test_share, seed)
         parts |= {"test_x": parts["x"][test], "test_y": parts["y"][test]}
         parts |= {"x": parts["x"][train], "y": parts["y"][train]}
         fields = {key: values[train] for key, values in fields.items()}
-    if classes is None:
-        classes = 1 + max(int(parts[part].max(initial=0)) for part in ("y", "test_y"))
     name = file.stem
     return Dataset(name, parts["x"], parts["y"], parts["test_x"], parts["test_y"], classes, class_names, fields)
 
@@ -71,6 +73,9 @@ def _read(file: Path) -> dict[str, np.ndarray]:
     try:
         # Opened here, since numpy leaves a broken file open.
         with file.open("rb") as opened:
+            if opened.read(2) not in (b"PK", b"\x93N"):  # a zip archive, or a single array
+                raise broken(file, "it is not an .npz file, which numpy.savez(file, x=inputs, y=labels) writes")
+            opened.seek(0)
             content = np.load(opened, allow_pickle=False)
             if not isinstance(content, np.lib.npyio.NpzFile):
                 raise broken(file, "it is a single array; an .npz file with x and y is needed")
