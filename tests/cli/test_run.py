@@ -98,7 +98,14 @@ def test_options_of_another_method_are_left_out(type_command) -> None:
         ("train: {round: 3}", "train.round is not a known key; did you mean 'rounds'?"),
         ("train: {rounds: many}", "train.rounds 'many'"),
         ("train: {rounds: 0}", "train.rounds 0"),
-        ("train: 5", "train"),
+        ("train: 5", "train 5 should be a section with keys such as rounds"),
+        ("train: abc", "train 'abc' should be a section with keys such as rounds"),
+        ("method: 5", "method 5 should be a name, or a section with keys such as name"),
+        ("model: {ladder: [5]}", "model.ladder.0 5 should be"),
+        ("model: {ladder: [{hidden: 5}]}", "model.ladder.0.name is missing in {'hidden': 5}"),
+        ("1: 2", "the key 1 must be a word, such as method"),
+        ("train: {1: 2}", "train: the key 1 must be a word, such as rounds"),
+        ("on: {a: 2}", "the key True must be a word"),
         ("method: {name: fedprox, mo: 1}", "did you mean 'mu'?"),
         ("method: {name: fedprox, mu: -1}", "method.mu -1"),
         ("train: {rounds: yes}", "train.rounds True should be a number, not true or false"),
@@ -139,6 +146,7 @@ def test_a_file_that_is_wrong(type_command, text: str, words: str) -> None:
         (("run", "-s", "rounds"), "must be path=value"),
         (("run", "-s", "train.lr=[1"), "is not YAML"),
         (("run", "-s", "train={rounds: 1, rounds: 2}"), "has 'rounds' twice (line 1); keep one of them"),
+        (("run", "-s", "train=abc", "--rounds", "1"), "train.rounds: 'train' is 'abc', which has no keys to set"),
         (("run", "-s", "train.lr=0.1", "-s", "train.lr.more=1"), "train.lr.more"),
         (("run", "--wrong"), "--wrong"),
         (("rum",), "rum"),
@@ -172,6 +180,11 @@ def test_a_file_in_the_place_of_the_store(type_command) -> None:
         done = type_command(*words, "--out", "kept")
         assert done.exit_code == 2, done.output
         assert "kept" in done.stderr
+
+
+def test_an_empty_section_has_its_defaults(type_command) -> None:
+    Path("my.yaml").write_text("method:\ndata:\nmodel:\npublic:\nfleet:\nlinks:\ntopology:\ntrain:\nrun:\n")
+    assert config.experiment(config.read("my.yaml")) == config.Experiment()
 
 
 def test_a_key_may_be_written_over_one_that_is_merged(type_command) -> None:

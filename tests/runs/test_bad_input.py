@@ -37,14 +37,15 @@ NAMES = {
     "fleet": ({"fleet": "unifrm"}, "'unifrm'", "did you mean 'uniform'?"),
     "option": ({"method": "fedprox", "options": {"nu": 1}}, "method.nu", "did you mean 'mu'?"),
     "option of none": ({"method": "local", "options": {"mu": 1}}, "method.mu", "local has no options"),
+    "data key": ({"data_options": {"client": 3}}, "'digits' has no option 'client'", "did you mean 'clients'?"),
+    "public key": ({"public": {"name": "digits", "sampels": 3}}, "no option 'sampels'", "did you mean 'samples'?"),
+    "model key": ({"model_options": {"nrom": "batch"}}, "unknown option 'nrom'", "did you mean 'norm'?"),
+    "down": ({"links": {"down": "zip"}}, "links.down 'zip' is not known", "choose one of: bf16, fp16, int4, int8,"),
+    "up": ({"links": {"up": "zip"}}, "links.up: codec 'zip' is not known", "topk:SHARE"),
     "data option": ({"data_options": {"foo": 1}}, "'foo'", "train_samples"),
     "model option": ({"model": "mlp", "model_options": {"hiden": [4]}}, "'hiden'", "hidden"),
     **{
-        f"weights {odd!r}": (
-            {"model_options": {"weights": odd}},
-            f"weights must be the name of a file, not {odd!r}",
-            "",
-        )
+        f"weights {odd!r}": ({"model_options": {"weights": odd}}, "weights must be the name of a file, not", repr(odd))
         for odd in (3, True, [], {}, float("nan"), "")
     },
     **{
@@ -115,6 +116,8 @@ VALUES = [
     ("weight_decay", 1e300, "train.weight_decay 1e+300 should be less than or equal to 1e+30"),
     ("over_select", 1e308, "train.over_select 1e+308 should be less than or equal to 1000"),
     ("threads", 100000, "run.threads 100000 should be less than or equal to 1024"),
+    ("options", {1: 2}, "method: the key 1 must be a word, such as name"),
+    ("public", [1], "public [1] should be a name, or a section with keys such as name"),
     ("method", 7, "method: a int is neither a name nor a Method"),
     ("data", [1], "data: a list is neither a name nor a Dataset nor a Population"),
     ("model", 3, "model: a int is neither a name nor callable"),
@@ -185,6 +188,8 @@ def test_another_number_of_clients_than_the_population_has_is_refused(run, out):
         ({"y": torch.zeros(59, dtype=torch.int64)}, "x has 60 samples and y has 59"),
         ({"test_x": torch.zeros(30, 5)}, "one test input has shape (5,), one training input (6,)"),
         ({"classes": 0}, "classes is 0"),
+        ({"test_x": torch.zeros(30, 6, dtype=torch.uint8)}, "x holds features (torch.float32) and test_x pixels"),
+        ({"x": np.zeros((60, 6), np.int32)}, "x holds tokens (int32) and test_x features (torch.float32)"),
     ],
 )
 def test_data_that_no_run_could_use_are_refused(run, out, changes, words):

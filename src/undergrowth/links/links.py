@@ -7,21 +7,27 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from undergrowth.core import InputError, Packet, State, Weights
-from undergrowth.links.codec import Chain, Codec, Plain
+from undergrowth.core import InputError, Packet, State, Weights, nearest
+from undergrowth.links.codec import Codec, Plain
 from undergrowth.links.link import Link
-from undergrowth.links.parse import codec
-from undergrowth.links.topk import TopK
+from undergrowth.links.parse import FORMATS, codec
+
+DOWN = ("none", *FORMATS)
 
 
 class Links:
     """What devices and servers send each other, as it arrives. Between servers everything crosses as it is."""
 
     def __init__(self, up: str = "none", down: str = "none", feedback: bool = True) -> None:
-        self._up = Link(codec(up), feedback)
+        try:
+            self._up = Link(codec(up), feedback)
+        except InputError as error:
+            raise InputError(f"links.up: {error}") from None
+        if down.startswith("topk"):
+            raise InputError(f"links.down '{down}': no model survives it; write {', '.join(DOWN)}")
+        if down not in DOWN:
+            raise InputError(f"links.down '{down}' is not known; {nearest(down, DOWN)}")
         self._down: Codec = codec(down)
-        if isinstance(self._down, TopK | Chain):
-            raise InputError(f"links.down '{down}': no model survives it; write none, fp16, bf16, int8 or int4")
         self._latest: tuple[Packet, Packet, int] | None = None
 
     def down(self, packet: Packet) -> tuple[Packet, int]:

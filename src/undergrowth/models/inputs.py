@@ -9,6 +9,8 @@ from pathlib import Path
 from undergrowth.core.errors import InputError, nearest
 from undergrowth.models.architecture import Architecture, Option
 
+OF_ANY_MODEL = ("norm", "weights", "skip_head")
+
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -73,7 +75,7 @@ def check_options(architecture: Architecture, name: str, given: Mapping[str, obj
     """All options, those given over the defaults."""
     for key in given:
         if key not in architecture.options:
-            hint = nearest(key, architecture.options) if architecture.options else "it has none"
+            hint = nearest(key, [*architecture.options, *OF_ANY_MODEL])
             raise InputError(f"model {name}: unknown option '{key}'; {hint}")
     return {
         key: _check_option(name, key, given[key], default) if key in given else default

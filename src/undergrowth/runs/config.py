@@ -174,6 +174,12 @@ class Experiment(Section):
     train: TrainSection = TrainSection()
     run: RunSection = RunSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections(cls, value: Any) -> Any:
+        """A section with nothing in it, such as `train:`, has its defaults."""
+        return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+
     def settings(self) -> Train:
         """The part that methods see."""
         settings = Train(**self.train.model_dump(exclude={"selection", "selector"}), deadline=self.fleet.deadline)
@@ -207,7 +213,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise InputError(f"experiment file '{path}' is not YAML{line}: {getattr(error, 'problem', error)}") from None
     if tree is None:
         raise InputError(f"experiment file '{path}' is empty; it needs sections such as method, data, model, train")
-    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+    if not isinstance(tree, dict):
         raise InputError(f"experiment file '{path}' must hold sections such as 'method: fedavg', not a {_kind(tree)}")
     return tree
 
@@ -217,11 +223,16 @@ def assign(tree: dict[str, Any], path: str, value: Any) -> None:
     *sections, last = path.split(".")
     for section in sections:
         inner = tree.get(section)
-        if not isinstance(inner, dict | str | None):
+        if not isinstance(inner, dict | str | None) or (isinstance(inner, str) and not _may_be_a_name(section)):
             raise InputError(f"{path}: '{section}' is {inner!r}, which has no keys to set")
         tree[section] = {"name": inner} if isinstance(inner, str) else dict(inner or {})
         tree = tree[section]
     tree[last] = value
+
+
+def _may_be_a_name(section: str) -> bool:
+    """Whether a section may be written as a bare name; one that is not known is refused later, by name."""
+    return section not in Experiment.model_fields or "name" in _keys(Experiment, [section])
 
 
 def assign_text(tree: dict[str, Any], text: str) -> None:
@@ -244,6 +255,16 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
     path = ".".join([prefix, *place] if prefix else place)
     if first["type"] == "extra_forbidden":
         return f"{path} is not a known key; {nearest(place[-1], _keys(model, place[:-1]))}"
+    if first["type"] == "invalid_key":  # a number, or what YAML reads as one or as true
+        inside = ".".join([prefix, *place[:-1]] if prefix else place[:-1])
+        key = f"the key {first['input']!r}"
+        return f"{inside + ': ' if inside else ''}{key} must be a word, such as {_keys(model, place[:-1])[0]}"
+    if first["type"] == "missing":
+        return f"{path} is missing in {first['input']!r}"
+    if first["type"] == "model_type":
+        keys = _keys(model, place)
+        or_name = "a name, or " if "name" in keys else ""
+        return f"{path} {first['input']!r} should be {or_name}a section with keys such as {keys[0]}"
     wanted = first["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("Value error, ")
     if first.get("ctx", {}).get("le") == MOST:  # which pydantic would write with all its digits
         wanted = f"should be less than or equal to {MOST:g}"

@@ -13,10 +13,10 @@ from pydantic import ConfigDict, ValidationError, create_model
 from torch import nn
 
 from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, nearest
-from undergrowth.data import Dataset, Population, drawn, load, partition, unlabelled, without
+from undergrowth.data import Dataset, Population, describe, drawn, load, partition, unlabelled, without
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
-from undergrowth.runs.config import Experiment, sentence
+from undergrowth.runs.config import DataSection, Experiment, PublicSection, sentence
 from undergrowth.runs.fields import NO_TRUTH
 
 CLIENTS = 20  # devices, where neither the user nor the data says how many
@@ -56,7 +56,7 @@ def population_of(experiment: Experiment, data: Dataset | Population | None) -> 
             )
         return data
     if data is None:
-        data = load(section.name, section.path, **section.options)
+        data = _load(section)
     public = None
     if experiment.public.of_the_devices:
         taken = _drawn(experiment, data)
@@ -74,7 +74,7 @@ def public_of(experiment: Experiment, population: Population) -> Shard | None:
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
-        data = load(section.name, section.path, **section.options)
+        data = _load(section)
         shard = data.shard(_drawn(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
         if section.labelled and data.classes != population.classes:
@@ -88,6 +88,17 @@ def public_of(experiment: Experiment, population: Population) -> Shard | None:
     if shard is not None and tuple(shard.x.shape[1:]) != tuple(population.shape):
         raise InputError(f"{what} have shape {tuple(shard.x.shape[1:])} and those of the devices {population.shape}")
     return shard
+
+
+def _load(section: DataSection | PublicSection) -> Dataset:
+    """The data set that a section names; a key that is none of the data set's may have been meant as the section's."""
+    assert section.name is not None
+    known = describe(section.name).options
+    odd = next((key for key in section.options if key not in known), None)
+    if odd is not None:
+        hint = nearest(odd, [*known, *type(section).model_fields])
+        raise InputError(f"data set '{section.name}' has no option '{odd}'; {hint}")
+    return load(section.name, section.path, **section.options)
 
 
 def _drawn(experiment: Experiment, data: Dataset) -> np.ndarray:
