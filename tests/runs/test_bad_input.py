@@ -136,7 +136,7 @@ OPTIONS = [
     ("fedavg", {"server_lr": float("inf")}, "method.server_lr inf must be"),
     ("fedavgm", {"momentum": 1.0}, "method.momentum 1.0 must be a finite number at least 0 and below 1"),
     ("fedadam", {"tau": 0}, "method.tau 0.0 must be a finite number above 0"),
-    ("fedadam", {"tau": 1e300}, "method.tau 1e+300 must be at most 1e+30"),
+    ("fedadam", {"tau": 1e300}, "method.tau 1e+300 must be a finite number above 0 and at most 1e+15"),
     ("fedavg", {"server_lr": 1e300}, "method.server_lr 1e+300 must be at most 1e+30"),
     ("fedsplit", {"meta_lr": 1e300}, "method.meta_lr 1e+300 must be at most 1e+30"),
     ("fedfsc", {"few_shot_batch": 2**63 - 1}, "method.few_shot_batch 9223372036854775807 must be at most 2147483647"),

@@ -89,7 +89,7 @@ def test_an_extreme_partition_leaves_devices_without_samples(run):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavgm", "fedadam", "local", "central"])
 def test_a_learning_rate_that_diverges_is_refused_round_by_round_and_the_run_ends(run, method):
-    result = run(method=method, data=Own(), model=normed, lr=1e38, epochs=3)
+    result = run(method=method, data=Own(), model=normed, lr=1e30, epochs=3)
     rows = list(result.ledger.rows())
     assert len(result.history) == 3
     assert any(row.outcome == "refused" and "not finite" in row.reason for row in rows)
@@ -99,7 +99,7 @@ def test_a_learning_rate_that_diverges_is_refused_round_by_round_and_the_run_end
 
 
 def test_a_round_without_a_usable_update_is_abandoned_and_the_model_stays(run):
-    result = run(data=Own(sizes=(8,)), model=normed, lr=1e38, epochs=5)
+    result = run(data=Own(sizes=(8,)), model=normed, lr=1e30, epochs=5)
     assert [row["arrived"] for row in result.history] == [0, 0, 0]
     assert "round 1: abandoned, no usable update came back" in result.notes
     assert len({row["accuracy"] for row in result.history}) == 1
@@ -148,7 +148,7 @@ def test_a_population_of_the_package_can_be_passed_as_an_object(run):
 
 
 def test_a_model_that_has_diverged_is_told_of_once(run):
-    result = run(method="fedavgm", options={"server_lr": 1e38}, model="logistic", clients=3, rounds=3)
+    result = run(method="fedavgm", options={"server_lr": 1e30}, lr=1e8, model="logistic", clients=3, rounds=3)
     assert not math.isfinite(result.loss)
     (note,) = (note for note in result.notes if "diverged" in note)
     assert note.startswith("round 1: the loss is inf: training has diverged; a smaller train.lr")

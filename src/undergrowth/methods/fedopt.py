@@ -24,7 +24,7 @@ class FedOpt(Method):
     server_lr: float = option(0.01, "step of the server", at_least=0)
     beta1: float = option(0.9, "memory of the mean change", at_least=0, below=1)
     beta2: float = option(0.99, "memory of the squared change", at_least=0, below=1)
-    tau: float = option(1e-3, "degree of adaptivity: the smaller, the more", above=0)
+    tau: float = option(1e-3, "degree of adaptivity: the smaller, the more", above=0, at_most=1e15)
 
     rule: ClassVar[str]
     client = GradientClient()
