@@ -35,6 +35,8 @@ NAMES = {
     "model": ({"model": "logistik"}, "model: unknown name 'logistik'", "did you mean 'logistic'?"),
     "data": ({"data": "digit"}, "'digit'", "did you mean 'digits'?"),
     "fleet": ({"fleet": "unifrm"}, "'unifrm'", "did you mean 'uniform'?"),
+    "fleet of nobody": ({"fleet": "~nouser/f.yaml"}, "there is no file '~nouser/f.yaml'", "a name from the fleets"),
+    "trace of nobody": ({"availability": "trace:~nouser/t.csv"}, "~nouser/t.csv", ""),
     "option": ({"method": "fedprox", "options": {"nu": 1}}, "method.nu", "did you mean 'mu'?"),
     "option of none": ({"method": "local", "options": {"mu": 1}}, "method.mu", "local has no options"),
     "data key": ({"data_options": {"client": 3}}, "'digits' has no option 'client'", "did you mean 'clients'?"),

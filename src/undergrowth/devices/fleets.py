@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def entries(name_or_path: str | Path) -> tuple[Entry, ...]:
     text = str(name_or_path)
     if text in FLEETS:
         return FLEETS[text]
-    path = Path(text).expanduser()
+    path = Path(expanduser(text))  # which leaves a user who is not there alone
     if path.is_file():
         return read_entries(path)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:

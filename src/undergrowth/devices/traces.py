@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from os.path import expanduser
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,7 @@ def _merged(path: str | Path, table: np.ndarray, devices: Sequence[str]) -> tupl
 def _rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Line numbers and the three values of every row; blank lines are passed over."""
     try:
-        with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as file:
+        with Path(expanduser(path)).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             missing = [name for name in _COLUMNS if name not in header]
