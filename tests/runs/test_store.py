@@ -11,6 +11,7 @@ from threading import BrokenBarrierError
 
 import pytest
 
+from undergrowth.core import InputError
 from undergrowth.runs.store import ROUND_COLUMNS, Store
 
 from ..warm import begin
@@ -65,3 +66,13 @@ def test_many_may_set_up_one_folder_at_the_same_moment(tmp_path: Path) -> None:
         for child in children:
             child.join()
         assert [child.exitcode for child in children] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("runs", "words"), [(3, "choose one of: 2"), (9, "and `undergrowth list` shows all 9")])
+def test_a_run_that_is_not_there_is_told_of_with_few_words(tmp_path: Path, runs: int, words: str) -> None:
+    store = Store(tmp_path, create=True)
+    names = [store.create(FACTS, {}) for _ in range(runs)]
+    with pytest.raises(InputError, match=words) as raised:
+        store.find("zzz")
+    store.close()
+    assert names[-1] in str(raised.value) and len(str(raised.value)) < 300

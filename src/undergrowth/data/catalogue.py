@@ -106,7 +106,10 @@ def _load_files(entry: Entry, path: str | os.PathLike[str] | None, options: dict
             if path is not None
             else f"; or give another path, or set {FOLDER_VARIABLE} to a folder with {entry.name} in it"
         )
-        raise InputError(f"data set '{entry.name}' is not in {place} ({error}): {entry.how_to_get}{where}") from None
+        # In full: a run that is resumed from another folder looks for a relative path there.
+        raise InputError(
+            f"data set '{entry.name}' is not in {place.absolute()} ({error}): {entry.how_to_get}{where}"
+        ) from None
 
 
 def default_place(name: str) -> Path:

@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 """
 
 PATIENCE = 60.0  # seconds for which others may write
+SHOWN = 5  # runs that a sentence names
 
 ROUND_COLUMNS = (
     "round", "accuracy", "loss", "simulated_seconds", "wall_seconds", "arrived", "lost", "refused", "late",
@@ -184,6 +185,8 @@ class Store:
         if found:
             raise InputError(f"run '{name}' could be any of {', '.join(found[:5])}; write more of it")
         hint = nearest(name, ids) if ids else "there is none yet"
+        if len(ids) > SHOWN and not hint.startswith("did"):
+            hint = f"the latest is {ids[-1]}, and `undergrowth list` shows all {len(ids)}"
         raise InputError(f"run '{name}' is not in '{self.folder}'; {hint}")
 
     def runs(self) -> list[dict[str, Any]]:
