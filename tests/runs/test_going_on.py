@@ -84,3 +84,11 @@ def test_runs_in_a_folder_that_cannot_be_written_to_can_be_looked_at(tmp_path: P
     before = sorted(tmp_path.iterdir())
     assert ug.load("last", out=str(tmp_path)).history == whole.history
     assert sorted(tmp_path.iterdir()) == before
+    monkeypatch.undo()
+    writer = Store(str(tmp_path))  # what it writes is not in the store's own file yet
+    writer.set_status(whole.run, "interrupted")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    reader = Store(str(tmp_path))
+    assert reader.run(whole.run)["status"] == "interrupted"
+    reader.close()
+    writer.close()

@@ -56,7 +56,7 @@ def set_torch(tf32: bool, threads: int = 1) -> None:
 
 @contextmanager
 def torch_restored() -> Iterator[None]:
-    """Afterwards torch computes as it did before, and draws as if nothing had been."""
+    """Afterwards torch computes as it did before, and on the CPU draws as if nothing had been."""
     cuda, cudnn, random = torch.backends.cuda, torch.backends.cudnn, torch.get_rng_state()
     before = torch.get_num_threads(), cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
     try:

@@ -71,9 +71,13 @@ class Store:
 
     @property
     def _address(self) -> str:
-        """In a folder that cannot be written to, SQLite must not try to make files of its own beside the store."""
-        place = (self.folder / FILE).resolve().as_uri()
-        return place if os.access(self.folder, os.W_OK) else f"{place}?immutable=1"
+        """In a folder that cannot be written to, SQLite must not try to make files of its own beside the store. Where
+        they are there already, somebody else may be writing, and what they hold must be read too."""
+        path = (self.folder / FILE).resolve()
+        if os.access(self.folder, os.W_OK):
+            return path.as_uri()
+        logged = path.with_name(f"{FILE}-wal").exists()
+        return f"{path.as_uri()}?{'mode=ro' if logged else 'immutable=1'}"
 
     def _set_up(self) -> None:
         deadline = time.monotonic() + PATIENCE
