@@ -112,17 +112,18 @@ def test_opponents_that_are_there() -> None:
         opponents({"flowr": "python"})
     commands = {each.name: each.command for each in on_cores("folder", {"pfl": "a/python", "flower": "b/python"})}
     assert commands["pfl"][0] == "a/python" and commands["pfl"][-2:] == ["opponents.pfl", "folder"]
-    assert commands["flower"] == ["b/python", "-m", "opponents.flower", "folder"]
+    for name, module in (("flower", "flower"), ("flower-numpy", "flower_numpy")):
+        assert commands[name] == ["b/python", "-m", f"opponents.{module}", "folder"]
     assert "pfl" not in {each.name for each in on_cores("folder", {})}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPPONENTS)
-def test_an_opponent_trains_the_same_thing(name: str, folder: Path) -> None:
-    if not find_spec(OPPONENTS[name]):
-        pytest.skip(f"{name} is not installed")
+@pytest.mark.parametrize(("opponent", "name"), [("flower", "flower"), ("flower", "flower-numpy"), ("pfl", "pfl")])
+def test_an_opponent_trains_the_same_thing(opponent: str, name: str, folder: Path) -> None:
+    if not find_spec(OPPONENTS[opponent]):
+        pytest.skip(f"{opponent} is not installed")
     contest = Contest("logistic", **TINY)
-    chosen = [each for each in on_cores(str(folder), {name: sys.executable}) if each.name in ("loop", name)]
+    chosen = [each for each in on_cores(str(folder), {opponent: sys.executable}) if each.name in ("loop", name)]
     loop, theirs = [line for line in compete("tiny", contest, chosen, folder, 1, []) if isinstance(line, Row)]
     assert abs(loop.loss - theirs.loss) < 0.02 < contest.loss(contest.initial()) - theirs.loss
 

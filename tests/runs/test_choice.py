@@ -9,6 +9,7 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.core import InputError
+from undergrowth.engines import Serial
 from undergrowth.runs import choice
 from undergrowth.runs.config import experiment
 from undergrowth.runs.federation import federate
@@ -54,6 +55,35 @@ def test_what_it_takes(timed, measured, expected):
     settings, told = timed(*measured)
     assert settings == expected
     assert told.startswith(f"took {expected['engine']}") and f"{measured[0]:.3g} ms alone" in told
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (0.01, [("Serial", 1, 1), ("Serial", 4, 5), ("Vector", 4, 5)]),
+        (1e-5, [("Serial", 1, 1), ("Serial", 32, 5000), ("Vector", 32, 5000)]),
+    ],
+    ids=["long", "short"],
+)
+def test_of_long_clients_few_are_tried_and_only_their_first_steps(monkeypatch, step, expected):
+    tried: list[tuple[str, int, int]] = []
+
+    def seconds(engine: Any, federation: Any, jobs: Any) -> float:
+        tried.append((type(engine).__name__, len(jobs), jobs[0].limit))
+        return step * min(12, jobs[0].limit)
+
+    monkeypatch.setattr(choice, "_seconds", seconds)
+    data = {"clients": 40, "train_samples": 480, "partition": "iid", "holdout": 0}
+    federation = federate(experiment({**TREE, "data": data, "train": {"batch": 1}}))
+    assert choice._timed(federation, choice.typical(federation, 32)) == pytest.approx((12 * step, 12 * step))
+    assert tried == expected
+
+
+def test_what_disturbs_one_turn_does_not_count(monkeypatch):
+    clock = iter([0.0, 0.04, 0.04, 0.14, 0.14, 0.15, 0.15, 0.19, 0.19, 0.23])
+    federation = federate(experiment(TREE))
+    monkeypatch.setattr(choice, "process_time", lambda: next(clock))
+    assert choice._seconds(Serial(), federation, choice.typical(federation, 2)) == pytest.approx(0.005)
 
 
 def test_it_times_in_another_process(monkeypatch):

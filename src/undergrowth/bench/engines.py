@@ -43,6 +43,7 @@ CONTESTS = {
 }
 OPPONENTS = {"flower": "flwr", "pfl": "pfl"}  # name → the package that must be there
 LOOP = "loop"
+REFERENCES = (LOOP, "flower", "flower-numpy", "pfl")  # contenders whom all others are compared with
 BARS: dict[str, list[tuple[str, str, float]]] = {  # against whom, in what, how many times
     "cnn": [(LOOP, "cpu", 0.85), ("pfl", "speed", 1.15), ("flower", "speed", 2.8), (LOOP, "memory", 1.0)],
     "logistic": [(LOOP, "speed", 3.0), ("pfl", "speed", 4.0), ("flower", "speed", 40.0), (LOOP, "memory", 1.0)],
@@ -96,13 +97,18 @@ def measure(
 
 def on_cores(folder: str, found: Mapping[str, str]) -> list[Contender]:
     """The loop by hand on all cores, our engines, and the opponents that are there."""
-    commands = {
-        "pfl": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cores()), "-m", "opponents.pfl"],
-        "flower": ["-m", "opponents.flower"],
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(cores()), "-m"]
+    programs = {  # opponent → what it competes as, and how that is started
+        "flower": {"flower": ["-m", "opponents.flower"], "flower-numpy": ["-m", "opponents.flower_numpy"]},
+        "pfl": {"pfl": ["-m", *launcher, "opponents.pfl"]},
     }
     return [
         _opponent(LOOP, sys.executable, ["-m", "opponents.by_hand"], folder, str(cores()), "cpu"),
-        *(_opponent(name, python, commands[name], folder) for name, python in found.items()),
+        *(
+            _opponent(name, python, command, folder)
+            for opponent, python in found.items()
+            for name, command in programs[opponent].items()
+        ),
         _ours(folder, "serial"),
         _ours(folder, "vector"),
         _ours(folder, "processes"),
@@ -192,7 +198,7 @@ def compete(
         )
         for each, ones in seen.items()
     }
-    references = {other: rows[other] for other in (LOOP, *OPPONENTS) if other in rows}
+    references = {other: rows[other] for other in REFERENCES if other in rows}
     for row in rows.values():
         yield replace(row, against={other: row.times(theirs) for other, theirs in references.items()})
     return rows
@@ -229,7 +235,7 @@ def startup(folder: Path) -> Measurement:
     out = Path(tempfile.mkdtemp(dir=folder))
     settings = {"data.path": folder / "writers.npz", "data.partition": "natural:device", "run.out": out}
     command = [sys.executable, "-m", "undergrowth.cli", "run", "--data", "npz", "--model", given.model]
-    command += ["--engine", "processes", *(f"-s{path}={value}" for path, value in settings.items())]
+    command += [f"-s{path}={value}" for path, value in settings.items()]
     began = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not any(out.glob("*/lock")):

@@ -12,7 +12,7 @@ from torch import nn
 from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
 from undergrowth.data import Dataset, Pooled, Population
 from undergrowth.devices import Failures, Fleet, availability, fleet
-from undergrowth.engines import ENGINES, Settings, States, World
+from undergrowth.engines import ENGINES, Engine, Settings, States, World
 from undergrowth.learning import selection, selector
 from undergrowth.links import Links
 from undergrowth.runs.config import Experiment
@@ -57,13 +57,12 @@ def federate(
     method = method or method_of(experiment.method.name, experiment.method.options)
     check_options(method, "method")
     method.check()
-    # What `auto` stands for is found out on a federation that is there already.
-    engine_name = "serial" if experiment.run.engine == "auto" else experiment.run.engine
-    if engine_name not in ENGINES:
-        raise InputError(f"run.engine '{engine_name}' is not known; {nearest(engine_name, [*ENGINES, 'auto'])}")
+    engine, engines = experiment.run.engine, [*ENGINES, "auto"]
+    if engine not in engines:
+        raise InputError(f"run.engine '{engine}' is not known; {nearest(engine, engines)}")
     places = [torch_device(name) for name in engine_settings(experiment).devices]
     # Worker processes have devices of their own; what the server does is done on the CPU.
-    device = "cpu" if experiment.run.engine == "processes" else places[0]
+    device = "cpu" if engine == "processes" else places[0]
     population = population_of(experiment, data)
     public = public_of(experiment, population)
     if method.pooled:
@@ -107,13 +106,19 @@ def federate(
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     world = World(task, method.client, servers, population, States(device=device), links, device)
-    engine = ENGINES[engine_name](engine_settings(experiment))
-    engine.open(world)
     clock = clock_of(experiment, devices, population, world, population.train(asked[0]).x.dtype)
     for node in nodes.values():
         node.knows = clock
-    simulation = Simulation(nodes, shape.parents, engine, clock, links)
+    simulation = Simulation(nodes, shape.parents, engine_of(experiment, world), clock, links)
     return Federation(method, population, task, devices, world, simulation, clock, notes)
+
+
+def engine_of(experiment: Experiment, world: World) -> Engine:
+    """Open in that world. What `auto` stands for is found out on a federation that is there already: with `serial`."""
+    name = "serial" if experiment.run.engine == "auto" else experiment.run.engine
+    engine = ENGINES[name](engine_settings(experiment))
+    engine.open(world)
+    return engine
 
 
 def engine_settings(experiment: Experiment) -> Settings:

@@ -22,7 +22,7 @@ from undergrowth.runs.choice import choose, settle
 from undergrowth.runs.config import Experiment, experiment
 from undergrowth.runs.ending import told
 from undergrowth.runs.evaluation import digest, fitted, score_all, score_devices
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation, engine_of, federate
 from undergrowth.runs.fingerprint import changed, fingerprint
 from undergrowth.runs.lock import held
 from undergrowth.runs.outlook import check_deadline
@@ -174,7 +174,7 @@ def start(
     if settings.run.engine == "auto":
         chosen, reason = choose(federation)
         settings = settings.model_copy(update={"run": settings.run.model_copy(update=chosen)})
-        federation = federate(settings, method, data, model)
+        federation.simulation.engine = engine_of(settings, federation.world)
         federation.notes.append(f"engine auto: {reason}")
     # Settled now and written down, because a run that is resumed needs as many workers for the same bits.
     chosen, reasons = settle(federation)

@@ -1,31 +1,34 @@
-"""Flower's simulation engine, as its examples use it: a NumPyClient, FedAvg, an actor of Ray for each core.
+"""Flower's simulation engine, as its examples use it: messages, FedAvg of `flwr.serverapp`, one actor of Ray a core.
 
     python -m opponents.flower FOLDER
 
 The strategy tells every node which device it is in this round, so the same clients train in the same rounds as
-everybody else's. Nothing is evaluated. (Flower's newer message API, `flwr.serverapp`, was tried: it computes half as
-much again for each client.)
+everybody else's. Nothing is evaluated.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from flwr.client import Client, ClientApp, NumPyClient
-from flwr.common import Context, FitIns, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server import ClientManager, ServerApp, ServerAppComponents, ServerConfig
-from flwr.server.strategy import FedAvg
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 
-from .given import Given, finish, load, say, say_after
+from .given import Given, finish, say, say_after
+
+CORES = len(os.sched_getaffinity(0))
+BACKEND = {"init_args": {"num_cpus": CORES}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+
+client = ClientApp()
 
 
 @cache
@@ -36,17 +39,25 @@ def opened(folder: str) -> tuple[Given, nn.Module]:
     return given, given.network().train()
 
 
-class Device(NumPyClient):
-    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        given, module = opened(config["folder"])
-        load(module, parameters)
-        x, y = given.samples(config["device"])
-        optimiser = torch.optim.SGD(module.parameters(), lr=given.lr)
-        for index in torch.randperm(len(x)).split(given.batch):
-            optimiser.zero_grad()
-            F.cross_entropy(module(x[index]), y[index]).backward()
-            optimiser.step()
-        return [value.numpy() for value in module.state_dict().values()], len(x), {}
+def trained(given: Given, module: nn.Module, device: int) -> int:
+    """Trains the module; returns on how many samples."""
+    x, y = given.samples(device)
+    optimiser = torch.optim.SGD(module.parameters(), lr=given.lr)
+    for index in torch.randperm(len(x)).split(given.batch):
+        optimiser.zero_grad()
+        F.cross_entropy(module(x[index]), y[index]).backward()
+        optimiser.step()
+    return len(x)
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    config = message.content["config"]
+    given, module = opened(config["folder"])
+    module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    samples = trained(given, module, config["device"])
+    metrics = MetricRecord({"num-examples": samples})
+    return Message(RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": metrics}), reply_to=message)
 
 
 class SameClients(FedAvg):
@@ -54,59 +65,54 @@ class SameClients(FedAvg):
 
     def __init__(self, given: Given) -> None:
         cohort = len(given.cohorts[0])
-        arrays = [value.numpy() for value in given.network().state_dict().values()]
         super().__init__(
-            fraction_fit=cohort / given.devices,
-            min_fit_clients=cohort,
-            min_available_clients=given.devices,
+            fraction_train=cohort / given.devices,
+            min_train_nodes=cohort,
+            min_available_nodes=given.devices,
             fraction_evaluate=0.0,
-            initial_parameters=ndarrays_to_parameters(arrays),
         )
         self.given = given
         self.clients = self.samples = 0
-        self.last: Parameters | None = None
+        self.last: ArrayRecord | None = None
 
-    def configure_fit(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[Any, FitIns]]:
-        asked = super().configure_fit(server_round, parameters, client_manager)
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        asked = super().configure_train(server_round, arrays, config, grid)
         cohort = self.given.cohorts[server_round - 1]
         if server_round == 1:
             say("ready")
-        return [
-            (node, FitIns(ins.parameters, {"folder": str(self.given.folder), "device": device}))
-            for (node, ins), device in zip(asked, cohort, strict=True)
-        ]
+        for message, device in zip(asked, cohort, strict=True):
+            told = ConfigRecord({"folder": str(self.given.folder), "device": device})
+            message.content = RecordDict({"arrays": arrays, "config": told})
+        return asked
 
-    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> tuple[Parameters | None, dict[str, Any]]:
-        self.clients += len(results)
-        self.samples += sum(result.num_examples for _, result in results)
-        self.last, metrics = super().aggregate_fit(server_round, results, failures)
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies = list(replies)
+        done = [reply.content["metrics"]["num-examples"] for reply in replies if reply.has_content()]
+        self.clients += len(done)
+        self.samples += sum(done)
+        self.last, metrics = super().aggregate_train(server_round, replies)
         say_after(server_round, self.given)
         return self.last, metrics
-
-
-def client(context: Context) -> Client:
-    return Device().to_client()
 
 
 def main(folder: str) -> None:
     given = Given(folder)
     strategy = SameClients(given)
+    server = ServerApp()
 
-    def server(context: Context) -> ServerAppComponents:
-        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=len(given.cohorts)))
+    @server.main()
+    def serve(grid: Grid, context: Context) -> None:
+        strategy.start(grid, ArrayRecord(given.network().state_dict()), num_rounds=len(given.cohorts))
 
-    cores = len(os.sched_getaffinity(0))
-    run_simulation(
-        server_app=ServerApp(server_fn=server),
-        client_app=ClientApp(client_fn=client),
-        num_supernodes=given.devices,
-        backend_config={"init_args": {"num_cpus": cores}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-    )
+    run_simulation(server_app=server, client_app=client, num_supernodes=given.devices, backend_config=BACKEND)
     assert strategy.last is not None
-    title = f"Flower {version('flwr')}, {cores} actors"
-    finish(given, title, strategy.clients, strategy.samples, parameters_to_ndarrays(strategy.last))
+    title = f"Flower {version('flwr')}, {CORES} actors"
+    weights = (value.numpy() for value in strategy.last.to_torch_state_dict().values())
+    finish(given, title, strategy.clients, strategy.samples, weights)
 
 
 if __name__ == "__main__":
