@@ -1,7 +1,8 @@
 """Tests see no GPU unless they are those for one: whatever trained on a machine with a GPU cannot be forked after.
 
 And they compute with one thread, as runs do, unless they say otherwise: the models are so small that threads only wait
-for each other, and on a busy machine a hundred times as long as they compute.
+for each other, and on a busy machine a hundred times as long as they compute. What `auto` has timed is remembered in a
+folder of theirs.
 """
 
 from __future__ import annotations
@@ -16,3 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded, which other fi
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))

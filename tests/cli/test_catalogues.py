@@ -16,7 +16,7 @@ CATALOGUES = {
     "datasets": data.names(),
     "models": models.names(),
     "fleets": devices.names(),
-    "engines": list(ENGINES),
+    "engines": ["auto", *ENGINES],
 }
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
+from functools import partial
 from typing import Any
 
 import pytest
 
 import undergrowth as ug
-from undergrowth.core import InputError
+from undergrowth.core import InputError, RunError
 from undergrowth.engines import Serial
+from undergrowth.learning import GradientClient
+from undergrowth.methods import FedAvg
 from undergrowth.runs import choice
 from undergrowth.runs.config import experiment
 from undergrowth.runs.federation import federate
@@ -19,6 +23,14 @@ from ..stopping import stopped_and_resumed
 from .objects import digest
 
 TREE: dict[str, Any] = {"model": "logistic", "data": {"clients": 6}, "train": {"rounds": 4}}
+LONG = {**TREE, "train": {"rounds": 400}}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """Where timings are remembered in this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "undergrowth"
 
 
 @pytest.fixture
@@ -33,7 +45,7 @@ def timed(monkeypatch):
 
         monkeypatch.setattr(choice, "_timed", here)
         monkeypatch.setattr(choice, "cores", lambda: cores)
-        return choice.choose(federate(experiment(TREE)))
+        return choice.choose(federate(experiment(LONG)))
 
     parent = os.getpid()
     return go
@@ -60,10 +72,11 @@ def test_what_it_takes(timed, measured, expected):
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
+        (0.03, [("Serial", 1, 1)]),
         (0.01, [("Serial", 1, 1), ("Serial", 4, 5), ("Vector", 4, 5)]),
         (1e-5, [("Serial", 1, 1), ("Serial", 32, 5000), ("Vector", 32, 5000)]),
     ],
-    ids=["long", "short"],
+    ids=["nothing but arithmetic", "long", "short"],
 )
 def test_of_long_clients_few_are_tried_and_only_their_first_steps(monkeypatch, step, expected):
     tried: list[tuple[str, int, int]] = []
@@ -75,15 +88,79 @@ def test_of_long_clients_few_are_tried_and_only_their_first_steps(monkeypatch, s
     monkeypatch.setattr(choice, "_seconds", seconds)
     data = {"clients": 40, "train_samples": 480, "partition": "iid", "holdout": 0}
     federation = federate(experiment({**TREE, "data": data, "train": {"batch": 1}}))
-    assert choice._timed(federation, choice.typical(federation, 32)) == pytest.approx((12 * step, 12 * step))
+    assert choice._timed(federation, choice.typical(federation, 32), 10**9) == pytest.approx((12 * step, 12 * step))
     assert tried == expected
 
 
 def test_what_disturbs_one_turn_does_not_count(monkeypatch):
-    clock = iter([0.0, 0.04, 0.04, 0.14, 0.14, 0.15, 0.15, 0.19, 0.19, 0.23])
     federation = federate(experiment(TREE))
-    monkeypatch.setattr(choice, "process_time", lambda: next(clock))
-    assert choice._seconds(Serial(), federation, choice.typical(federation, 2)) == pytest.approx(0.005)
+    for turns, expected in [([9e-3, 4e-2, 1e-1, 1e-2, 4e-2, 1e-3], 5e-4), ([1e-3, 0.3], 0.15), ([2.5], 1.25)]:
+        clock = iter([sum(turns[: (at + 1) // 2]) for at in range(2 * len(turns))])
+        monkeypatch.setattr(choice, "process_time", partial(next, clock))
+        assert choice._seconds(Serial(), federation, choice.typical(federation, 2)) == pytest.approx(expected)
+        assert next(clock, None) is None
+
+
+def test_clients_that_cannot_be_timed_fail_in_the_run(monkeypatch, tmp_path):
+    good = GradientClient.step
+
+    def step(self: GradientClient, task: Any, carry: Any, batch: Any) -> Any:
+        if batch["x"].is_meta:  # when it is priced
+            return good(self, task, carry, batch)
+        raise ZeroDivisionError("no luck")
+
+    monkeypatch.setattr(GradientClient, "step", step)
+    with pytest.raises(RunError, match=r"failed in round 1.*no luck"):
+        ug.run(clients=6, rounds=1, model="logistic", out=str(tmp_path))
+    store = Store(str(tmp_path))
+    row = store.run(store.find("last"))
+    store.close()
+    assert row["status"] == "failed" and "engine auto: took serial: its clients could not be timed" in row["notes"]
+
+
+def test_a_fork_that_waits_for_ever_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(choice, "PATIENCE", 0.2)
+    monkeypatch.setattr(choice, "_timed", lambda *_: time.sleep(60))
+    began = time.monotonic()
+    assert choice.choose(federate(experiment(LONG)))[0] == {"engine": "serial"}
+    assert time.monotonic() - began < 30
+
+
+def test_of_a_brief_run_one_client_is_tried_and_nothing_is_gained(monkeypatch):
+    tried: list[str] = []
+    monkeypatch.setattr(choice, "_seconds", lambda engine, *_: (tried.append(type(engine).__name__), 1e-4)[1])
+    federation = federate(experiment(TREE))
+    alone, stacked = choice._timed(federation, choice.typical(federation, 6), 24)
+    assert tried == ["Serial"] and alone == stacked and 24 * alone < choice.BRIEF
+    settings, told = choice.choose(federation)
+    assert settings == {"engine": "serial"} and told.startswith("took serial: all clients together take 0.0")
+
+
+def test_the_same_run_gets_the_same_engine_however_busy_the_machine_is(timed, cache):
+    """Another engine would give other last bits."""
+    first = timed(200.0, 100.0)
+    assert timed(200.0, 400.0) == first
+    assert timed(200.0, 400.0, cores=4)[0]["stack"] is False, "another machine, in a way"
+    for file in cache.iterdir():
+        file.write_text("[1.0")
+    assert timed(200.0, 400.0)[0]["stack"] is False, "what cannot be read is measured again"
+
+
+def test_where_nothing_can_be_remembered_it_is_measured_each_time(timed, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert [timed(200.0, stacked)[0]["stack"] for stacked in (100.0, 400.0)] == [True, False]
+
+
+def test_an_object_of_the_user_is_the_same_one_the_next_time(timed, cache, monkeypatch):
+    class Mine(FedAvg):
+        __repr__ = object.__repr__  # with its place in memory
+
+    monkeypatch.setattr(choice, "_timed", lambda *_: (0.2, 0.1))
+    kept = [Mine(), Mine()]
+    for mine in kept:
+        choice.choose(federate(experiment(LONG), mine))
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_it_times_in_another_process(monkeypatch):
@@ -98,7 +175,7 @@ def test_a_real_timing_gives_a_run_that_tells_and_keeps_its_engine(tmp_path):
     tree = {**TREE, "run": {"engine": "auto", "workers": 2}}
     whole = ug.run(model="logistic", clients=6, rounds=4, engine="auto", workers=2, out=str(tmp_path / "whole"))
     (note,) = whole.notes
-    assert note.startswith("engine auto: took ") and "ms alone and" in note
+    assert note.startswith("engine auto: took ")
     out = str(tmp_path / "stopped")
     resumed = stopped_and_resumed(tree, 2, out)
     store = Store(out)

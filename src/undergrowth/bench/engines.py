@@ -236,8 +236,9 @@ def startup(folder: Path) -> Measurement:
     settings = {"data.path": folder / "writers.npz", "data.partition": "natural:device", "run.out": out}
     command = [sys.executable, "-m", "undergrowth.cli", "run", "--data", "npz", "--model", given.model]
     command += [f"-s{path}={value}" for path, value in settings.items()]
+    fresh = {**os.environ, "XDG_CACHE_HOME": str(out)}  # nothing has been timed there yet
     began = perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=fresh) as process:
         while process.poll() is None and not any(out.glob("*/lock")):
             sleep(0.01)
         seconds = perf_counter() - began
@@ -251,7 +252,8 @@ def startup(folder: Path) -> Measurement:
 
 def _ours(folder: str, engine: str, *settings: str) -> Contender:
     name = " ".join([engine, *(setting for setting in settings if not setting.startswith("device="))])
-    return Contender(name, [sys.executable, "-m", "undergrowth.bench.ours", folder, engine, *settings])
+    command = [sys.executable, "-m", "undergrowth.bench.ours", folder, engine, *settings]
+    return Contender(name, command, {"XDG_CACHE_HOME": folder})  # what `auto` times is remembered for this contest only
 
 
 def _opponent(name: str, python: str, command: Sequence[str], folder: str, *words: str) -> Contender:

@@ -21,12 +21,14 @@ def engines(
     from undergrowth.core import InputError, nearest
     from undergrowth.engines import ENGINES
     from undergrowth.report.tables import table
+    from undergrowth.runs.choice import choose
 
-    if name is not None and name not in ENGINES:
-        raise InputError(f"engine '{name}' is not known; {nearest(name, ENGINES)}")
+    engines = {"auto": choose, **ENGINES}
+    if name is not None and name not in engines:
+        raise InputError(f"engine '{name}' is not known; {nearest(name, engines)}")
     found = [
         {"engine": each, "explanation": _text(engine), "example": f"undergrowth run --engine {each}"}
-        for each, engine in ENGINES.items()
+        for each, engine in engines.items()
         if name in (None, each)
     ]
     if json:

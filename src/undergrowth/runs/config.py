@@ -148,7 +148,7 @@ class LinksSection(Section):
 
 class RunSection(Section):
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
-    engine: str = "serial"
+    engine: str = "auto"
     device: str = "cpu"
     out: Place = "runs"
     workers: Count | None = None
