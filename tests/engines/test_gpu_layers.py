@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.engines.vector.convolution import gpu
+from undergrowth.engines.vector.convolution import kernels
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.normalisation import normalise
 from undergrowth.learning.descent import descend
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() or gpu() is None, reason="needs a GPU and Triton"),
+    pytest.mark.skipif(not torch.cuda.is_available() or kernels() is None, reason="needs a GPU and Triton"),
 ]
 
 # clients, samples of each, channels, side, outputs, window, padding, stride
@@ -40,7 +40,7 @@ def test_a_convolution(shape: tuple[int, ...], tf32: bool, allowed: float, share
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
-        found = gpu().convolve(x, *own, stride, padding)  # type: ignore[union-attr]
+        found = kernels().convolve(x, *own, stride, padding)  # type: ignore[union-attr]
         slope = torch.randn_like(found)
         gradients = torch.autograd.grad(found, (x, weight, bias), slope)
     finally:
@@ -86,7 +86,7 @@ def both(short: bool, sizes: tuple[float, ...], bad: float | None = None) -> lis
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = short
     try:
-        out = gpu().convolve(x.flatten(0, 1), weight, bias, 1, 1).unflatten(0, (3, 4))  # type: ignore[union-attr]
+        out = kernels().convolve(x.flatten(0, 1), weight, bias, 1, 1).unflatten(0, (3, 4))  # type: ignore[union-attr]
         return [out, *torch.autograd.grad(out, (x, weight, bias), slope)]
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
@@ -121,7 +121,7 @@ def test_a_linear_layer_that_descends(shape: tuple[int, ...], tf32: bool, allowe
 @pytest.mark.parametrize(("size", "side"), [(2, 8), (2, 9), (3, 10)])
 def test_pooling(size: int, side: int) -> None:
     x = torch.randn(6, 5, side, side, device="cuda", requires_grad=True)
-    found, wanted = gpu().pool(x, size), F.max_pool2d(x, size)  # type: ignore[union-attr]
+    found, wanted = kernels().pool(x, size), F.max_pool2d(x, size)  # type: ignore[union-attr]
     assert torch.equal(found, wanted)
     slope = torch.randn_like(wanted)
     assert torch.equal(torch.autograd.grad(found, x, slope)[0], torch.autograd.grad(wanted, x, slope)[0])

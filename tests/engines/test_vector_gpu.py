@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import pytest
@@ -101,6 +101,22 @@ def test_a_step_that_looks_at_a_value_is_stacked_but_not_recorded() -> None:
     (found,) = last_round(engine, task_with("mlp"), ROUNDS, method=Careful())
     assert engine.facts() == {"stacked": float(DEVICES), "not_stacked": 0.0}
     assert torch.equal(all_weights(found.up), mean_of(Vector(), "mlp", tf32=False))
+
+
+def test_rounding_does_not_decide_whether_clients_are_stacked() -> None:
+    """Adam's first step goes as far where a gradient is nothing but rounding; a resumed run must decide alike."""
+    train = Train(batch=2, lr=0.003, optimiser="adamw", weight_decay=1e-3)
+    task = replace(task_with("cnn"), train=train)
+    coarse = {name: (value * 7 / value.abs().max()).round() for name, value in task.model.initial(3).items()}
+    down = Packet({name: value * 0.01 for name, value in coarse.items()})
+    world = World(task, METHOD.client, {"server": METHOD.server}, POPULATION, device="cuda")
+    with torch_restored():
+        set_torch(False)
+        for pair in zip(POPULATION.devices[:24:2], POPULATION.devices[1:24:2]):
+            engine = Vector()
+            engine.open(world)
+            list(engine.run([Job("server", name, down, Context(1, name, 0)) for name in pair]))
+            assert engine.facts() == {"stacked": 2.0, "not_stacked": 0.0}
 
 
 def test_clients_of_the_benchmark_end_where_they_do_in_double_precision() -> None:

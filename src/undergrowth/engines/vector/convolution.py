@@ -7,6 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,7 +18,7 @@ def convolve(
     """x: K·B × C × H × W, weight: K × O × C/groups × h × w; gives K·B × O × H' × W'."""
     stride, padding, dilation = _pair(stride), _same(padding, weight), _pair(dilation)
     square = weight.shape[3] == weight.shape[4] and stride[0] == stride[1] and padding[0] == padding[1]
-    if x.is_cuda and square and groups == 1 and dilation == (1, 1) and (fast := gpu()):
+    if square and groups == 1 and dilation == (1, 1) and (fast := gpu(x)):
         return fast.convolve(x, weight, bias, stride[0], padding[0])  # type: ignore[no-any-return]
     return _grouped(x, weight, bias, stride, padding, dilation, groups)
 
@@ -36,9 +37,14 @@ def _grouped(
     return out.reshape(len(out), clients, -1, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
+def gpu(x: Tensor) -> ModuleType | None:
+    """The layers that have kernels of their own for such numbers. In double precision, torch's are taken."""
+    return kernels() if x.is_cuda and x.dtype != torch.float64 else None
+
+
 @cache
-def gpu() -> ModuleType | None:
-    """The layers that have kernels of their own, where Triton is there to compile them."""
+def kernels() -> ModuleType | None:
+    """None: Triton is not there to compile them."""
     try:
         return import_module("undergrowth.engines.vector.gpu")
     except ImportError:
@@ -50,7 +56,7 @@ def pool(x: Tensor, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mo
     size, padding, dilation = _pair(size), _pair(padding), _pair(dilation)
     stride = _pair(stride) if stride else size
     apart = size == stride and size[0] == size[1] and padding == (0, 0) and dilation == (1, 1) and not ceil_mode
-    if x.is_cuda and x.dim() == 4 and apart and (fast := gpu()):
+    if x.dim() == 4 and apart and (fast := gpu(x)):
         return fast.pool(x, size[0])  # type: ignore[no-any-return]
     return F.max_pool2d(x, size, stride, padding, dilation, ceil_mode)
 

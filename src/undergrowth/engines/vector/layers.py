@@ -97,7 +97,7 @@ class _Descending(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows, weight), needs_rows = ctx.saved_tensors, ctx.needs_input_grad[0]
-        fast = gpu() if weight.is_cuda else None
+        fast = gpu(weight)
         if fast is not None and fast.can_descend(rows, weight):
             to_rows = fast.descend(gradient, rows, weight.detach(), ctx.lr, needs_rows)
         else:

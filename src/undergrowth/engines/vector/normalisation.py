@@ -26,7 +26,7 @@ def normalise(
     innermost = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     maps = x.permute(0, 2, 3, 1) if innermost else x
     if training or running_mean is None or running_var is None:
-        if x.is_cuda and innermost and (fast := gpu()):
+        if innermost and (fast := gpu(x)):
             values = maps.reshape(clients, -1, x.shape[1])
             normalised: tuple[Tensor, ...] = fast.normalise(values, mask, weight, bias, eps)
             out, mean, variance, count = normalised

@@ -26,6 +26,7 @@ from undergrowth.engines.vector.room import Room
 from undergrowth.engines.vector.stack import Batches, Begun, brought, waves
 from undergrowth.engines.world import Done, Job, Settings, World, delivered, do, failed
 
+UNSTACKABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)  # what a step may raise in a stack
 WAITING = 4  # parts of stacks that may wait until a GPU has done them: those of one stack, and the last of that before
 
 
@@ -241,23 +242,31 @@ class Stacking:
 
         In double precision where that can be had: else a last digit could decide, and a resumed run decide otherwise.
         """
-        for number in (torch.float32,) if self.cuda else (torch.float64, torch.float32):
-            with suppress(RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
-                return self._agree_in(number, kind, some)
+        with suppress(*UNSTACKABLE):
+            self._look(kind, some)
+            for number in (torch.float64, torch.float32):
+                with suppress(*UNSTACKABLE):
+                    return self._agree_in(number, some)
         return False
 
-    def _agree_in(self, number: torch.dtype, kind: int, some: list[Begun]) -> bool:
+    def _look(self, kind: int, some: list[Begun]) -> None:
+        """Does a step on a GPU as it will be done: what memory it takes, and what it changes."""
+        if self._recordings.cuda:
+            batch, mask = Batches(some, self.world.device, len(some)).at(0, len(some))
+            before = stacked([each.carry for each in some])
+            self._room.begin()
+            after = self._step(before, batch, mask, client=some[0].client, clients=len(some))
+            self._room.measure(kind, len(some))
+            self._recordings.learn(kind, before, after)
+
+    def _agree_in(self, number: torch.dtype, some: list[Begun]) -> bool:
         def as_number(value: Tensor) -> Tensor:
             return value.to(number) if value.dtype == torch.float32 else value
 
         client, task = some[0].client, self.world.task
         carries = [changed(each.carry, as_number) for each in some]
         batch, mask = changed(Batches(some, self.world.device, len(some)).at(0, len(some)), as_number)
-        before = stacked(carries)
-        self._room.begin()
-        together = self._step(before, batch, mask, client=client, clients=len(some))
-        self._room.measure(kind, len(some))
-        self._recordings.learn(kind, before, together)
+        together = self._step(stacked(carries), batch, mask, client=client, clients=len(some))
         for place, (each, carry) in enumerate(zip(some, carries)):
             alone = client.step(task, carry, changed(next(iter(each.steps)), as_number))
             if not all(close(part(together[key], place), alone[key], carry.get(key)) for key in together):
