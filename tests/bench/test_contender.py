@@ -52,7 +52,7 @@ def script(folder: Path, text: str) -> Contender:
 def test_what_is_measured(tmp_path: Path) -> None:
     seen = watched(script(tmp_path, WORKS))
     assert (seen.title, seen.clients, seen.samples) == ("a fake", 3, 60)
-    assert 0.75 <= seen.cpu < 1.2  # two processes of 0.4 s each, one of them in a session of its own, and their start
+    assert 0.75 <= seen.cpu < 2.0  # two processes of 0.4 s each, one of them in a session of its own, and their start
     assert seen.seconds >= 2.4
     assert seen.startup >= seen.startup_cpu >= 0.75
     assert 200e6 < seen.memory < 400e6

@@ -111,7 +111,7 @@ def test_clients_that_cannot_be_timed_fail_in_the_run(monkeypatch, tmp_path):
 
     monkeypatch.setattr(GradientClient, "step", step)
     with pytest.raises(RunError, match=r"failed in round 1.*no luck"):
-        ug.run(clients=6, rounds=1, model="logistic", out=str(tmp_path))
+        ug.run(clients=6, rounds=400, model="logistic", out=str(tmp_path))
     store = Store(str(tmp_path))
     row = store.run(store.find("last"))
     store.close()
@@ -129,11 +129,20 @@ def test_a_fork_that_waits_for_ever_is_not_waited_for(monkeypatch):
 def test_of_a_brief_run_one_client_is_tried_and_nothing_is_gained(monkeypatch):
     tried: list[str] = []
     monkeypatch.setattr(choice, "_seconds", lambda engine, *_: (tried.append(type(engine).__name__), 1e-4)[1])
-    federation = federate(experiment(TREE))
+    federation = federate(experiment(LONG))
     alone, stacked = choice._timed(federation, choice.typical(federation, 6), 24)
     assert tried == ["Serial"] and alone == stacked and 24 * alone < choice.BRIEF
-    settings, told = choice.choose(federation)
-    assert settings == {"engine": "serial"} and told.startswith("took serial: all clients together take 0.0")
+
+
+def test_a_brief_run_is_serial_whatever_a_stack_would_gain(timed):
+    assert timed(0.1, 0.01) == ({"engine": "serial"}, "took serial: all clients together take 0.24 seconds")
+
+
+def test_of_a_very_brief_run_nothing_is_tried(monkeypatch):
+    monkeypatch.setattr(choice, "_timed", lambda *_: 1 / 0)
+    settings, told = choice.choose(federate(experiment({**TREE, "train": {"rounds": 2}})))
+    assert settings == {"engine": "serial"} and told == "took serial: there is little to compute"
+    assert choice.choose(federate(experiment(LONG)))[1] == "took serial: its clients could not be timed"
 
 
 def test_the_same_run_gets_the_same_engine_however_busy_the_machine_is(timed, cache):
@@ -167,7 +176,7 @@ def test_it_times_in_another_process(monkeypatch):
     """Whoever has trained on a machine with a GPU cannot fork workers that train."""
     seen: list[int] = []
     monkeypatch.setattr(choice, "_timed", lambda *_: (seen.append(os.getpid()), (1.0, 1.0))[1])
-    choice.choose(federate(experiment(TREE)))
+    choice.choose(federate(experiment(LONG)))
     assert seen == [], "only the fork has called it"
 
 

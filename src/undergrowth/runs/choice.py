@@ -34,6 +34,7 @@ TURNS, LONG = 5, 0.2  # the fastest of so many counts, or of those that are done
 VERY_LONG = 2.0  # seconds after which it does not matter that the first turn is a cold one
 PATIENCE = 120.0  # seconds after which a fork is taken for one that waits for ever
 CLEARLY = 1.5  # times faster: less may be noise, and another engine next time would give other last bits
+SLOW, CALLS = 2e9, 2e-3  # FLOPs a second of a slow core, and what the calls of a step take it
 BRIEF = 1.0  # seconds that all rounds take one client after the other: nothing is gained
 WORTH_FORKING = 0.2  # seconds that a round takes in one process
 
@@ -47,6 +48,8 @@ def choose(federation: Federation) -> tuple[dict[str, Any], str]:
     asked = math.ceil(federation.task.train.sample * len(federation.population.devices))
     jobs = typical(federation, min(asked, MOST))
     clients = asked * federation.task.train.rounds
+    if _at_most(federation, jobs[len(jobs) // 2]) * clients < BRIEF:
+        return {"engine": "serial"}, "took serial: there is little to compute"
     try:
         alone, stacked, forked = _measured(federation, jobs, clients)
     except Exception:  # which the run itself will meet, where it is told and nothing is lost
@@ -81,6 +84,14 @@ def typical(federation: Federation, count: int) -> list[Job]:
     names = sorted(packets, key=federation.population.size)
     middle = names[max(0, len(names) // 2 - count // 2) :][:count]
     return [Job("server", name, packets[name], Context(0, name, 0)) for name in middle]
+
+
+def _at_most(federation: Federation, job: Job) -> float:
+    """Seconds of a client, by counting: no core is slower, so where this is little nothing needs to be timed."""
+    train = federation.task.train
+    steps = train.epochs * math.ceil(federation.population.size(job.device) / train.batch)
+    work, _ = federation.clock.plain_timing(job.device, *federation.simulation.links.down(job.down), None)
+    return work.flops / SLOW + steps * CALLS
 
 
 def _measured(federation: Federation, jobs: Sequence[Job], clients: int) -> tuple[float, float, bool]:
