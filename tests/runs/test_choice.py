@@ -155,6 +155,12 @@ def test_the_same_run_gets_the_same_engine_however_busy_the_machine_is(timed, ca
     assert timed(200.0, 400.0)[0]["stack"] is False, "what cannot be read is measured again"
 
 
+def test_a_process_that_can_start_no_workers_gets_none_whatever_is_remembered(timed, monkeypatch):
+    assert timed(200.0, 190.0)[0]["engine"] == "processes"
+    monkeypatch.setattr(choice, "_trained", lambda: 1 / 0)  # as where a process has trained on a machine with a GPU
+    assert timed(200.0, 190.0)[0] == {"engine": "serial"}
+
+
 def test_where_nothing_can_be_remembered_it_is_measured_each_time(timed, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
