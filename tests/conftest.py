@@ -1,8 +1,8 @@
 """Tests see no GPU unless they are those for one: whatever trained on a machine with a GPU cannot be forked after.
 
 And they compute with one thread, as runs do, unless they say otherwise: the models are so small that threads only wait
-for each other, and on a busy machine a hundred times as long as they compute. What `auto` has timed is remembered in a
-folder of theirs.
+for each other, and on a busy machine a hundred times as long as they compute. Runs that name no engine are serial: the
+engine `auto` takes all of them for brief ones, but in the tests of it (`tests/runs/test_choice.py`).
 """
 
 from __future__ import annotations
@@ -20,5 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+def _brief(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from undergrowth.runs import choice
+
+    choice.BRIEF = float("inf")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))  # for what they start
