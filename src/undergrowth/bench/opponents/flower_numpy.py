@@ -91,8 +91,6 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    from opponents import (
-        flower_numpy,  # Ray sends what is in a module by name, and what is in the main program as a copy
-    )
+    from opponents import flower_numpy  # not the main program, of which Ray would send a copy
 
     flower_numpy.main(*sys.argv[1:])
