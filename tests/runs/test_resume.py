@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import undergrowth as ug
-from undergrowth.core import InputError
-from undergrowth.devices.meter import tensors_in
+from undergrowth.core import InputError, tensors_in
 from undergrowth.runs import Store, checkpoint
 from undergrowth.runs.run import resume, start
 

@@ -9,6 +9,7 @@ from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Alarm, Command, Drop, Node, Report, RoundEnd, Send
 from undergrowth.core.options import MOST, MOST_WHOLE, check_options, option
 from undergrowth.core.packet import Packet, Weights
+from undergrowth.core.pytree import Each, State, map_leaves, map_tensors, moved, pack, tensors_in, unpack
 from undergrowth.core.reducers import (
     PerCoordinateMean,
     Reducer,
@@ -25,7 +26,6 @@ from undergrowth.core.selector import All, Selector
 from undergrowth.core.server import Inner, Plan, Progress, Server, finite, not_finite
 from undergrowth.core.shard import Shard
 from undergrowth.core.task import Task, Train
-from undergrowth.core.tree import Each, State, moved, pack, unpack
 
 __all__ = [
     "MOST",
@@ -81,6 +81,8 @@ __all__ = [
     "folded",
     "joined",
     "lifted",
+    "map_leaves",
+    "map_tensors",
     "moved",
     "nearest",
     "not_finite",
@@ -88,6 +90,7 @@ __all__ = [
     "pack",
     "sampled",
     "shares",
+    "tensors_in",
     "unpack",
     "unusable",
 ]  # fmt: skip

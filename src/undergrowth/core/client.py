@@ -11,9 +11,9 @@ from torch import Tensor
 
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
+from undergrowth.core.pytree import State
 from undergrowth.core.shard import Shard
 from undergrowth.core.task import Task
-from undergrowth.core.tree import State
 
 Batch = Mapping[str, Tensor]
 Carry = dict[str, Any]

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 from undergrowth.core.client import Client
 from undergrowth.core.model import Model
 from undergrowth.core.packet import Weights
+from undergrowth.core.pytree import State
 from undergrowth.core.server import Inner, Server
 from undergrowth.core.task import Task
-from undergrowth.core.tree import State
 
 
 class Fitted(NamedTuple):

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
+from undergrowth.core.pytree import State
 from undergrowth.core.reducers import fold, unusable
 from undergrowth.core.selection import Knowledge, Nothing, View
 from undergrowth.core.server import Progress, Server, not_finite
 from undergrowth.core.task import Task
-from undergrowth.core.tree import State
 
 
 class Send(NamedTuple):  # a tuple, because a simulation makes millions of them

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
+from undergrowth.core.pytree import State
 from undergrowth.core.reducers import Reducer, folded
 from undergrowth.core.selection import View, share_of
 from undergrowth.core.task import Task
-from undergrowth.core.tree import State
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ that labels can stay real where a client looks at them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from undergrowth.core import Packet
+from undergrowth.core import tensors_in
 
 # An operation, with the shapes of its inputs → the shapes of its outputs, and its FLOPs. Shared by all meters:
 # methods differ in few operations. Emptied when it is full, which only a search over many models would see.
@@ -96,20 +96,6 @@ class Meter(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         self.live -= self._storages.pop(key)[0]
-
-
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """All tensors of a tree of plain containers and packets."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors_in(value)
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors_in(value)
-    elif isinstance(tree, Packet):
-        yield from tree.tensors.values()
 
 
 def _valueless(args: Any, kwargs: Any) -> bool:

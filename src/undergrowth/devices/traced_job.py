@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from undergrowth.core import Client, Context, InputError, Packet, RunError, Shard, State, Task, moved
-from undergrowth.devices.meter import Meter, tensors_in
+from undergrowth.core import Client, Context, InputError, Packet, RunError, Shard, State, Task, moved, tensors_in
+from undergrowth.devices.meter import Meter
 
 if TYPE_CHECKING:
     from undergrowth.devices.work import Tracer

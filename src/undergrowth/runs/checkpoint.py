@@ -19,8 +19,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from undergrowth.core import RunError, State, pack, unpack
-from undergrowth.devices.meter import tensors_in
+from undergrowth.core import RunError, State, pack, tensors_in, unpack
 from undergrowth.engines import States
 
 MOST_BYTES, MOST_DEVICES = 2**24, 2**14  # of own states in one file

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.core import Carry
-from undergrowth.devices.meter import tensors_in
+from undergrowth.core import Carry, tensors_in
 
 MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
 FINISH = "finish"  # the entry of a carry that no step looks at

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, LoopClient
-from undergrowth.devices.meter import tensors_in
+from undergrowth.core import Batch, Carry, LoopClient, tensors_in
 from undergrowth.engines.vector.carries import apart, copied, part
 from undergrowth.engines.vector.stack import Batches, borders
 

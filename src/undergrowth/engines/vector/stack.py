@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undergrowth.core import Carry, LoopClient, Shard, State, Steps
-from undergrowth.devices.meter import tensors_in
+from undergrowth.core import Carry, LoopClient, Shard, State, Steps, tensors_in
 from undergrowth.engines.vector.carries import FINISH, signature
 from undergrowth.engines.vector.room import GPU_CLIENTS
 from undergrowth.engines.world import Job

@@ -1,7 +1,7 @@
-"""State trees: nested plain containers of tensors and numbers, and their form on disk.
+"""Pytrees: nested plain containers of tensors and numbers. One walker for all of them, and their form on disk.
 
-Server state, device state and whole checkpoints are such trees. Nothing in them needs pickle: `pack` splits a
-tree into named tensors and a JSON text, `unpack` puts it together again, bit for bit.
+Server state, device state and whole checkpoints are pytrees. Nothing in them needs pickle: `pack` splits a pytree
+into named tensors and a JSON text, and `unpack` puts it together again, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,54 @@ from undergrowth.core.packet import Packet
 
 State = dict[str, Any]  # values: tensors, numbers, texts, None, packets, and lists, tuples or dicts of those
 V = TypeVar("V")
-_PLAIN = (bool, int, float, str)  # made once: a million small states are packed
+_PLAIN = (bool, int, float, str)  # one tuple for all calls, because a million small states are packed
+_MAPPINGS = (dict, Mapping)  # dict first: the check against the abstract class is slow
+
+
+def map_leaves(function: Callable[..., Any], pytree: Any, *others: Any) -> Any:
+    """A pytree of the same form whose leaves are `function(leaf, …)`.
+
+    Leaves are tensors and everything else that is not a dict, list, tuple or packet. `others` have the same form as
+    `pytree`; their leaves are the further arguments. Of a packet only the tensors are leaves.
+    """
+    if isinstance(pytree, Tensor):
+        return function(pytree, *others)
+    if isinstance(pytree, _MAPPINGS):
+        if not others:
+            return {name: map_leaves(function, value) for name, value in pytree.items()}
+        return {name: map_leaves(function, value, *(o[name] for o in others)) for name, value in pytree.items()}
+    if isinstance(pytree, list | tuple):
+        values = [map_leaves(function, *row) for row in zip(pytree, *others, strict=True)]
+        # A named tuple takes its values one by one.
+        return type(pytree)(*values) if hasattr(pytree, "_fields") else type(pytree)(values)
+    if isinstance(pytree, Packet):
+        tensors = map_leaves(function, pytree.tensors, *(other.tensors for other in others))
+        return Packet(tensors, pytree.scalars, pytree.tags)
+    return function(pytree, *others)
+
+
+def map_tensors(function: Callable[[Tensor], Any], pytree: Any) -> Any:
+    """A pytree of the same form with `function(tensor)` in place of every tensor."""
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, pytree)
+
+
+def tensors_in(pytree: Any) -> Iterator[Tensor]:
+    """All tensors of a pytree, in order."""
+    if isinstance(pytree, Tensor):
+        yield pytree
+    elif isinstance(pytree, _MAPPINGS):
+        for value in pytree.values():
+            yield from tensors_in(value)
+    elif isinstance(pytree, list | tuple):
+        for value in pytree:
+            yield from tensors_in(value)
+    elif isinstance(pytree, Packet):
+        yield from pytree.tensors.values()
+
+
+def moved(pytree: Any, torch_device: str | torch.device) -> Any:
+    """The same pytree with every tensor on `torch_device`."""
+    return map_tensors(lambda tensor: tensor.to(torch_device), pytree)
 
 
 class Each(Mapping[str, V]):
@@ -42,17 +89,17 @@ class Each(Mapping[str, V]):
         return len(self._names)
 
 
-def pack(tree: Any) -> tuple[dict[str, Tensor], str]:
+def pack(pytree: Any) -> tuple[dict[str, Tensor], str]:
     """The distinct tensors of a tree, and a JSON text that says where each belongs.
 
     A tensor that stands in several places (a model that was sent to a hundred devices) is stored once.
     """
     tensors: dict[str, Tensor] = {}
-    return tensors, json.dumps(_encoded(tree, tensors, {}))
+    return tensors, json.dumps(_encoded(pytree, tensors, {}))
 
 
 def unpack(tensors: Mapping[str, Tensor], text: str) -> Any:
-    """The tree that `pack` took apart."""
+    """The pytree that `pack` took apart."""
     return _decoded(json.loads(text), tensors)
 
 
@@ -94,16 +141,3 @@ def _decoded(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {key: _decoded(item, tensors) for key, item in value}
     items = [_decoded(item, tensors) for item in value]
     return items if kind == "list" else tuple(items)
-
-
-def moved(tree: Any, device: str | torch.device) -> Any:
-    """The same tree with every tensor on `device`."""
-    if isinstance(tree, Tensor):
-        return tree.to(device)
-    if isinstance(tree, Packet):
-        return Packet({k: v.to(device) for k, v in tree.tensors.items()}, tree.scalars, tree.tags)
-    if isinstance(tree, Mapping):
-        return {key: moved(value, device) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(moved(value, device) for value in tree)
-    return tree
