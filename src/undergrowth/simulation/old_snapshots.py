@@ -18,7 +18,10 @@ def upgrade_from_1(snapshot: State) -> State:
     clock = {"drawn": "used"}
     return {
         **{name: snapshot[name] for name in ("now", "jobs_done", "work_seconds", "totals", "waiting")},
-        "nodes": {name: _node(node, ids.get(name)) for name, node in snapshot["nodes"].items()},
+        # A node without rounds left has not been told of the open ask of its parent yet.
+        "nodes": {
+            name: _node(node, ids.get(name) if node["left"] else None) for name, node in snapshot["nodes"].items()
+        },
         "clock": {clock.get(name, name): value for name, value in snapshot["clock"].items()},
         "order": snapshot["tickets"],
         "events": [_event(event, ids) for event in snapshot["events"] if _is_current(event, tickets)],
@@ -28,7 +31,7 @@ def upgrade_from_1(snapshot: State) -> State:
 
 
 def _node(node: State, asked_by: tuple[str, int, int] | None) -> State:
-    """`asked_by`: the open ask of the node's parent."""
+    """`asked_by`: the ask of the parent that the node works for."""
     renamed = {"_asks": "plans", "_total": "partial"}
     new = {renamed.get(name, name.lstrip("_")): value for name, value in node.items()}
     out = {child: (child, round, node["_turns"][child] - 1) for child, round in node["_out"].items()}
