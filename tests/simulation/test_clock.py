@@ -12,7 +12,7 @@ import torch
 import undergrowth as ug
 from undergrowth.core import Model, Packet, Task, Train
 from undergrowth.data import load, partition
-from undergrowth.devices import Tracer, fleet, price
+from undergrowth.devices import Tracer, build_fleet, price_work
 from undergrowth.methods import FedAvg, FedBuff, FedFSC, FedProx
 from undergrowth.models import builder
 from undergrowth.runs.config import experiment
@@ -52,12 +52,12 @@ def rows_of(result: ug.Result, outcome: str = "arrived") -> list[Entry]:
 def test_every_figure_in_the_ledger_is_the_price_of_the_traced_work(name, method, digits, out):
     result = ug.run(method=method, data=digits, model="logistic", fleet=name, rounds=2, epochs=2, seed=SEED, out=out)
     work, bytes_down = traced(digits, method, epochs=2)
-    devices = fleet(name, digits.devices, SEED)
+    devices = build_fleet(name, digits.devices, SEED)
     rows = rows_of(result)
     assert len(rows) >= 8
     for row in rows:
         job = work[row.child]
-        cost = price(devices.profile(row.child), job, bytes_down, job.bytes_up)
+        cost = price_work(devices.profile(row.child), job, bytes_down, job.bytes_up)
         assert (row.bytes_down, row.bytes_up) == (bytes_down, job.bytes_up)
         assert (row.flops, row.memory, row.joules) == (job.flops, job.memory, cost.joules)
         assert (row.seconds_down, row.seconds_compute, row.seconds_up) == cost[:3]
@@ -65,7 +65,7 @@ def test_every_figure_in_the_ledger_is_the_price_of_the_traced_work(name, method
 
 def test_energy_is_power_times_the_time_it_is_drawn(out):
     result = ug.run(data=Own(), model=linear, fleet="phones", rounds=1, seed=SEED, out=out)
-    devices = fleet("phones", Own().devices, SEED)
+    devices = build_fleet("phones", Own().devices, SEED)
     for row in result.ledger.rows():
         profile = devices.profile(row.child)
         radio = row.bytes_down / profile.down + row.bytes_up / profile.up

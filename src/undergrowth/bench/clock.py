@@ -17,7 +17,7 @@ import torch
 from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemory, Writers
 from undergrowth.core import Model, Node, Packet, Task, Train
-from undergrowth.devices import fleet
+from undergrowth.devices import build_fleet
 from undergrowth.engines import Job, Outcome, Serial, World
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
@@ -113,6 +113,6 @@ def _simulation(
     node = Node("server", method.server, task, writers.devices, rounds)
     world = World(task, method.client, {"server": method.server}, population)
     engine.open(world)
-    spread = fleet(devices, writers.devices, 0)
+    spread = build_fleet(devices, writers.devices, 0)
     clock = FleetClock(spread, task, method.client, writers, world.states)
     return Simulation({"server": node}, {}, engine, clock)

@@ -7,7 +7,7 @@ into named tensors and a JSON text, and `unpack` puts it together again, bit for
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -60,6 +60,22 @@ def tensors_in(pytree: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
     elif isinstance(pytree, Packet):
         yield from pytree.tensors.values()
+
+
+def signature(pytree: Any, describe: Callable[[Any], Hashable]) -> Hashable:
+    """A hashable description of a pytree: its containers and keys, and `describe(leaf)` for every leaf.
+
+    Of a packet it contains the tensors as leaves, the names of the scalars without their values, and the tags.
+    """
+    if isinstance(pytree, Tensor):
+        return describe(pytree)
+    if isinstance(pytree, _MAPPINGS):
+        return (dict, *[(name, signature(value, describe)) for name, value in pytree.items()])
+    if isinstance(pytree, list | tuple):
+        return (list, *[signature(value, describe) for value in pytree])
+    if isinstance(pytree, Packet):
+        return (signature(pytree.tensors, describe), tuple(pytree.scalars), tuple(pytree.tags.items()))
+    return describe(pytree)
 
 
 def moved(pytree: Any, torch_device: str | torch.device) -> Any:

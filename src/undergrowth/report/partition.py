@@ -8,7 +8,7 @@ from typing import Any
 
 from undergrowth.core import InputError
 from undergrowth.data import bubbles, describe
-from undergrowth.devices import fleet
+from undergrowth.devices import build_fleet
 from undergrowth.methods import METHODS
 from undergrowth.report.figures import Figure
 from undergrowth.report.html import Page, escape
@@ -50,7 +50,7 @@ def tiers(record: Record, population: Any) -> dict[str, str]:
         return {str(device["device"]): str(device["tier"]) for device in record.devices}
     settings = experiment(record.row["experiment"]["settings"])
     try:
-        classes = fleet(settings.fleet.name, population.devices, settings.run.seed).classes
+        classes = build_fleet(settings.fleet.name, population.devices, settings.run.seed).classes
     except InputError:  # a fleet file that has gone since
         return {}
     return {device: tier for tier, devices in classes.items() for device in devices}

@@ -11,7 +11,7 @@ from torch import nn
 
 from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
 from undergrowth.data import Dataset, Pooled, Population
-from undergrowth.devices import Failures, Fleet, availability, fleet
+from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, Settings, States, World
 from undergrowth.learning import selection, selector
 from undergrowth.links import Links
@@ -90,7 +90,7 @@ def federate(
     shape = tree("star" if method.pooled else experiment.topology, population.devices)
     with_samples = set(asked)
     kind = "uniform" if method.pooled else experiment.fleet.name
-    devices = fleet(kind, population.devices, experiment.run.seed)
+    devices = build_fleet(kind, population.devices, experiment.run.seed)
     nodes: dict[str, Node] = {}
     for name, children in shape.children.items():
         nodes[name] = Node(
@@ -143,6 +143,6 @@ def clock_of(
     section = experiment.fleet
     there = None
     if section.availability != "always":
-        there = availability(section.availability, population.devices, experiment.run.seed)
+        there = build_availability(section.availability, population.devices, experiment.run.seed)
     failures = Failures(section.dropout, section.failure) if section.dropout or section.failure else None
     return FleetClock(devices, world.task, world.client, population, world.states, dtype, there, failures, world.links)
