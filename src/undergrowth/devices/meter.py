@@ -103,7 +103,7 @@ class Meter(TorchDispatchMode):
 def _is_meta(args: Any, kwargs: Any) -> bool:
     if kwargs.get("device") is not None and kwargs["device"].type == "meta":
         return True
-    return any(tensor.is_meta for tensor in tensors_in(args)) or any(tensor.is_meta for tensor in tensors_in(kwargs))
+    return any(tensor.is_meta for tensor in tensors_in((args, kwargs)))
 
 
 def _to_meta(leaf: Any) -> Any:

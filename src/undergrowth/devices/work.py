@@ -90,7 +90,7 @@ class Tracer:
         return self._latest[1].work(down.scalars, size, labels)
 
     def _find_trace(self, down: Packet, own: State) -> _Trace:
-        key = (signature(down, _describe), signature(own, _describe))
+        key = (down.signature, tuple(down.scalars), tuple(down.tags.items()), signature(own, _describe))
         trace = self._traces.get(key)
         if trace is None:
             trace = self._traces[key] = self._trace(down, own)
