@@ -51,7 +51,9 @@ def test_class_sizes_follow_the_largest_remainder():
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 500))
 @settings(max_examples=50, deadline=None)
 def test_every_class_is_within_one_device_of_its_fraction(weights, count):
-    rows = [FleetEntry(profile, weight / sum(weights)) for profile, weight in zip(PROFILES.values(), weights, strict=False)]
+    rows = [
+        FleetEntry(profile, weight / sum(weights)) for profile, weight in zip(PROFILES.values(), weights, strict=False)
+    ]
     found = sizes(Fleet(rows, devices(count), 0))
     assert sum(found.values()) == count
     assert all(abs(found.get(row.profile.name, 0) - row.fraction * count) < 1 for row in rows)
@@ -140,7 +142,10 @@ def test_a_wrong_number_of_devices_is_refused_with_both_numbers(written):
     ("text", "sentence"),
     [
         ("devices: [{profile: phone-low, share: 0.5}]", "shares add up to 0.5 and must add up to 1"),
-        ("devices: [{profile: phone-low, share: 0.5}, {profile: laptop, count: 1}]", "give every entry a share, or every entry a count"),
+        (
+            "devices: [{profile: phone-low, share: 0.5}, {profile: laptop, count: 1}]",
+            "give every entry a share, or every entry a count",
+        ),
         ("devices: [{profile: phone-low, share: 0.5, count: 1}]", "has a share and a count"),
         ("devices: [{profile: phone-lo, share: 1}]", "did you mean 'phone-low'"),
         ("devices: [{profile: phone-low, share: -1}]", "share is -1 and must be a number above 0"),

@@ -10,7 +10,9 @@ DEVICE = Profile("d", flops=10e9, share=0.5, memory=1000, down=2e6, up=1e6, late
 
 
 def test_seconds_and_joules():
-    found = price_work(DEVICE, Work(flops=20e9, memory=1000, steps=3, samples=10), bytes_down=4_000_000, bytes_up=500_000)
+    found = price_work(
+        DEVICE, Work(flops=20e9, memory=1000, steps=3, samples=10), bytes_down=4_000_000, bytes_up=500_000
+    )
     assert found.seconds_down == pytest.approx(0.1 + 2.0)
     assert found.seconds_compute == pytest.approx(4.0)
     assert found.seconds_up == pytest.approx(0.1 + 0.5)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Method, Model, Node, Shard, Task, Train, pack, unpack
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 from undergrowth.engines import Serial, World
 from undergrowth.models import builder
 from undergrowth.simulation import Clock, Simulation, Timing
 from undergrowth.topology import tree
 
 DATA = load("digits")
-POPULATION = partition(DATA, "dirichlet:0.5", 8, 0, holdout=0)
+POPULATION = partition_dataset(DATA, "dirichlet:0.5", 8, 0, holdout=0)
 Run = Callable[..., tuple[Simulation, World]]
 
 

@@ -11,7 +11,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Model, Packet, Task, Train
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 from undergrowth.devices import Tracer, build_fleet, price_work
 from undergrowth.methods import FedAvg, FedBuff, FedFSC, FedProx
 from undergrowth.models import builder
@@ -32,7 +32,7 @@ def out(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def digits():
-    return partition(load("digits"), "dirichlet:0.5", 8, SEED)
+    return partition_dataset(load("digits"), "dirichlet:0.5", 8, SEED)
 
 
 def traced(population, method, model: str = "logistic", **train):

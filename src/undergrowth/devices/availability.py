@@ -16,7 +16,7 @@ from undergrowth.core.notation import Form, Number, parse
 from undergrowth.devices.traces import read_trace
 
 DAY = 86_400.0  # seconds
-# Diurnal windows open and close on a grid that floats represent exactly, so that `on` and `until` agree to the last bit.
+# Diurnal windows open and close on a grid that floats represent exactly, so that `on` and `until` always agree.
 _TICKS = 1024  # per second
 _FORMS = {
     "always": Form(),
@@ -148,5 +148,5 @@ class Failures:
 
 
 def _uniform(context: Context, purpose: str) -> float:
-    """A number in [0, 1). A float holds 53 of the 63 bits of the key; the rest is cut, because rounding could give 1."""
+    """A number in [0, 1). A float holds 53 of the key's 63 bits; the others are cut, because rounding could give 1."""
     return (context.key(purpose) >> 10) * 2.0**-53

@@ -26,8 +26,8 @@ _READ = torch.ops.aten._local_scalar_dense.default  # called by `item`, `float`,
 _COPY = torch.ops.aten._to_copy.default
 
 
-# Operation and shapes of its inputs → meta tensors like its outputs, and its FLOPs. All meters share this cache, because
-# most methods call the same operations. It is cleared when it is full, which only a search over many models causes.
+# Operation and shapes of its inputs → meta tensors like its outputs, and its FLOPs. All meters share this cache,
+# because most methods call the same operations. It is cleared when it is full, after a search over many models.
 _CACHE: dict[Hashable, tuple[Any, int]] = {}
 _MAX_CACHED_OPERATIONS = 200_000
 

@@ -15,8 +15,8 @@ from undergrowth.core.pytree import signature
 from undergrowth.devices.traced_job import SHAPES, ClassCounts, TracedJob, TracedJobBuilder
 from undergrowth.learning.features import EVALUATION_BATCH
 
-# The shard sizes and the smaller batch size at which a job is traced. The shard sizes are round, so that a selector of a
-# fraction of the samples selects the same fraction of both. No batch has one sample, which batch normalisation refuses.
+# The shard sizes and the smaller batch size at which a job is traced. The shard sizes are round, so that a selector
+# selects the same fraction of both. No batch has only one sample, which batch normalisation refuses.
 SMALL_SHARD, LARGE_SHARD, SMALL_BATCH = 100, 200, 2
 
 Labels = Callable[[], ClassCounts | None]  # the number of samples of each class on a device; None: unknown

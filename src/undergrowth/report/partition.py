@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError
-from undergrowth.data import bubbles, describe
+from undergrowth.data import describe, draw_bubbles
 from undergrowth.devices import build_fleet
 from undergrowth.methods import METHODS
 from undergrowth.report.figures import Figure
@@ -58,7 +58,7 @@ def tiers(record: Record, population: Any) -> dict[str, str]:
 
 def holdings(population: Any) -> Figure:
     """Which device holds how much of which class; without the colours of a template, which the page sets itself."""
-    drawn = json.loads(bubbles(population.counts(), population.devices, population.dataset.class_names).to_json())
+    drawn = json.loads(draw_bubbles(population.counts(), population.devices, population.dataset.class_names).to_json())
     layout = {name: value for name, value in drawn["layout"].items() if name != "template"}
     title = {**layout["title"], "font": {"size": 15}, "x": 0, "xref": "paper", "xanchor": "left"}
     margin = {"l": 64, "r": 16, "t": 44, "b": 48}

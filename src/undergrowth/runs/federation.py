@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
-from undergrowth.data import Dataset, Pooled, Population
+from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, Settings, States, World
 from undergrowth.learning import selection, selector
@@ -66,7 +66,7 @@ def federate(
     population = population_of(experiment, data)
     public = public_of(experiment, population)
     if method.pooled:
-        population = Pooled(population)
+        population = PooledPopulation(population)
     notes: list[str] = []
     asked = [name for name in population.devices if population.size(name) > 0]
     odd = next((name for name in population.devices if "/" in name), None)
