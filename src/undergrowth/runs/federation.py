@@ -26,7 +26,7 @@ from undergrowth.runs.parts import (
     torch_device,
 )
 from undergrowth.simulation import FleetClock, Simulation
-from undergrowth.topology import tree
+from undergrowth.topology import build_topology
 
 
 @dataclass
@@ -87,7 +87,7 @@ def federate(
     if not isinstance(model, Model) or ladder:
         check_models(task, population.train(asked[0]).x[:1].to(device))
 
-    shape = tree("star" if method.pooled else experiment.topology, population.devices)
+    shape = build_topology("star" if method.pooled else experiment.topology, population.devices)
     with_samples = set(asked)
     kind = "uniform" if method.pooled else experiment.fleet.name
     devices = build_fleet(kind, population.devices, experiment.run.seed)
