@@ -92,33 +92,27 @@ class Recipe:
 
 def names() -> list[str]:
     """The names of the models; capital letters stand for numbers."""
-    return [architecture.name for architecture in TABLE]
+    return [row.name for row in TABLE]
 
 
 def describe(name: str) -> ModelEntry:
     """The description of a model. A name from `names()` with capital letters takes the numbers of its example."""
     shown = next((each.example for each in TABLE if each.name == name), name)
-    architecture, numbers = _find(shown)
-    recipe = Recipe(
-        architecture,
-        architecture.shape,
-        architecture.classes,
-        check_norm(architecture, shown, None),
-        {**architecture.options, **numbers},
-    )
+    row, numbers = _find(shown)
+    recipe = Recipe(row, row.shape, row.classes, check_norm(row, shown, None), {**row.options, **numbers})
     module = recipe.skeleton()
     return ModelEntry(
         name=name,
-        title=architecture.title,
-        source=architecture.source,
-        options=dict(architecture.options),
-        meanings=dict(architecture.meanings),
-        norms=tuple(architecture.norms),
+        title=row.title,
+        source=row.source,
+        options=dict(row.options),
+        meanings=dict(row.meanings),
+        norms=tuple(row.norms),
         levels=module.levels,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
-        shape=architecture.shape,
-        classes=architecture.classes,
-        example=f"model: {{{', '.join([f'name: {shown}', *_example_options(architecture)])}}}",
+        shape=row.shape,
+        classes=row.classes,
+        example=f"model: {{{', '.join([f'name: {shown}', *_example_options(row)])}}}",
     )
 
 
@@ -138,14 +132,14 @@ def builder(
     a file of initial weights; with `skip_head` the last layer is not loaded. Wrong arguments raise an `InputError`
     here, not when the module is built.
     """
-    architecture, numbers = _find(name)
-    kind = check_norm(architecture, name, norm)
+    row, numbers = _find(name)
+    kind = check_norm(row, name, norm)
     recipe = Recipe(
-        architecture,
-        check_shape(architecture, name, shape, kind),
+        row,
+        check_shape(row, name, shape, kind),
         check_classes(name, classes),
         kind,
-        {**check_options(architecture, name, options), **numbers},
+        {**check_options(row, name, options), **numbers},
         check_start(name, weights, skip_head),
         skip_head,
     )
@@ -156,17 +150,15 @@ def builder(
 
 
 def _find(name: str) -> tuple[Architecture, dict[str, int]]:
-    for architecture in TABLE:
-        numbers = architecture.numbers_in(name)
+    for row in TABLE:
+        numbers = row.numbers_in(name)
         if numbers is not None:
-            return architecture, numbers
-    raise InputError(
-        f"model: unknown name '{name}'; {nearest(name.lower(), [architecture.example for architecture in TABLE])}"
-    )
+            return row, numbers
+    raise InputError(f"model: unknown name '{name}'; {nearest(name.lower(), [row.example for row in TABLE])}")
 
 
-def _example_options(architecture: Architecture) -> list[str]:
+def _example_options(row: Architecture) -> list[str]:
     """The first option, or else a normalisation other than the default, for the example."""
-    for key, default in architecture.options.items():
+    for key, default in row.options.items():
         return [f"{key}: {list(default) if isinstance(default, tuple) else default}"]
-    return [f"norm: {norm}" for norm in list(architecture.norms)[1:2]]
+    return [f"norm: {norm}" for norm in list(row.norms)[1:2]]

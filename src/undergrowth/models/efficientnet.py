@@ -14,14 +14,7 @@ from itertools import groupby
 from torch import nn
 
 from undergrowth.models.architecture import Architecture
-from undergrowth.models.mobile import (
-    MIN_IMAGE_SIDE,
-    STRIDE_MEANING,
-    BlockSizes,
-    MobileDesign,
-    SqueezeExcitation,
-    build_mobile,
-)
+from undergrowth.models.mobile import MIN_IMAGE_SIDE, STRIDE_HELP, BlockSizes, Design, SqueezeExcitation, build_mobile
 from undergrowth.models.staged import Staged
 
 # Table 1 of the paper: group of blocks with the same map size, blocks, widening factor, kernel, stride, outputs.
@@ -46,7 +39,7 @@ def _blocks() -> Iterator[tuple[int, BlockSizes]]:
             inputs = outputs
 
 
-B0 = MobileDesign(
+B0 = Design(
     name="efficientnet-b0",
     stem=STEM,
     groups=tuple(tuple(sizes for _, sizes in rows) for _, rows in groupby(_blocks(), key=lambda row: row[0])),
@@ -70,5 +63,5 @@ EFFICIENTNET_B0 = Architecture(
     shape=(3, 32, 32),
     classes=10,
     options={"stride": 1},
-    meanings={"stride": STRIDE_MEANING},
+    meanings={"stride": STRIDE_HELP},
 )

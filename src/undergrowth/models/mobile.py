@@ -13,7 +13,7 @@ from undergrowth.models.staged import Staged
 
 # With a first convolution of stride 1, images are halved four times, rounded up: 17 pixels become two.
 MIN_IMAGE_SIDE = {"batch": 17, "group": 8}
-STRIDE_MEANING = "stride of the first convolution: 1 for small images, 2 (as published) for images of 224 pixels"
+STRIDE_HELP = "stride of the first convolution: 1 for small images, 2 (as published) for images of 224 pixels"
 
 
 class BlockSizes(NamedTuple):
@@ -45,7 +45,7 @@ class SqueezeExcitation(nn.Module):
         return gated
 
 
-class MobileDesign(NamedTuple):
+class Design(NamedTuple):
     """The design of one network, up to its pooled features."""
 
     name: str
@@ -78,7 +78,7 @@ class InvertedResidual(nn.Module):
         return x + inner if self.adds_input else inner
 
 
-def build_mobile(design: MobileDesign, channels: int, norm: str, stride: int, top: dict[str, nn.Module]) -> Staged:
+def build_mobile(design: Design, channels: int, norm: str, stride: int, top: dict[str, nn.Module]) -> Staged:
     """The stages of the design, then those of `top`. Levels low, mid and up are after the last three groups."""
     if stride not in (1, 2):
         raise InputError(f"model {design.name}: option stride must be 1 or 2, not {stride}")

@@ -12,19 +12,12 @@ from functools import partial
 from torch import nn
 
 from undergrowth.models.architecture import Architecture
-from undergrowth.models.mobile import (
-    MIN_IMAGE_SIDE,
-    STRIDE_MEANING,
-    BlockSizes,
-    MobileDesign,
-    SqueezeExcitation,
-    build_mobile,
-)
+from undergrowth.models.mobile import MIN_IMAGE_SIDE, STRIDE_HELP, BlockSizes, Design, SqueezeExcitation, build_mobile
 from undergrowth.models.staged import Staged
 
 HIDDEN = 1024
 # Table 2 of the paper: kernel, widened, outputs, squeezed units (a quarter, rounded to a multiple of 8), stride.
-SMALL = MobileDesign(
+SMALL = Design(
     name="mobilenetv3-small",
     stem=16,
     groups=(
@@ -67,5 +60,5 @@ MOBILENETV3_SMALL = Architecture(
     shape=(3, 32, 32),
     classes=10,
     options={"stride": 1},
-    meanings={"stride": STRIDE_MEANING},
+    meanings={"stride": STRIDE_HELP},
 )

@@ -33,7 +33,7 @@ def test_without_test_arrays_a_fraction_is_held_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keys", [("x", "y", "x_test", "y_test"), ("x_train", "y_train", "test_x", "test_y")])
 def test_with_test_arrays(keys: tuple[str, ...], tmp_path: Path) -> None:
-    arrays = dict(zip(keys, (X, Y[:, None], X[:5], Y[:5].astype(np.uint8))))
+    arrays = dict(zip(keys, (X, Y[:, None], X[:5], Y[:5].astype(np.uint8)), strict=True))
     dataset = load("npz", save(tmp_path, **arrays, class_names=np.array(["a", "b", "c", "d"])))
     assert len(dataset) == 40 and len(dataset.test_y) == 5 and dataset.class_names == ("a", "b", "c", "d")
     assert dataset.fields == {}
