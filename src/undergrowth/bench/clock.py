@@ -17,7 +17,7 @@ import torch
 from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemory, Writers
 from undergrowth.core import Model, Node, Packet, Task, Train
-from undergrowth.devices import fleet
+from undergrowth.devices import build_fleet
 from undergrowth.engines import Job, Outcome, Serial, World
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
@@ -112,7 +112,7 @@ def _simulation(
     method = FedAvg()
     node = Node("server", method.server, task, writers.devices, rounds)
     world = World(task, method.client, {"server": method.server}, population)
-    spread = fleet(devices, writers.devices, 0)
+    spread = build_fleet(devices, writers.devices, 0)
     clock = FleetClock(spread, task, method.client, writers, world.states)
     simulation = Simulation({"server": node}, {}, engine, world, clock)
     simulation.start()
