@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import undergrowth as ug
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 Run = Callable[..., ug.Result]
 

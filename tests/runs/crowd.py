@@ -11,7 +11,7 @@ BEGAN = time.perf_counter()
 import torch  # noqa: E402
 
 from undergrowth.core import Shard  # noqa: E402
-from undergrowth.runs.run import start  # noqa: E402
+from undergrowth.runs.execution import start  # noqa: E402
 
 
 class Crowd:

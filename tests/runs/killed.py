@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import undergrowth as ug
-from undergrowth.runs import checkpoint, store
-from undergrowth.runs.run import start
+from undergrowth.runs import atomic_files, store
+from undergrowth.runs.execution import start
 
 ROUNDS = 20
 
@@ -67,4 +67,4 @@ def kill_at(round: int, step: str) -> None:
         if here:
             die()
 
-    checkpoint.os.replace = replace_and_die
+    atomic_files.os.replace = replace_and_die

@@ -12,8 +12,8 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.core import RunError, Shard
-from undergrowth.runs import Store, checkpoint
-from undergrowth.runs.run import start
+from undergrowth.runs import Store, atomic_files
+from undergrowth.runs.execution import start
 
 from .objects import Faulty, Own, WithFault, digest, linear, without_wall
 
@@ -64,7 +64,7 @@ def whole(tmp_path) -> ug.Result:
 @pytest.mark.parametrize("place", ["fsync", "replace"])
 def test_a_full_disk_stops_the_run_and_costs_no_finished_round(place, out, whole):
     with pytest.MonkeyPatch.context() as patch:
-        fill = after(2, lambda execution: patch.setattr(checkpoint.os, place, raising(FULL)))
+        fill = after(2, lambda execution: patch.setattr(atomic_files.os, place, raising(FULL)))
         with pytest.raises(RunError, match=r"could not be written: No space left on device; `undergrowth resume"):
             start(tree(out), on_round=fill)
     assert kept(out) == ("failed", [1, 2])
@@ -76,7 +76,7 @@ def test_a_full_disk_stops_the_run_and_costs_no_finished_round(place, out, whole
 
 def test_a_disk_that_is_full_at_the_very_end_costs_nothing_either(out, whole):
     with pytest.MonkeyPatch.context() as patch:
-        fill = after(6, lambda execution: patch.setattr(checkpoint.os, "fsync", raising(FULL)))
+        fill = after(6, lambda execution: patch.setattr(atomic_files.os, "fsync", raising(FULL)))
         with pytest.raises(RunError, match=r"model\.safetensors' could not be written"):
             start(tree(out), on_round=fill)
     assert kept(out) == ("failed", [1, 2, 3, 4, 5, 6])

@@ -12,7 +12,7 @@ import pytest
 import undergrowth as ug
 from undergrowth.core import InputError
 from undergrowth.runs import Store
-from undergrowth.runs.run import resume, start
+from undergrowth.runs.execution import resume, start
 
 from .objects import dataset
 from .test_resume import ROUNDS, assert_same, tree, with_out
@@ -33,7 +33,7 @@ def test_a_run_that_ends_before_it_starts_is_not_taken_for_one_that_goes_on(tmp_
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["undergrowth.runs.run"], "set_torch", stop)
+        patch.setattr(sys.modules["undergrowth.runs.execution"], "set_torch", stop)
         with pytest.raises(error):
             start(with_out(tree(), str(tmp_path)))
     store = Store(str(tmp_path))
@@ -85,7 +85,7 @@ def test_runs_in_a_folder_that_cannot_be_written_to_can_be_looked_at(tmp_path: P
     assert ug.load("last", out=str(tmp_path)).history == whole.history
     assert sorted(tmp_path.iterdir()) == before
     monkeypatch.undo()
-    writer = Store(str(tmp_path))  # what it writes is not in the store's own file yet
+    writer = Store(str(tmp_path), write=True)  # what it writes is not in the store's own file yet
     writer.set_status(whole.run, "interrupted")
     monkeypatch.setattr("os.access", lambda *_: False)
     reader = Store(str(tmp_path))

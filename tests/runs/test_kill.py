@@ -10,7 +10,7 @@ import pytest
 import undergrowth as ug
 from undergrowth.core import InputError
 from undergrowth.runs import Store
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from ..warm import begin
 from .killed import ROUNDS, go, go_on, settings

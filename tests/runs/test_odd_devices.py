@@ -11,7 +11,7 @@ from torch import nn
 from undergrowth.core import Context, Model, Packet, Shard, Task
 from undergrowth.data import Partitioned, partition
 from undergrowth.learning import GradientClient
-from undergrowth.runs.parts import check_models
+from undergrowth.runs.builders import check_models
 
 from .objects import CLASSES, FEATURES, Faulty, Own, WithFault, dataset, digest, linear, normed
 

@@ -14,7 +14,7 @@ import pytest
 import undergrowth as ug
 from undergrowth.engines import States
 from undergrowth.runs import checkpoint
-from undergrowth.runs.run import resume, start
+from undergrowth.runs.execution import resume, start
 
 from .objects import digest, without_wall
 
@@ -79,7 +79,7 @@ def test_a_run_is_the_same_when_all_states_are_in_the_file(method, engine, tmp_p
 
 
 def test_states_of_many_devices_are_written_in_several_files_and_all_are_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "MOST_DEVICES", 2)
+    monkeypatch.setattr(checkpoint, "MAX_DEVICES_PER_FILE", 2)
     settings = {**tree("local", "serial", tmp_path / "whole"), "train": {"rounds": 4, "batch": 64}}
     whole = start(settings)
     assert files(whole) == sorted(

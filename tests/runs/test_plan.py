@@ -9,7 +9,7 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.methods import METHODS
-from undergrowth.runs.plan import takes_part
+from undergrowth.runs.planning import takes_part
 
 METHODS_ON_DEVICES = [name for name, kind in METHODS.items() if not kind.pooled]
 SETTINGS = {

@@ -13,9 +13,10 @@ import torch
 import undergrowth as ug
 from undergrowth.core import InputError, Shard
 from undergrowth.methods import FedAvg
-from undergrowth.runs.config import assign_text, experiment
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.execution import start
+from undergrowth.runs.experiment_file import assign_text
 from undergrowth.runs.federation import Federation, federate
-from undergrowth.runs.run import start
 
 from .objects import Own, dataset, linear
 
@@ -23,7 +24,7 @@ from .objects import Own, dataset, linear
 def federation(public: Any, **sections: Any) -> Federation:
     data = {"clients": 4, "partition": "dirichlet:1", **sections.pop("data", {})}
     tree = {"public": public, "data": data, "model": "logistic", **sections}
-    return federate(experiment(tree), FedAvg())
+    return federate(parse_experiment(tree), FedAvg())
 
 
 def test_a_share_is_taken_before_the_samples_are_spread() -> None:
@@ -42,7 +43,7 @@ def test_the_forms_say_the_same() -> None:
     assert torch.equal(bare.x, spelled.x) and torch.equal(bare.y, spelled.y) and torch.equal(bare.x, counted.x)
     tree: dict[str, Any] = {}
     assign_text(tree, "public=0.1")
-    assert experiment(tree).public.share == 0.1
+    assert parse_experiment(tree).public.share == 0.1
 
 
 def test_missing_classes_and_labels_that_nobody_may_read() -> None:
@@ -104,7 +105,7 @@ def test_an_object_of_the_users_has_its_own_or_names_another_set(run: Any) -> No
         run(data=Own(), model=linear, public=0.1)
     given = Own()
     given.public = Shard(torch.zeros(3, 6), torch.zeros(3, dtype=torch.int64))  # type: ignore[attr-defined]
-    assert len(federate(experiment({}), FedAvg(), given, linear).task.public) == 3
+    assert len(federate(parse_experiment({}), FedAvg(), given, linear).task.public) == 3
     run(data=dataset(), model=linear, public=0.1)
     run(data=replace(dataset(), fields={"ward": torch.arange(60) % 4}), partition="natural", clients=None, model=linear)
 

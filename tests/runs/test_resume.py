@@ -11,7 +11,7 @@ import torch
 import undergrowth as ug
 from undergrowth.core import InputError, tensors_in
 from undergrowth.runs import Store, checkpoint
-from undergrowth.runs.run import resume, start
+from undergrowth.runs.execution import resume, start
 
 from .objects import Own, dataset, digest, linear, normed, without_wall
 
@@ -79,7 +79,7 @@ CASES = {
                 "rounds": 4,
                 "lr": 0.01,
                 "optimiser": "adam",
-                "selection": "data",
+                "sampler": "data",
                 "selector": "kmeans:0.5",
             },
             fleet={"dropout": 0.2},
@@ -212,7 +212,7 @@ def test_old_checkpoints_are_tidied(case, out):
     settings = {**CASES[case], "train": {**CASES[case]["train"], "rounds": 30}}
     start(with_out(settings, out), on_round=lambda row, execution: most.append(len(files(out))))
     devices = 0 if case == "fedavg" else 4 + 1  # a file for every device's newest state, and those of the fall-back
-    assert max(most) <= checkpoint.KEPT + devices
+    assert max(most) <= checkpoint.KEPT_CHECKPOINTS + devices
     assert not list(Path(out).glob("*/checkpoints/*.part"))
 
 
@@ -230,5 +230,5 @@ def test_tensors_of_a_checkpoint_begin_in_memory_where_those_of_a_run_do(tmp_pat
     """Sums over values that begin elsewhere may be done in another order, and end in other last digits."""
     tree = {"one": torch.ones(1), "odd": [torch.rand(7), torch.rand(3, 5).half()], "counter": torch.tensor(3)}
     checksum = checkpoint.write(tmp_path / "file", tree)
-    for value in tensors_in(checkpoint.read(tmp_path / "file", checksum)):
+    for value in tensors_in(checkpoint.read(tmp_path / "file", checksum)[0]):
         assert value.data_ptr() % 64 == 0 and value.untyped_storage().nbytes() == value.nbytes

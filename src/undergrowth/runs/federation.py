@@ -15,16 +15,16 @@ from undergrowth.devices import Failures, Fleet, availability, fleet
 from undergrowth.engines import ENGINES, Engine, Settings, States, World
 from undergrowth.learning import selection, selector
 from undergrowth.links import Links
-from undergrowth.runs.config import Experiment
-from undergrowth.runs.parts import (
+from undergrowth.runs.builders import (
+    build_ladder,
+    build_method,
+    build_model,
+    build_population,
+    build_public,
     check_models,
-    ladder_of,
-    method_of,
-    model_of,
-    population_of,
-    public_of,
-    torch_device,
+    check_torch_device,
 )
+from undergrowth.runs.config import Experiment
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import tree
 
@@ -53,18 +53,18 @@ def federate(
     model: Callable[[], nn.Module] | Model | None = None,
 ) -> Federation:
     """Builds what the experiment names; objects of the user's stand in for names. A Model has been checked before."""
-    settings = experiment.settings()
-    method = method or method_of(experiment.method.name, experiment.method.options)
+    settings = experiment.train_settings()
+    method = method or build_method(experiment.method.name, experiment.method.options)
     check_options(method, "method")
     method.check()
     engine, engines = experiment.run.engine, [*ENGINES, "auto"]
     if engine not in engines:
         raise InputError(f"run.engine '{engine}' is not known; {nearest(engine, engines)}")
-    places = [torch_device(name) for name in engine_settings(experiment).devices]
+    places = [check_torch_device(name) for name in engine_settings(experiment).devices]
     # Worker processes have devices of their own; what the server does is done on the CPU.
     device = "cpu" if engine == "processes" else places[0]
-    population = population_of(experiment, data)
-    public = public_of(experiment, population)
+    population = build_population(experiment, data)
+    public = build_public(experiment, population)
     if method.pooled:
         population = Pooled(population)
     notes: list[str] = []
@@ -79,8 +79,8 @@ def federate(
     if len(asked) < len(population.devices):
         notes.append(f"{len(population.devices) - len(asked)} of {len(population.devices)} devices have no sample")
 
-    functional, ladder = model_of(experiment, population, model), ladder_of(experiment, population, model)
-    asks, picks = selection(experiment.train.selection, settings), selector(experiment.train.selector)
+    functional, ladder = build_model(experiment, population, model), build_ladder(experiment, population, model)
+    asks, picks = selection(experiment.train.sampler, settings), selector(experiment.train.selector)
     for each in (functional, *ladder.values()):
         each.mixed = experiment.run.precision == "bf16"
     task = Task(functional, population.classes, settings, asks, public, picks, ladder).to(device)

@@ -17,17 +17,19 @@ from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, mo
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import set_torch, torch_restored
 from undergrowth.engines.memory import garbage_waits
-from undergrowth.runs.checkpoint import Checkpoints, replace_file
+from undergrowth.runs.atomic_files import replace_file
+from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.choice import choose, settle
-from undergrowth.runs.config import Experiment, experiment
-from undergrowth.runs.ending import told
-from undergrowth.runs.evaluation import digest, fitted, score_all, score_devices
+from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.evaluation import digest, score_all, score_devices, with_model
 from undergrowth.runs.federation import Federation, engine_of, federate
-from undergrowth.runs.fingerprint import changed, fingerprint
-from undergrowth.runs.lock import held
+from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.lock import lock_run
 from undergrowth.runs.outlook import check_deadline
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
+from undergrowth.runs.status import record_status
 from undergrowth.runs.store import Store
+from undergrowth.runs.stored_experiment import option_defaults, stored_experiment
 
 MOST_NOTES = 50  # a run that goes wrong in every round says so often enough
 
@@ -159,7 +161,7 @@ class Execution:
 
 @torch_restored()
 def start(
-    tree: Mapping[str, Any],
+    raw: Mapping[str, Any],
     *,
     method: Method | None = None,
     data: Dataset | Population | None = None,
@@ -167,8 +169,8 @@ def start(
     on_start: Callable[[Execution], None] | None = None,
     on_round: OnRound | None = None,
 ) -> Result:
-    """A new run of the experiment that `tree` describes, with objects of the user's in place of names."""
-    settings = experiment(tree)
+    """A new run of the experiment that `raw` describes, with objects of the user's in place of names."""
+    settings = parse_experiment(raw)
     federation = federate(settings, method, data, model)
     check_deadline(federation)
     if settings.run.engine == "auto":
@@ -196,13 +198,14 @@ def start(
         population = federation.population
         kept = {
             "settings": json.loads(settings.model_dump_json()),
+            "defaults": option_defaults(settings),
             "objects": objects,
             "shape": list(population.shape),
             "classes": population.classes,
             "fingerprint": None if isinstance(data, Population) else fingerprint(population),
         }
         run = store.create(facts, kept)
-        with told(store, run, federation.notes), held(store.folder / run):
+        with record_status(store, run, federation.notes), lock_run(store.folder / run):
             return _carry_out(Execution(store, run, settings, federation), model, on_start, on_round)
     finally:
         store.close()
@@ -220,7 +223,7 @@ def resume(
     on_round: OnRound | None = None,
 ) -> Result:
     """Goes on after the last finished round. A run that used objects needs the same objects again."""
-    store = Store(out)
+    store = Store(out, write=True)
     try:
         name = store.find(run)
         row = store.run(name)
@@ -233,12 +236,12 @@ def resume(
                     f"run '{name}' was given a {part} object ({used}); resume it from Python: "
                     f"ug.resume('{name}', {part}=...)"
                 )
-        settings = experiment(row["experiment"]["settings"])
+        settings = stored_experiment(row)
         federation = federate(settings, method, data, model)
         before = row["experiment"].get("fingerprint")
-        if before is not None and changed(before, fingerprint(federation.population)):
+        if before is not None and differ(before, fingerprint(federation.population)):
             raise InputError(f"data: it is not what run '{name}' began with; bring that back, or start a new run")
-        with held(store.folder / name), told(store, name, federation.notes):
+        with lock_run(store.folder / name), record_status(store, name, federation.notes):
             execution = Execution(store, name, settings, federation)
             _restore(execution)
             federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
@@ -294,4 +297,4 @@ def final_model(federation: Federation) -> Mapping[str, Tensor]:
     models = federation.method.models(federation.task, root.state, own)
     population = federation.population
     chosen = "global" if "global" in models else max(models, key=lambda n: population.size(n) if n in own else 0)
-    return fitted(federation.task, models[chosen]).weights
+    return with_model(federation.task, models[chosen]).weights
