@@ -34,7 +34,7 @@ def old_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def version(folder: Path) -> int:
-    connection = sqlite3.connect(folder / FILE)
+    connection = sqlite3.connect(f"{(folder / FILE).as_uri()}?immutable=1", uri=True)
     try:
         return int(connection.execute("PRAGMA user_version").fetchone()[0])
     finally:
