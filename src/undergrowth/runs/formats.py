@@ -6,7 +6,6 @@ entry in `RENAMES`. A default that changes needs no upgrade: runs store the defa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -83,15 +82,6 @@ def check_format(what: str, found: int, newest: int) -> None:
             f"{what} was written by a newer version of undergrowth (format {found}; version {__version__} reads "
             f"formats up to {newest}); install the newer version"
         )
-
-
-def is_newer(version: str | None) -> bool:
-    """Whether a version of the package is newer than this one."""
-    return version is not None and _numbers(version) > _numbers(__version__)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def refuse_old_keys(raw: Mapping[str, Any]) -> None:

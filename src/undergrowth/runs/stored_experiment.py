@@ -7,11 +7,10 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from undergrowth import data, models
+from undergrowth import __version__, data, models
 from undergrowth.core import InputError
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, parse_experiment
-from undergrowth.runs.formats import is_newer
 
 
 def option_defaults(experiment: Experiment) -> dict[str, dict[str, Any]]:
@@ -37,10 +36,10 @@ def stored_experiment(row: Mapping[str, Any]) -> Experiment:
     try:
         return parse_experiment(fill(stored["settings"], stored["defaults"]))
     except InputError as error:
-        if not is_newer(row["version"]):
+        if row["version"] in (None, __version__):
             raise
-        written = f"run '{row['id']}' was written by undergrowth {row['version']}"
-        raise InputError(f"{written}, which is newer than this version: {error}; install that version") from None
+        versions = f"was written by undergrowth {row['version']}, and this is version {__version__}"
+        raise InputError(f"run '{row['id']}' {versions}: {error}") from None
 
 
 def fill(raw: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
