@@ -15,13 +15,13 @@ import undergrowth as ug
 from undergrowth import data, models
 from undergrowth.cli.app import app
 from undergrowth.core import InputError
+from undergrowth.exchange import COLUMNS
 from undergrowth.methods import METHODS
 from undergrowth.runs import checkpoint, formats, schema
 from undergrowth.runs.builders import build_method
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.store import FILE, Store
 from undergrowth.runs.stored_experiment import option_defaults, stored_experiment
-from undergrowth.simulation import COLUMNS
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from undergrowth import __version__
 from undergrowth.core import InputError, State
+from undergrowth.simulation.old_snapshots import upgrade_from_1
 
 Raw = dict[str, Any]
 
@@ -48,9 +49,14 @@ def _add_defaults(document: Raw) -> Raw:
 EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults}
 EXPERIMENT_FORMAT = 1
 
-# A checkpoint without a number has format 1. Upgrades take and return the state that `Checkpoints.load` returns first.
-CHECKPOINT_UPGRADES: dict[int, Callable[[State], State]] = {}
-CHECKPOINT_FORMAT = 1
+
+def _upgrade_simulation(state: State) -> State:
+    return {**state, "simulation": upgrade_from_1(state["simulation"])}
+
+
+# Upgrades take and return the state that a run saves. A checkpoint without a number has format 1.
+CHECKPOINT_UPGRADES: dict[int, Callable[[State], State]] = {1: _upgrade_simulation}
+CHECKPOINT_FORMAT = 2
 
 
 def upgrade_experiment(document: Raw, found: int) -> Raw:

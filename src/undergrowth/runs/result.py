@@ -12,10 +12,10 @@ import safetensors.torch
 from torch import nn
 
 from undergrowth.core import InputError
+from undergrowth.exchange import Entry
 from undergrowth.models import builder
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
-from undergrowth.simulation import Entry
 
 MODEL_FILE = "model.safetensors"
 

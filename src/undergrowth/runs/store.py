@@ -20,10 +20,10 @@ from typing import Any
 
 from undergrowth import __version__
 from undergrowth.core import InputError, RunError, nearest
+from undergrowth.exchange import COLUMNS, Entry
 from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
 from undergrowth.runs.lock import is_locked
 from undergrowth.runs.schema import SCHEMA_VERSION, migrate, migrated_copy, schema_version
-from undergrowth.simulation import COLUMNS, Entry
 
 FILE = "undergrowth.sqlite"
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
