@@ -123,7 +123,7 @@ def check_yaml(block: Block, place: str) -> None:
         return
     assert set(tree) <= set(Experiment.model_fields), f"{place}: neither an experiment nor a fleet file"
     settings = parse_experiment(tree)
-    settings.settings()
+    settings.train_settings()
     if block.mark == "run":
         start(tree)
     elif settings.data.name == "digits":

@@ -25,7 +25,7 @@ EXPECTED = ["4.3", "4.5", "4.7", "4.9", "5.4", "5.7", "5.11", "5.12", "6.3", "6.
 def could_run(tree: dict[str, Any]) -> None:
     """Everything that a run refuses before it looks at data."""
     settings = parse_experiment(tree)
-    train = settings.settings()
+    train = settings.train_settings()
     selection(settings.train.sampler, train)
     selector(settings.train.selector)
     method = build_method(settings.method.name, settings.method.options)

@@ -37,7 +37,7 @@ def test_a_share_is_taken_before_the_samples_are_spread() -> None:
     assert public.isdisjoint(tuple(x.flatten().tolist()) for shard in held for x in shard.x)
 
 
-def test_the_forms_say_the_same() -> None:
+def test_all_forms_of_the_section_give_the_same_data() -> None:
     bare, spelled = federation(0.1).task.public, federation({"share": 0.1, "labelled": True}).task.public
     counted = federation({"samples": 144}).task.public
     assert torch.equal(bare.x, spelled.x) and torch.equal(bare.y, spelled.y) and torch.equal(bare.x, counted.x)
@@ -46,7 +46,7 @@ def test_the_forms_say_the_same() -> None:
     assert parse_experiment(tree).public.share == 0.1
 
 
-def test_missing_classes_and_labels_that_nobody_may_read() -> None:
+def test_missing_classes_and_hidden_labels() -> None:
     assert set(federation({"share": 0.2, "missing": [0, 9]}).task.public.y.tolist()) == set(range(1, 9))
     assert set(federation({"share": 0.2, "labelled": False}).task.public.y.tolist()) == {-1}
 
@@ -72,7 +72,7 @@ def test_inputs_of_another_shape_are_refused(tmp_path: Path) -> None:
         federation({"name": "npz", "path": npz(tmp_path / "other.npz", (7,))})
 
 
-def test_natural_groups_share_what_is_left(tmp_path: Path) -> None:
+def test_natural_groups_get_the_remaining_samples(tmp_path: Path) -> None:
     data = {"name": "npz", "path": npz(tmp_path / "wards.npz", (6,), count=100), "partition": "natural:ward"}
     found = federation(0.2, data={**data, "clients": None})
     assert len(found.population.devices) == 5 and len(found.task.public) == 16  # of 80; 20 are the central test set
@@ -93,14 +93,14 @@ def test_natural_groups_share_what_is_left(tmp_path: Path) -> None:
         ("digit", "did you mean 'digits'?"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(run: Any, out: str, public: Any, words: str) -> None:
+def test_a_wrong_section_is_refused_in_one_sentence(run: Any, out: str, public: Any, words: str) -> None:
     with pytest.raises(InputError) as caught:
         run(public=public)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert not Path(out).exists()
 
 
-def test_an_object_of_the_users_has_its_own_or_names_another_set(run: Any) -> None:
+def test_a_population_object_has_its_own_public_samples(run: Any) -> None:
     with pytest.raises(InputError, match="spread over its devices already"):
         run(data=Own(), model=linear, public=0.1)
     given = Own()

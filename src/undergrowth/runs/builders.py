@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import Annotated, Any, get_type_hints
 
 import torch
+from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError, create_model
 from torch import nn
 
@@ -101,7 +102,7 @@ def _load(section: DataSection | PublicSection) -> Dataset:
     return load(section.name, section.path, **section.options)
 
 
-def _public_indices(experiment: Experiment, data: Dataset) -> Any:
+def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
     section = experiment.public
     return drawn(data, section.share, section.samples, section.missing, experiment.run.seed)
 
