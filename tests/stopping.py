@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import undergrowth as ug
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 
 def stopped_and_resumed(tree: dict[str, Any], after: int, out: str, **objects: Any) -> ug.Result:

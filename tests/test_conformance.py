@@ -13,8 +13,8 @@ import torch
 import undergrowth as ug
 from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
+from undergrowth.runs.execution import Execution, start
 from undergrowth.runs.result import MODEL_FILE
-from undergrowth.runs.run import Execution, start
 
 ENGINES_HERE = [name for name in ENGINES if name not in ("serial", "ray")]  # ray has tests of its own
 TOPOLOGIES = {"star": "star", "tree": "tree:2x3"}

@@ -11,7 +11,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.methods import METHODS
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from .stopping import facts, stopped_and_resumed
 from .test_conformance import settings, weights

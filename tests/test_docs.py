@@ -32,9 +32,9 @@ from typer.testing import CliRunner
 from undergrowth.cli.app import app
 from undergrowth.devices import describe as describe_fleet
 from undergrowth.methods import METHODS
-from undergrowth.runs.config import Experiment, experiment
+from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.execution import start
 from undergrowth.runs.federation import federate
-from undergrowth.runs.run import start
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -122,8 +122,8 @@ def check_yaml(block: Block, place: str) -> None:
         assert describe_fleet(fleet), place
         return
     assert set(tree) <= set(Experiment.model_fields), f"{place}: neither an experiment nor a fleet file"
-    settings = experiment(tree)
-    settings.settings()
+    settings = parse_experiment(tree)
+    settings.train_settings()
     if block.mark == "run":
         start(tree)
     elif settings.data.name == "digits":

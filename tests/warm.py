@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["undergrowth.runs.run", "undergrowth.engines", "sklearn.datasets"])
+FORKS.set_forkserver_preload(["undergrowth.runs.execution", "undergrowth.engines", "sklearn.datasets"])
 
 
 def begin(target: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Connection]:

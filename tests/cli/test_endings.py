@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import TINY, last_json
 from undergrowth.core import RunError
 from undergrowth.runs import Store
-from undergrowth.runs.run import Execution
+from undergrowth.runs.execution import Execution
 
 LONG = ("run", "--model", "logistic", "--clients", "4", "--rounds", "150", "--json")
 

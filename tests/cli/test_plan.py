@@ -9,8 +9,8 @@ import pytest
 import undergrowth as ug
 from tests.cli.conftest import last_json
 from undergrowth.core import InputError
-from undergrowth.runs.config import experiment
-from undergrowth.runs.plan import Outline, population_or_outline
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.planning import Outline, population_or_outline
 
 KEYS = [
     "method", "device", "devices", "flops", "memory_bytes", "bytes_down", "bytes_up", "seconds", "joules", "verdict",
@@ -77,8 +77,8 @@ def test_data_that_is_not_there(type_command, monkeypatch, tmp_path: Path) -> No
     assert last_json(done.stdout)[0]["devices"] == 20
     for section in ({"partition": "dirichlet:x"}, {"subset": 3}, {"path": "nowhere"}):
         with pytest.raises(InputError):
-            population_or_outline(experiment({"data": {"name": "cifar10", **section}}))
-    assert isinstance(population_or_outline(experiment({"data": "cifar10"})), Outline)
+            population_or_outline(parse_experiment({"data": {"name": "cifar10", **section}}))
+    assert isinstance(population_or_outline(parse_experiment({"data": "cifar10"})), Outline)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import last_json
 from undergrowth.reproduce import tables
 from undergrowth.runs import Store
-from undergrowth.runs.lock import held
+from undergrowth.runs.lock import lock_run
 
 
 def test_the_list(type_command) -> None:
@@ -86,5 +86,5 @@ def test_an_interrupted_table_can_go_on(process, tmp_path: Path) -> None:
     rows = Store(tmp_path / "runs").runs()
     assert 0 < len(rows) < 15 and {row["status"] for row in rows} <= {"done", "interrupted", "running"}
     for row in rows:  # nobody holds the lock of a run any more
-        with held(tmp_path / "runs" / row["id"]):
+        with lock_run(tmp_path / "runs" / row["id"]):
             pass

@@ -11,7 +11,7 @@ import yaml
 from tests.cli.conftest import TINY, last_json
 from undergrowth.cli.run import experiment_tree
 from undergrowth.core import InputError
-from undergrowth.runs import Store, config
+from undergrowth.runs import Store, config, experiment_file
 
 KEYS = [
     "run", "method", "data", "model", "seed", "rounds", "clients", "engine", "accuracy", "loss", "bytes_down",
@@ -62,7 +62,7 @@ def test_flags_win_over_settings_and_settings_over_the_file(tmp_path: Path) -> N
     tree, left_out = experiment_tree(
         str(file), ["train.rounds=2", "train.lr=0.2", "run.seed=2", "method.mu=0.7"], {"seed": 3, "clients": None}
     )
-    settings = config.experiment(tree)
+    settings = config.parse_experiment(tree)
     assert (settings.train.rounds, settings.train.lr, settings.train.batch) == (2, 0.2, 8)
     assert settings.run.seed == 3
     assert settings.method.options == {"mu": 0.7}
@@ -184,14 +184,14 @@ def test_a_file_in_the_place_of_the_store(type_command) -> None:
 
 def test_an_empty_section_has_its_defaults(type_command) -> None:
     Path("my.yaml").write_text("method:\ndata:\nmodel:\npublic:\nfleet:\nlinks:\ntopology:\ntrain:\nrun:\n")
-    assert config.experiment(config.read("my.yaml")) == config.Experiment()
+    assert config.parse_experiment(experiment_file.read("my.yaml")) == config.Experiment()
 
 
 def test_a_key_may_be_written_over_one_that_is_merged(type_command) -> None:
     Path("my.yaml").write_text("a: &a {rounds: 2, lr: 1}\nb: {c: &b {<<: *a, lr: 2}}\nd: {<<: *b, rounds: 3}\n")
-    assert config.read("my.yaml")["d"] == {"rounds": 3, "lr": 2}
+    assert experiment_file.read("my.yaml")["d"] == {"rounds": 3, "lr": 2}
 
 
 def test_assign_refuses_what_has_no_keys() -> None:
     with pytest.raises(InputError, match="'train' is 5"):
-        config.assign({"train": 5}, "train.lr", 1)
+        experiment_file.assign({"train": 5}, "train.lr", 1)

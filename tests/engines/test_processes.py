@@ -10,7 +10,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Packet
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from ..runs.objects import Faulty, Own, WithFault, digest, linear
 from ..stopping import stopped_and_resumed

@@ -20,7 +20,7 @@ from undergrowth.core import InputError, Packet, RunError
 from undergrowth.engines import Processes, Settings
 from undergrowth.engines.processes.engine import MOST_DEATHS
 from undergrowth.learning import Averaging
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from ..runs.objects import Own, digest, linear
 from ..warm import begin

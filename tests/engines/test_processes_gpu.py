@@ -25,8 +25,8 @@ from undergrowth.engines.processes import engine as engine_module
 from undergrowth.engines.processes import worker as worker_module
 from undergrowth.engines.processes.headcount import Profile
 from undergrowth.learning import Averaging
+from undergrowth.runs.execution import start
 from undergrowth.runs.result import MODEL_FILE
-from undergrowth.runs.run import start
 from undergrowth.runs.store import Store
 
 from ..runs.objects import digest

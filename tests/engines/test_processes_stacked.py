@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 
 import undergrowth as ug
+from undergrowth.runs.execution import Execution, start
 from undergrowth.runs.result import MODEL_FILE
-from undergrowth.runs.run import Execution, start
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "fedbuff"])

@@ -21,7 +21,7 @@ from undergrowth.engines.vector.recording import Recording
 from undergrowth.engines.vector.stacking import Stacking
 from undergrowth.methods import METHODS, FedAvg, FedFSC, FedProx
 from undergrowth.models import builder
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from ..test_conformance import settings, weights
 from .test_vector import DATA, POPULATION, check_same, outcomes

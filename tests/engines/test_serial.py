@@ -15,7 +15,7 @@ from undergrowth.engines import ENGINES, Job, Serial, World
 from undergrowth.engines.memory import RARER
 from undergrowth.learning import Averaging, GradientClient
 from undergrowth.methods import FedAvg
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from ..simulation.federations import TASK, NoData, Nudge
 

@@ -12,7 +12,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import InputError, Packet, Weights
-from undergrowth.runs.run import resume, start
+from undergrowth.runs.execution import resume, start
 
 from ..runs.objects import Own, linear, normed
 from ..stopping import facts
@@ -93,10 +93,10 @@ def test_changes_of_fedbuff_weigh_what_models_weigh(up, run):
     assert {row.seconds_up for row in arrived} == {expected / 1e6}
 
 
-@pytest.mark.parametrize("selection", ["uniform", "oort"])
-def test_a_number_more_weighs_eight_bytes_whatever_the_codec(selection, run):
-    result = run(links={"up": "topk:0.1+int4"}, selection=selection)
-    expected = upload("topk:0.1+int4", result.model.state_dict()) + (8 if selection == "uniform" else 16)
+@pytest.mark.parametrize("sampler", ["uniform", "oort"])
+def test_a_number_more_weighs_eight_bytes_whatever_the_codec(sampler, run):
+    result = run(links={"up": "topk:0.1+int4"}, sampler=sampler)
+    expected = upload("topk:0.1+int4", result.model.state_dict()) + (8 if sampler == "uniform" else 16)
     assert {row.bytes_up for row in result.ledger.rows()} == {expected}
 
 

@@ -185,5 +185,5 @@ def test_every_name_gives_its_selection(text, rule):
     ],
 )
 def test_a_wrong_name_is_refused_with_what_would_be_right(text, words):
-    with pytest.raises(InputError, match=rf"train\.selection '{text}'.*{words}"):
+    with pytest.raises(InputError, match=rf"train\.sampler '{text}'.*{words}"):
         selection(text, Train())

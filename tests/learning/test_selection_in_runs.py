@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Run:
 @pytest.mark.parametrize("topology", ["star", "tree:2x3"])
 def test_every_selection_goes_with_every_kind_of_method(run, selection, method, options, topology):
     settings = {"method": method, "options": options, "deadline": 9.0, "sample": 0.5, "topology": topology}
-    result = run(selection=selection, **settings)
+    result = run(sampler=selection, **settings)
     assert len(result.history) == 4
     assert all(row["arrived"] for row in result.history)
 
@@ -43,23 +43,23 @@ def test_every_selection_goes_with_every_kind_of_method(run, selection, method, 
 def test_devices_send_their_loss_only_where_the_selection_needs_it(run, method, options):
     uploads = {}
     for selection in SELECTIONS:
-        rows = run(method=method, options=options, selection=selection, deadline=20.0).ledger.rows()
+        rows = run(method=method, options=options, sampler=selection, deadline=20.0).ledger.rows()
         (uploads[selection],) = {row.bytes_up for row in rows if row.outcome == "arrived"}
     for selection, size in uploads.items():
         assert size - uploads["uniform"] == (8 if selection.startswith(("power", "oort")) else 0)
 
 
 def test_who_was_heard_with_fedbuff_is_not_asked_before_those_who_were_not(run):
-    rows = run(method="fedbuff", options={"buffer": 2, "concurrency": 2}, selection="power-of-choice:6").ledger.rows()
+    rows = run(method="fedbuff", options={"buffer": 2, "concurrency": 2}, sampler="power-of-choice:6").ledger.rows()
     asked = [row.child for row in sorted(rows, key=lambda row: row.start)]
     assert len(set(asked[:6])) == 6
 
 
 def test_fedcs_asks_nobody_who_would_be_late(run):
-    rows = list(run(selection="fedcs", deadline=9.0).ledger.rows())
+    rows = list(run(sampler="fedcs", deadline=9.0).ledger.rows())
     assert {row.child for row in rows} == {"phone-0", "phone-1", "phone-2", "phone-3"}
     assert {row.outcome for row in rows} == {"arrived"}
-    some = run(selection="fedcs", deadline=9.0, sample=1 / 3).ledger.rows()
+    some = run(sampler="fedcs", deadline=9.0, sample=1 / 3).ledger.rows()
     assert {row.child for row in some} == {"phone-0", "phone-1"}
 
 
@@ -69,18 +69,18 @@ def test_available_asks_nobody_who_would_leave_in_the_middle(run, tmp_path):
     trace.write_text(f"device,on,off\n{rows}", encoding="utf-8")
     asked = {}
     for selection in ("uniform", "available"):
-        result = run(selection=selection, availability=f"trace:{trace}", rounds=1)
+        result = run(sampler=selection, availability=f"trace:{trace}", rounds=1)
         asked[selection] = {row.child[-1]: row.outcome for row in result.ledger.rows()}
     assert {device for device, outcome in asked["uniform"].items() if outcome == "lost"} == {"2"}
     assert asked["available"] == dict.fromkeys("01345", "arrived")
 
 
 def test_power_of_choice_asks_everybody_before_it_asks_anybody_twice(run):
-    rows = list(run(selection="power-of-choice:6", sample=1 / 3, rounds=3).ledger.rows())
+    rows = list(run(sampler="power-of-choice:6", sample=1 / 3, rounds=3).ledger.rows())
     assert sorted(row.child[-1] for row in rows) == list("012345")
 
 
 def test_by_data_asks_large_devices_more_often(run):
-    result = run(data=Own(sizes=(2, 2, 2, 2, 2, 90)), selection="data", sample=1 / 6, rounds=20)
+    result = run(data=Own(sizes=(2, 2, 2, 2, 2, 90)), sampler="data", sample=1 / 6, rounds=20)
     asked = [row.child for row in result.ledger.rows()]
     assert asked.count("phone-5") > 13

@@ -15,8 +15,8 @@ from undergrowth.core import Context, Packet, Task, Train
 from undergrowth.learning import FewShot, GradientClient, KMeans, Random, selector
 from undergrowth.learning.gradient_client import ordered
 from undergrowth.methods import METHODS
-from undergrowth.runs.config import experiment
-from undergrowth.runs.run import start
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.execution import start
 
 from ..methods.test_fedft import digits, digits_task
 from ..test_conformance import settings
@@ -69,7 +69,7 @@ def test_a_device_trains_on_what_the_runs_selector_picks_and_counts_for_that(tex
 
 
 def test_all_is_the_default_bit_for_bit(run: Run) -> None:
-    assert experiment({}).train.selector == "all"
+    assert parse_experiment({}).train.selector == "all"
     assert run().summary["model_digest"] == run(selector="all").summary["model_digest"]
 
 

@@ -9,7 +9,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import InputError
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from ..fleet_files import fleet_file
 from ..runs.objects import Own, linear, normed
@@ -44,7 +44,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_twice_the_same_way(method, out, t
         "data": {"clients": 8, "partition": "dirichlet:0.5"},
         "model": "logistic",
         "fleet": {"name": "mixed-edge", "dropout": 0.1, "failure": 0.1},
-        "train": {"rounds": 10, "selection": "power-of-choice"},
+        "train": {"rounds": 10, "sampler": "power-of-choice"},
     }
     one, two = (start({**tree, "run": {"out": str(tmp_path / name)}}) for name in ("one", "two"))
     assert facts(one) == facts(two)

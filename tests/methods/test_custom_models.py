@@ -20,7 +20,7 @@ from undergrowth.learning.distillation import draw_of, draw_seed
 from undergrowth.learning.selectors import predictions
 from undergrowth.methods import FedAT, FedKAD, FedMD
 from undergrowth.models import builder
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 THREE = pytest.mark.parametrize("method", ["fedmd", "fedat", "fedkad"])
 LADDER = [{"name": "cnn", "hidden": 4}, {"name": "cnn", "hidden": 16}]

@@ -12,7 +12,7 @@ from torch import nn
 
 import undergrowth as ug
 from undergrowth.methods import FedAT, FedAvg, FedKAD
-from undergrowth.runs.config import experiment
+from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.preview import price_devices
 
@@ -51,7 +51,7 @@ def deadline_of(seed: int, public: Any) -> float:
         "run": {"seed": seed},
         "public": public,
     }
-    prospects = price_devices(federate(experiment(tree), FedAvg(), model=model))
+    prospects = price_devices(federate(parse_experiment(tree), FedAvg(), model=model))
     return sorted(prospect.timing.seconds for prospect in prospects)[3] * 1.0001
 
 

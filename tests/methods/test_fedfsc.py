@@ -19,7 +19,7 @@ from undergrowth.devices import Tracer
 from undergrowth.learning.few_shot import FEW_SHOT
 from undergrowth.methods import FedAvg, FedFSC, FedFSCPlus, FedProx, FSCProx, Moon
 from undergrowth.models import builder
-from undergrowth.runs.config import experiment
+from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.preview import price_devices
 
@@ -235,7 +235,7 @@ def settings_of(seed: int, **more: Any) -> dict[str, Any]:
 
 def deadline_of(seed: int, able: int = 8) -> float:
     """The seconds in which so many of twenty devices can do a round of FedAvg."""
-    settings = experiment(
+    settings = parse_experiment(
         {
             "data": {"clients": 20, "partition": "dirichlet:0.1"},
             "model": {"name": "mlp"},

@@ -15,7 +15,7 @@ from undergrowth.core import Context, Model, Packet, Shard, Task, Train
 from undergrowth.data import load
 from undergrowth.methods import FedAvg, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.models import builder
-from undergrowth.runs.config import experiment
+from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.preview import price_devices
 
@@ -155,7 +155,7 @@ def test_stacked_clients_give_the_same(run: Run, model: str, options: dict[str, 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_what_devices_keep_survives_a_restart(tmp_path: Path, run: Run, after: int) -> None:
-    from undergrowth.runs.run import start
+    from undergrowth.runs.execution import start
 
     options = {"name": "fedft-eds", "share": 0.5, "cache_features": True, "warm_rounds": 1}
     tree = {
@@ -211,7 +211,7 @@ def test_stragglers_that_can_tune_beat_those_that_are_dropped(run: Run) -> None:
 
 def deadline_of(seed: int) -> float:
     """The seconds in which eight of twenty devices can do a round of FedAvg."""
-    settings = experiment(
+    settings = parse_experiment(
         {
             "data": {"clients": 20, "partition": "dirichlet:0.1"},
             "model": {"name": "cnn", "hidden": 64},

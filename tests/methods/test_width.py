@@ -29,7 +29,7 @@ from undergrowth.learning import widths_of
 from undergrowth.methods import METHODS, FedRolex, FjORD, HeteroFL
 from undergrowth.methods.fjord import OrderedDropout
 from undergrowth.models import builder
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from ..fleet_files import fleet_file
 
@@ -169,7 +169,7 @@ def test_vector_and_serial_agree_also_with_samples_of_devices_and_codecs(method,
     sections = {
         "data": {"clients": 6},
         "fleet": {"name": "mixed-edge", "deadline": 2.0},
-        "train": {"sample": 0.7, "batch": 32, "momentum": 0.9, "selection": "fedcs"},
+        "train": {"sample": 0.7, "batch": 32, "momentum": 0.9, "sampler": "fedcs"},
         "links": {"up": "fp16", "down": "bf16", "feedback": False},
     }
     serial, vector = (

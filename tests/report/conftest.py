@@ -42,7 +42,9 @@ def record(
         "id": run, "created": "2026-01-01 00:00:00", "status": status, "method": kept["method"]["name"],
         "data": kept["data"]["name"], "model": kept["model"]["name"], "seed": 0, "rounds": rounds, "clients": devices,
         "engine": "serial", "notes": ["round 1: <b>strange</b>"], "summary": history[-1] if history else {},
-        "experiment": {"settings": kept, "objects": objects or {"method": None, "data": None, "model": None}},
+        "version": None, "experiment": {
+            "settings": kept, "defaults": {}, "objects": objects or {"method": None, "data": None, "model": None},
+        },
     }  # fmt: skip
     return Record(run, row, history, facts, f"undergrowth resume {run}")
 

@@ -230,7 +230,7 @@ def test_runs_that_cannot_be_set_up_again(tmp_path: Path) -> None:
     alone = ug.run(method="central", model="mlp", clients=2, rounds=1, out=out).run
     stopped = ug.run(model="mlp", clients=2, rounds=1, out=out).run
     file.unlink()
-    store = Store(out)
+    store = Store(out, write=True)
     store.set_status(stopped, "interrupted")
     store.close()
     found = ug.report.analyse([gone, alone, stopped], ["cka", "bias", "efficiency"], out)

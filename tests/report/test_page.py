@@ -17,7 +17,8 @@ from undergrowth.report.command import command
 from undergrowth.report.page import page
 from undergrowth.report.partition import partition_of
 from undergrowth.report.record import labels
-from undergrowth.runs import config
+from undergrowth.runs import experiment_file
+from undergrowth.runs.config import parse_experiment
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +93,8 @@ def test_the_command_does_the_same_again(settings) -> None:
     tree: dict = {}
     for flag, value in zip(words[2::2], words[3::2]):
         place = PLACES.get(flag.removeprefix("--"))
-        config.assign_text(tree, value if place is None else f"{place}={value}")
-    assert config.experiment(tree) == config.experiment(settings)
+        experiment_file.assign_text(tree, value if place is None else f"{place}={value}")
+    assert parse_experiment(tree) == parse_experiment(settings)
 
 
 def test_objects_cannot_be_typed() -> None:

@@ -16,19 +16,19 @@ from undergrowth.models import builder
 from undergrowth.reproduce import SCALES, tables
 from undergrowth.reproduce.cells import cells
 from undergrowth.reproduce.findings import verdicts
-from undergrowth.runs.config import experiment
-from undergrowth.runs.parts import method_of
+from undergrowth.runs.builders import build_method
+from undergrowth.runs.config import parse_experiment
 
 EXPECTED = ["4.3", "4.5", "4.7", "4.9", "5.4", "5.7", "5.11", "5.12", "6.3", "6.8", "6.10"]
 
 
 def could_run(tree: dict[str, Any]) -> None:
     """Everything that a run refuses before it looks at data."""
-    settings = experiment(tree)
-    train = settings.settings()
-    selection(settings.train.selection, train)
+    settings = parse_experiment(tree)
+    train = settings.train_settings()
+    selection(settings.train.sampler, train)
     selector(settings.train.selector)
-    method = method_of(settings.method.name, settings.method.options)
+    method = build_method(settings.method.name, settings.method.options)
     check_options(method, "method")
     method.check()
     entry = describe(settings.data.name)

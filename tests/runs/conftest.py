@@ -1,15 +1,17 @@
-"""Runs that take a twentieth of a second, in a folder of their own."""
+"""Small runs in a temporary output folder."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import undergrowth as ug
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 Run = Callable[..., ug.Result]
 
@@ -29,7 +31,7 @@ def out(tmp_path: Any) -> str:
 
 @pytest.fixture
 def run(out: str) -> Run:
-    """ug.run with small settings."""
+    """`ug.run` with small settings."""
 
     def go(**settings: Any) -> ug.Result:
         small = {"model": "logistic", "rounds": 3, "out": out}
@@ -42,7 +44,7 @@ def run(out: str) -> Run:
 
 @pytest.fixture
 def interrupted(out: str) -> Callable[..., None]:
-    """Starts a run and stops it as Ctrl-C would, after so many rounds."""
+    """Starts a run and interrupts it after the round `after`, as Ctrl-C does."""
 
     def go(tree: dict[str, Any], after: int, **objects: Any) -> None:
         def stop(row: Any, execution: Any) -> None:
@@ -52,5 +54,29 @@ def interrupted(out: str) -> Callable[..., None]:
         settings = {**tree, "run": {"out": out, **tree.get("run", {})}}
         with pytest.raises(KeyboardInterrupt):
             start(settings, on_round=stop, **objects)
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def run_and_copy(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[ug.Result, Path]]:
+    """Runs an experiment; returns its result and a copy of its folder as `kill -9` after a round leaves it behind.
+
+    The same experiment runs only once per module.
+    """
+    known: dict[str, tuple[ug.Result, Path]] = {}
+
+    def go(raw: dict[str, Any], after: int, **objects: Any) -> tuple[ug.Result, Path]:
+        key = f"{raw} {after} {objects}"
+        if key not in known:
+            folder = tmp_path_factory.mktemp("run")
+
+            def copy(row: Any, execution: Any) -> None:
+                if row["round"] == after:
+                    shutil.copytree(folder / "whole", folder / "copy")
+
+            experiment = {**raw, "run": {**raw.get("run", {}), "out": str(folder / "whole")}}
+            known[key] = start(experiment, on_round=copy, **objects), folder / "copy"
+        return known[key]
 
     return go

@@ -1,21 +1,18 @@
-"""Starts a run with very many devices and prints seconds to the first finished round, peak bytes, shards made."""
+"""Runs an experiment with very many devices and prints its peak memory in bytes and how many shards were made."""
 
 import json
 import resource
 import sys
-import time
 from pathlib import Path
 
-BEGAN = time.perf_counter()
+import torch
 
-import torch  # noqa: E402
-
-from undergrowth.core import Shard  # noqa: E402
-from undergrowth.runs.run import start  # noqa: E402
+from undergrowth.core import Shard
+from undergrowth.runs.execution import start
 
 
 class Crowd:
-    """Makes a shard when it is asked for."""
+    """A population that makes shards on demand and counts them."""
 
     name, classes, shape = "crowd", 10, (1, 28, 28)
 
@@ -41,8 +38,8 @@ class Crowd:
         return 50
 
 
-def most_memory() -> int:
-    """Bytes. On Linux getrusage also counts the process that started this one, and a test may be large."""
+def peak_memory() -> int:
+    """Peak memory in bytes. On Linux getrusage also counts the parent process, which may be large."""
     status = Path("/proc/self/status")
     if status.exists():
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line[:5] == "VmHWM")
@@ -51,18 +48,15 @@ def most_memory() -> int:
 
 def main(count: int, out: str) -> None:
     crowd = Crowd(count)
-    first: list[float] = []
     settings = {
         "model": "logistic",
         "train": {"rounds": 3, "sample": 10 / count},
         "run": {"out": out, "seed": 1},
     }
-    result = start(settings, data=crowd, on_round=lambda row, execution: first.append(time.perf_counter() - BEGAN))
-    peak = most_memory()
+    result = start(settings, data=crowd)
+    peak = peak_memory()
     asked = sum(row["rounds"] for row in result.clients)
-    print(
-        json.dumps({"first": first[0], "peak": peak, "made": crowd.made, "asked": asked, "rows": len(result.clients)})
-    )
+    print(json.dumps({"peak": peak, "made": crowd.made, "asked": asked, "rows": len(result.clients)}))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""Runs in processes of their own, for tests that kill them."""
+"""Runs in separate processes, for tests that kill them."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-import undergrowth as ug
-from undergrowth.runs import checkpoint, store
-from undergrowth.runs.run import start
+from undergrowth.runs import atomic_files, store
+from undergrowth.runs.execution import resume, start
 
-ROUNDS = 20
+ROUNDS = 8
 
 
-def settings(out: str, method: str = "fedavgm", seed: int = 0) -> dict:
+def settings(out: str, method: str = "fedavgm", seed: int = 0) -> dict[str, Any]:
     return {
         "method": method,
         "data": {"name": "digits", "clients": 4},
@@ -24,24 +24,29 @@ def settings(out: str, method: str = "fedavgm", seed: int = 0) -> dict:
     }
 
 
-def go(said: Connection, out: str, method: str = "fedavgm", seed: int = 0, *death: Any) -> None:
-    """Says "started" when the first round begins, and the model's digest at the end.
+def run(pipe: Connection, out: str, method: str = "fedavgm", seed: int = 0, *death: Any) -> None:
+    """Sends the number of every finished round, and the digest of the model at the end.
 
-    With a round and a step, as `death`, it kills itself at that step of saving that round.
+    With a round and a step as `death`, the process kills itself at that step of saving that round.
     """
     if death:
         kill_at(*death)
-    result = start(settings(out, method, seed), on_start=lambda execution: said.send("started"))
-    said.send(result.summary["model_digest"])
+    result = start(settings(out, method, seed), on_round=_send_rounds(pipe))
+    pipe.send(result.summary["model_digest"])
 
 
-def go_on(said: Connection, out: str) -> None:
-    said.send("up")
-    ug.resume("last", out)
+def resume_run(pipe: Connection, out: str) -> None:
+    """Sends the number of every finished round."""
+    resume("last", out, on_round=_send_rounds(pipe))
+
+
+def _send_rounds(pipe: Connection) -> Callable[[Any, Any], None]:
+    return lambda row, execution: pipe.send(row["round"])
 
 
 def kill_at(round: int, step: str) -> None:
-    """SIGKILL before the checkpoint is moved into place, after that, or after the store has the round."""
+    """SIGKILL before the checkpoint is moved into place (drafted), after that (moved), or after the store has the
+    round (stored)."""
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -67,4 +72,4 @@ def kill_at(round: int, step: str) -> None:
         if here:
             die()
 
-    checkpoint.os.replace = replace_and_die
+    atomic_files.os.replace = replace_and_die

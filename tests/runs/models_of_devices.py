@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from undergrowth.engines import states
-from undergrowth.runs.run import resume, start
+from undergrowth.runs.execution import resume, start
 
 states.ROOM = 2**24
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Small things of a user's own: data, populations, models and clients that go wrong in a chosen way."""
+"""Objects that a user could pass: data, populations, models, and clients that fail in a chosen way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dataset(count: int = 60, **changes: Any) -> Dataset:
 
 @dataclass
 class Own:
-    """A population of the user's: as many samples for every device as the test says."""
+    """A population with the given number of samples per device."""
 
     sizes: tuple[int, ...] = (8, 12, 16, 20)
     changes: Mapping[str, Callable[[Shard], Shard]] = field(default_factory=dict)
@@ -65,13 +65,13 @@ def linear() -> nn.Module:
 
 
 def normed() -> nn.Module:
-    """A net with buffers."""
+    """A model with buffers."""
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
 
 
 @dataclass(frozen=True)
 class Faulty(GradientClient):
-    """Trains as usual, and does what a test says in one device's job."""
+    """A client that applies `fault` to the upload of one device."""
 
     device: str = ""
     round: int | None = None
@@ -95,7 +95,7 @@ class WithFault(Method):
 
 
 def independent_digest(module: nn.Module) -> str:
-    """SHA-256 of a module's tensors by sorted name, written without the package."""
+    """SHA-256 of a module's tensors by sorted name, computed without the package."""
     total = hashlib.sha256()
     state = module.state_dict()
     for name in sorted(state):
@@ -108,5 +108,5 @@ def digest(result: ug.Result) -> str:
 
 
 def without_wall(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Everything of a history but the times on the wall."""
+    """A history without its wall-clock times."""
     return [{name: value for name, value in row.items() if name != "wall_seconds"} for row in history]

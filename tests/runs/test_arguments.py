@@ -1,4 +1,4 @@
-"""What Python users pass to run, plan, load and resume: what is taken, and what is refused in one sentence."""
+"""Arguments of `run`, `plan`, `load` and `resume`: which are accepted, and which are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def test_an_argument_of_the_wrong_kind_is_refused(run, out, settings, words):
     assert not Path(out).exists()
 
 
-def test_a_plan_refuses_what_is_no_method():
+def test_plan_refuses_objects_that_are_not_methods():
     for odd in (3, [3], [None]):
         with pytest.raises(InputError, match=r"method: .* is neither a name nor a Method"):
             ug.plan(odd, model="logistic", clients=4)
 
 
 @pytest.mark.parametrize("odd", [None, 3, ""])
-def test_a_run_that_is_no_text_is_refused(run, out, odd):
+def test_a_run_id_that_is_not_text_is_refused(run, out, odd):
     run(rounds=1)
     for look in (ug.load, ug.resume):
         with pytest.raises(InputError, match=rf"run {odd!r} must be the id of a run, the beginning of one, or 'last'"):
             look(odd, out=out)
 
 
-def test_places_may_be_paths(run, out, tmp_path):
+def test_paths_may_be_path_objects(run, out, tmp_path):
     x, y = np.random.default_rng(0).random((40, 6), dtype=np.float32), np.arange(40) % 3
     np.savez(tmp_path / "own.npz", x=x, y=y)
     result = run(data="npz", path=tmp_path / "own.npz", out=Path(out), rounds=1)

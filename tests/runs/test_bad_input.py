@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong is refused in one sentence, before anything starts and without leaving a run behind."""
+"""Wrong input is refused in one sentence, before anything starts and without leaving a run behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NAMES = {
     "public key": ({"public": {"name": "digits", "sampels": 3}}, "no option 'sampels'", "did you mean 'samples'?"),
     "model key": ({"model_options": {"nrom": "batch"}}, "unknown option 'nrom'", "did you mean 'norm'?"),
     "down": ({"links": {"down": "zip"}}, "links.down 'zip' is not known", "choose one of: bf16, fp16, int4, int8,"),
-    "up": ({"links": {"up": "zip"}}, "links.up: codec 'zip' is not known", "topk:SHARE"),
+    "up": ({"links": {"up": "zip"}}, "links.up 'zip' is not known", "choose one of: bf16, fp16, int4, int8, topk"),
     "data option": ({"data_options": {"foo": 1}}, "'foo'", "train_samples"),
     "model option": ({"model": "mlp", "model_options": {"hiden": [4]}}, "'hiden'", "hidden"),
     **{

@@ -15,7 +15,7 @@ from undergrowth.engines import Serial
 from undergrowth.learning import GradientClient
 from undergrowth.methods import FedAvg
 from undergrowth.runs import choice
-from undergrowth.runs.config import experiment
+from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.store import Store
 
@@ -46,7 +46,7 @@ def timed(monkeypatch):
 
         monkeypatch.setattr(choice, "_timed", here)
         monkeypatch.setattr(choice, "cores", lambda: cores)
-        return choice.choose(federate(experiment(LONG)))
+        return choice.choose(federate(parse_experiment(LONG)))
 
     parent = os.getpid()
     return go
@@ -88,13 +88,13 @@ def test_of_long_clients_few_are_tried_and_only_their_first_steps(monkeypatch, s
 
     monkeypatch.setattr(choice, "_seconds", seconds)
     data = {"clients": 40, "train_samples": 480, "partition": "iid", "holdout": 0}
-    federation = federate(experiment({**TREE, "data": data, "train": {"batch": 1}}))
+    federation = federate(parse_experiment({**TREE, "data": data, "train": {"batch": 1}}))
     assert choice._timed(federation, choice.typical(federation, 32), 10**9) == pytest.approx((12 * step, 12 * step))
     assert tried == expected
 
 
 def test_what_disturbs_one_turn_does_not_count(monkeypatch):
-    federation = federate(experiment(TREE))
+    federation = federate(parse_experiment(TREE))
     for turns, expected in [([9e-3, 4e-2, 1e-1, 1e-2, 4e-2, 1e-3], 5e-4), ([1e-3, 0.3], 0.15), ([2.5], 1.25)]:
         clock = iter([sum(turns[: (at + 1) // 2]) for at in range(2 * len(turns))])
         monkeypatch.setattr(choice, "process_time", partial(next, clock))
@@ -123,14 +123,14 @@ def test_a_fork_that_waits_for_ever_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(choice, "PATIENCE", 0.2)
     monkeypatch.setattr(choice, "_timed", lambda *_: time.sleep(60))
     began = time.monotonic()
-    assert choice.choose(federate(experiment(LONG)))[0] == {"engine": "serial"}
+    assert choice.choose(federate(parse_experiment(LONG)))[0] == {"engine": "serial"}
     assert time.monotonic() - began < 30
 
 
 def test_of_a_brief_run_one_client_is_tried_and_nothing_is_gained(monkeypatch):
     tried: list[str] = []
     monkeypatch.setattr(choice, "_seconds", lambda engine, *_: (tried.append(type(engine).__name__), 1e-4)[1])
-    federation = federate(experiment(LONG))
+    federation = federate(parse_experiment(LONG))
     alone, stacked = choice._timed(federation, choice.typical(federation, 6), 24)
     assert tried == ["Serial"] and alone == stacked and 24 * alone < choice.BRIEF
 
@@ -141,9 +141,9 @@ def test_a_brief_run_is_serial_whatever_a_stack_would_gain(timed):
 
 def test_of_a_very_brief_run_nothing_is_tried(monkeypatch):
     monkeypatch.setattr(choice, "_timed", lambda *_: 1 / 0)
-    settings, told = choice.choose(federate(experiment({**TREE, "train": {"rounds": 2}})))
+    settings, told = choice.choose(federate(parse_experiment({**TREE, "train": {"rounds": 2}})))
     assert settings == {"engine": "serial"} and told == "took serial: there is little to compute"
-    assert choice.choose(federate(experiment(LONG)))[1] == "took serial: its clients could not be timed"
+    assert choice.choose(federate(parse_experiment(LONG)))[1] == "took serial: its clients could not be timed"
 
 
 def test_the_same_run_gets_the_same_engine_however_busy_the_machine_is(timed, cache):
@@ -175,7 +175,7 @@ def test_an_object_of_the_user_is_the_same_one_the_next_time(timed, cache, monke
     monkeypatch.setattr(choice, "_timed", lambda *_: (0.2, 0.1))
     kept = [Mine(), Mine()]
     for mine in kept:
-        choice.choose(federate(experiment(LONG), mine))
+        choice.choose(federate(parse_experiment(LONG), mine))
     assert len(list(cache.iterdir())) == 1
 
 
@@ -183,7 +183,7 @@ def test_it_times_in_another_process(monkeypatch):
     """Whoever has trained on a machine with a GPU cannot fork workers that train."""
     seen: list[int] = []
     monkeypatch.setattr(choice, "_timed", lambda *_: (seen.append(os.getpid()), (1.0, 1.0))[1])
-    choice.choose(federate(experiment(LONG)))
+    choice.choose(federate(parse_experiment(LONG)))
     assert seen == [], "only the fork has called it"
 
 

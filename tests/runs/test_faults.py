@@ -1,4 +1,4 @@
-"""Faults in the middle of a run: finished rounds are kept, the sentence says how to go on, and going on is exact."""
+"""Faults during a run: finished rounds are kept, the message says how to resume, and resuming gives the same bits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.core import RunError, Shard
-from undergrowth.runs import Store, checkpoint
-from undergrowth.runs.run import start
+from undergrowth.runs import Store, atomic_files
+from undergrowth.runs.execution import start
 
 from .objects import Faulty, Own, WithFault, digest, linear, without_wall
 
@@ -31,7 +31,7 @@ def tree(out: str) -> dict[str, Any]:
 
 
 def after(round: int, act: Callable[[Any], None]) -> Callable[[Any, Any], None]:
-    """Does something when that round is finished."""
+    """Calls `act` when that round is finished."""
 
     def on_round(row: Any, execution: Any) -> None:
         if row["round"] == round:
@@ -56,15 +56,15 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
-@pytest.fixture
-def whole(tmp_path) -> ug.Result:
-    return start(tree(str(tmp_path / "whole")))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> ug.Result:
+    return start(tree(str(tmp_path_factory.mktemp("whole"))))
 
 
 @pytest.mark.parametrize("place", ["fsync", "replace"])
-def test_a_full_disk_stops_the_run_and_costs_no_finished_round(place, out, whole):
+def test_a_full_disk_stops_the_run_and_no_finished_round_is_lost(place, out, whole):
     with pytest.MonkeyPatch.context() as patch:
-        fill = after(2, lambda execution: patch.setattr(checkpoint.os, place, raising(FULL)))
+        fill = after(2, lambda execution: patch.setattr(atomic_files.os, place, raising(FULL)))
         with pytest.raises(RunError, match=r"could not be written: No space left on device; `undergrowth resume"):
             start(tree(out), on_round=fill)
     assert kept(out) == ("failed", [1, 2])
@@ -74,16 +74,16 @@ def test_a_full_disk_stops_the_run_and_costs_no_finished_round(place, out, whole
     assert without_wall(resumed.history) == without_wall(whole.history)
 
 
-def test_a_disk_that_is_full_at_the_very_end_costs_nothing_either(out, whole):
+def test_a_disk_that_is_full_at_the_end_loses_no_round(out, whole):
     with pytest.MonkeyPatch.context() as patch:
-        fill = after(6, lambda execution: patch.setattr(checkpoint.os, "fsync", raising(FULL)))
+        fill = after(6, lambda execution: patch.setattr(atomic_files.os, "fsync", raising(FULL)))
         with pytest.raises(RunError, match=r"model\.safetensors' could not be written"):
             start(tree(out), on_round=fill)
     assert kept(out) == ("failed", [1, 2, 3, 4, 5, 6])
     assert digest(ug.resume("last", out)) == digest(whole)
 
 
-def test_a_store_that_cannot_be_written_stops_the_run_and_costs_no_finished_round(out, whole):
+def test_a_read_only_store_stops_the_run_and_no_finished_round_is_lost(out, whole):
     lock = after(2, lambda execution: execution.store._connection.execute("PRAGMA query_only=ON"))
     with pytest.raises(RunError, match=r"the run store '.*' could not be written: .*; `undergrowth resume"):
         start(tree(out), on_round=lock)
@@ -95,7 +95,7 @@ def test_a_store_that_cannot_be_written_stops_the_run_and_costs_no_finished_roun
     assert list(resumed.ledger.rows()) == list(whole.ledger.rows())
 
 
-def test_the_sentence_about_a_failed_run_names_the_command_that_resumes_it(out):
+def test_the_message_about_a_failed_run_names_the_command_that_resumes_it(out):
     lock = after(1, lambda execution: execution.store._connection.execute("PRAGMA query_only=ON"))
     with pytest.raises(RunError) as caught:
         start(tree(out), on_round=lock)
@@ -107,13 +107,13 @@ def test_the_sentence_about_a_failed_run_names_the_command_that_resumes_it(out):
 
 
 class Unlucky(Exception):
-    """An error of a kind that the package cannot know."""
+    """An exception class that the package does not know."""
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("out of luck"), ZeroDivisionError("out of luck"), Unlucky("out of luck")]
 )
-def test_a_client_that_fails_is_named_with_its_round_and_the_run_can_go_on(error, run, out, tmp_path):
+def test_a_failing_client_is_named_with_its_round_and_the_run_can_be_resumed(error, run, out, tmp_path):
     settings = {"data": Own(), "model": linear, "rounds": 4}
     healthy = WithFault(Faulty())
     expected = digest(run(method=healthy, **settings, out=str(tmp_path / "whole")))
@@ -124,14 +124,14 @@ def test_a_client_that_fails_is_named_with_its_round_and_the_run_can_go_on(error
     assert digest(resumed) == expected
 
 
-def test_a_label_out_of_range_in_a_population_of_the_users_names_the_device(run, out):
+def test_a_label_out_of_range_names_the_device(run, out):
     population = Own(changes={"phone-1": lambda shard: Shard(shard.x, shard.y + 3)})
     with pytest.raises(RunError, match=r"phone-1 failed in round 1 with 12 samples: .*out of bounds"):
         run(data=population, model=linear)
     assert kept(out) == ("failed", [])
 
 
-def test_an_error_that_nobody_foresaw_is_not_swallowed_and_the_run_is_marked_as_failed(run, out):
+def test_an_unexpected_exception_is_raised_and_the_run_is_marked_as_failed(run, out):
     class Broken(Own):
         def test(self, device: str) -> Shard:
             raise Unlucky("no test data")
@@ -142,7 +142,7 @@ def test_an_error_that_nobody_foresaw_is_not_swallowed_and_the_run_is_marked_as_
     assert ug.resume("last", out, data=Own(), model=linear).history[-1]["round"] == 3
 
 
-def test_ctrl_c_in_the_middle_of_a_round_costs_that_round_only(run, out, tmp_path):
+def test_ctrl_c_during_a_round_loses_that_round_only(run, out, tmp_path):
     settings = {"data": Own(), "model": linear, "rounds": 4}
     expected = digest(run(method=WithFault(Faulty()), **settings, out=str(tmp_path / "whole")))
     with pytest.raises(KeyboardInterrupt):
@@ -151,7 +151,7 @@ def test_ctrl_c_in_the_middle_of_a_round_costs_that_round_only(run, out, tmp_pat
     assert digest(ug.resume("last", out, method=WithFault(Faulty()), data=Own(), model=linear)) == expected
 
 
-def test_threads_are_the_runs_and_as_they_were_after_it_whatever_its_end(run, out):
+def test_threads_are_set_for_the_run_and_restored_after_it(run, out):
     import torch
 
     def during(row: dict, execution: object) -> None:

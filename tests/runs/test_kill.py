@@ -1,62 +1,61 @@
-"""kill -9 at any moment, and two runs in one folder at the same time."""
+"""Processes that are killed with `kill -9`, and two runs in one folder at the same time."""
 
 from __future__ import annotations
 
-import random
-import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 import undergrowth as ug
-from undergrowth.core import InputError
 from undergrowth.runs import Store
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from ..warm import begin
-from .killed import ROUNDS, go, go_on, settings
+from .killed import ROUNDS, resume_run, run, settings
 from .objects import digest, without_wall
 
 
 @pytest.fixture(scope="module")
-def never_killed(tmp_path_factory):
-    """The same runs in this process, to their end: result and seconds by method."""
-    found = {}
-    for method in ("fedavgm", "local"):
-        began = time.perf_counter()
-        result = start(settings(str(tmp_path_factory.mktemp("whole")), method))
-        found[method] = result, time.perf_counter() - began
-    return found
+def never_killed(tmp_path_factory) -> dict[str, ug.Result]:
+    """The results of the same runs in this process, by method."""
+    folder = tmp_path_factory.mktemp("whole")
+    return {method: start(settings(str(folder), method)) for method in ("fedavgm", "local")}
 
 
-def resumed(out: str) -> ug.Result:
-    try:
-        return ug.resume("last", out)
-    except InputError:  # killed before there was a run: nothing was finished, nothing is lost
-        return start(settings(out))
+def receive_round(pipe, number: int) -> None:
+    """Waits until the process has finished that round, or has ended."""
+    with suppress(EOFError):
+        assert pipe.poll(120)
+        while pipe.recv() < number:
+            assert pipe.poll(120)
 
 
-def test_killed_at_random_moments_it_resumes_to_the_same_model(out, never_killed):
-    whole, seconds = never_killed["fedavgm"]
-    moments = random.Random(7)
-    child, said = begin(go, out)
-    assert said.recv() == "started"
-    time.sleep(seconds * moments.uniform(0.1, 0.8))
+def test_killed_again_and_again_a_run_resumes_to_the_same_model(out, never_killed):
+    """Each kill comes while a later round is computed or saved."""
+    child, pipe = begin(run, out)
+    for number in (1, 3, 5):
+        receive_round(pipe, number)
+        child.kill()
+        child.join()
+        child, pipe = begin(resume_run, out)
+    receive_round(pipe, 7)
     child.kill()
     child.join()
-    result = resumed(out)
-    assert digest(result) == digest(whole)
-    assert without_wall(result.history) == without_wall(whole.history)
+    result = ug.resume("last", out)
+    assert digest(result) == digest(never_killed["fedavgm"])
+    assert without_wall(result.history) == without_wall(never_killed["fedavgm"].history)
 
 
 @pytest.mark.parametrize(
     ("method", "step"), [("fedavgm", "drafted"), ("local", "drafted"), ("local", "moved"), ("fedavgm", "stored")]
 )
-def test_killed_while_a_round_is_saved_it_resumes_to_the_same_model(out, never_killed, method, step):
-    whole, _ = never_killed[method]
-    child, _ = begin(go, out, method, 0, 11, step)
+def test_killed_while_a_round_is_saved_a_run_resumes_to_the_same_model(out, never_killed, method, step):
+    whole = never_killed[method]
+    child, _ = begin(run, out, method, 0, 5, step)
     child.join(120)
     assert child.exitcode == -9
-    done = {"drafted": 10, "moved": 10, "stored": 11}[step]
+    done = {"drafted": 4, "moved": 4, "stored": 5}[step]
     store = Store(out)
     (row,) = store.runs()
     assert row["status"] == "killed"
@@ -68,31 +67,14 @@ def test_killed_while_a_round_is_saved_it_resumes_to_the_same_model(out, never_k
     assert list(result.ledger.rows()) == list(whole.ledger.rows())
 
 
-def test_killed_again_and_again_it_still_gets_there(out, never_killed):
-    whole, seconds = never_killed["fedavgm"]
-    moments = random.Random(3)
-    child, said = begin(go, out)
-    assert said.recv() == "started"
-    for _ in range(3):
-        time.sleep(seconds * moments.uniform(0.05, 0.4))
-        child.kill()
-        child.join()
-        child, said = begin(go_on, out)
-        assert said.recv() == "up"
-    child.kill()
-    child.join()
-    assert digest(resumed(out)) == digest(whole)
-
-
-def test_two_runs_at_once_in_one_folder_do_not_disturb_each_other(out, tmp_path):
-    children = [begin(go, out, "fedavgm", seed) for seed in (0, 1)]
-    assert [said.recv() for _, said in children] == ["started", "started"]
-    printed = [said.recv() for _, said in children]
+def test_two_runs_in_one_folder_at_the_same_time_do_not_disturb_each_other(out, tmp_path, never_killed):
+    children = [begin(run, out, "fedavgm", seed) for seed in (0, 1)]
+    digests = [[pipe.recv() for _ in range(ROUNDS + 1)][-1] for _, pipe in children]
     for child, _ in children:
         child.join(120)
     assert [child.exitcode for child, _ in children] == [0, 0]
-    alone = [digest(start(settings(str(tmp_path / "alone"), seed=seed))) for seed in (0, 1)]
-    assert printed == alone
+    alone = [digest(never_killed["fedavgm"]), digest(start(settings(str(Path(tmp_path) / "alone"), seed=1)))]
+    assert digests == alone
     assert alone[0] != alone[1]
     store = Store(out)
     for row in store.runs():

@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 
 from undergrowth.core import InputError
-from undergrowth.runs.lock import held
+from undergrowth.runs.lock import is_locked, lock_run
 
 
-def test_a_run_that_is_being_worked_on_is_not_taken_up_by_another(tmp_path: Path) -> None:
-    with held(tmp_path / "a-run"), pytest.raises(InputError, match=r"a-run.*another process"), held(tmp_path / "a-run"):
-        pass
-    with held(tmp_path / "a-run"):
+def test_a_locked_run_is_refused_until_the_lock_is_released(tmp_path: Path) -> None:
+    run = tmp_path / "a-run"
+    with lock_run(run):
+        assert is_locked(run)
+        with pytest.raises(InputError, match=r"a-run.*another process"), lock_run(run):
+            pass
+    assert not is_locked(run)
+    with lock_run(run):
         pass

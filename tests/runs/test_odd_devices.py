@@ -1,4 +1,4 @@
-"""Devices and data at the edges: nothing there is an error, and everything has one meaning."""
+"""Edge cases of devices and data: none of them is an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from undergrowth.core import Context, Model, Packet, Shard, Task
 from undergrowth.data import PartitionedPopulation, partition_dataset
 from undergrowth.learning import GradientClient
-from undergrowth.runs.parts import check_models
+from undergrowth.runs.builders import check_models
 
 from .objects import CLASSES, FEATURES, Faulty, Own, WithFault, dataset, digest, linear, normed
 
@@ -34,7 +34,7 @@ def test_devices_without_a_sample_do_not_change_what_the_others_learn(run):
     assert digest(run(data=Own(sizes=(8, 12)), model=linear)) == digest(run(data=Own(sizes=(8, 12, 0)), model=linear))
 
 
-def test_an_edge_server_above_devices_without_samples_is_lost_to_every_round(run):
+def test_an_edge_server_above_devices_without_samples_is_lost_in_every_round(run):
     result = run(data=Own(sizes=(8, 12, 0, 0)), model=linear, topology="tree:2x2")
     assert digest(result) == digest(run(data=Own(sizes=(8, 12)), model=linear))
     assert [row["lost"] for row in result.history] == [1, 1, 1]
@@ -78,7 +78,7 @@ def test_a_class_that_nobody_has_is_allowed(run):
 def test_as_many_devices_as_samples_are_allowed(run):
     result = run(data=dataset(12), clients=12, partition="iid", model=linear, rounds=1)
     assert [row["samples"] for row in result.clients] == [1] * 12
-    assert [row["accuracy"] for row in result.clients] == [None] * 12  # nothing of their own to test on
+    assert [row["accuracy"] for row in result.clients] == [None] * 12  # no test samples
 
 
 def test_an_extreme_partition_leaves_devices_without_samples(run):
@@ -132,7 +132,7 @@ def test_one_bad_update_is_named_in_the_store_and_the_others_count(run, topology
         assert any(note.startswith("round 1: refused the update of phone-2") for note in result.notes)
 
 
-def test_nan_in_the_samples_of_a_population_of_the_users_costs_that_device_its_part(run):
+def test_a_device_with_nan_samples_is_refused_and_the_others_train(run):
     def spoilt(shard: Shard) -> Shard:
         return Shard(shard.x * float("nan"), shard.y)
 
@@ -147,7 +147,7 @@ def test_a_population_of_the_package_can_be_passed_as_an_object(run):
     assert len(run(data=population, model=linear).clients) == 3
 
 
-def test_a_model_that_has_diverged_is_told_of_once(run):
+def test_a_diverged_model_is_noted_once(run):
     result = run(method="fedavgm", options={"server_lr": 1e30}, lr=1e8, model="logistic", clients=3, rounds=3)
     assert not math.isfinite(result.loss)
     (note,) = (note for note in result.notes if "diverged" in note)
@@ -156,7 +156,7 @@ def test_a_model_that_has_diverged_is_told_of_once(run):
 
 @pytest.mark.parametrize(("split", "samples"), [(None, [33, 3, 0]), ("head", [33, 3, 1])])
 def test_all_samples_count_where_the_part_that_is_trained_can_take_them(split, samples):
-    """A batch normalisation of single values refuses one sample, but only where it is trained."""
+    """Batch normalisation of single values refuses one sample, but only in the part that is trained."""
     sizes = (33, 3, 1)
     task = Task(Model(normed), CLASSES)
     check_models(task, Own(sizes=sizes).train("phone-0").x[:1])

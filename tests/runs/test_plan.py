@@ -1,4 +1,4 @@
-"""What `plan` says of a round is what the ledger then books for it, for every method."""
+"""The price of a round in `plan` equals what the ledger books for it, for every method."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.methods import METHODS
-from undergrowth.runs.plan import takes_part
+from undergrowth.runs.planning import takes_part
 
 METHODS_ON_DEVICES = [name for name, kind in METHODS.items() if not kind.pooled]
 SETTINGS = {
-    "data_options": {"train_samples": 600},
+    "data_options": {"train_samples": 200},
     "model": "cnn",
     "model_options": {"hidden": 32},
     "clients": 8,
@@ -22,9 +22,9 @@ SETTINGS = {
 }
 
 
-# The first round that is like all later ones, where it is not 1.
+# The first round that is typical of all later ones, if it is not round 1.
 USUAL = {"fedfsc": 2, "fedfsc-plus": 2, "fscprox": 3, "fedmd": 2, "fedkad": 2}
-FIXED = {"options": {"f_n": 0.5, "stragglers": "fixed"}}  # the same devices do the same in every round
+FIXED = {"options": {"f_n": 0.5, "stragglers": "fixed"}}  # the same devices are stragglers in every round
 ALONE = {"public": 0.1, "options": {"pretrain_epochs": 2}}
 SMALL_STEPS = {"public": 0.1, "options": {"beta": 1.0, "transfer_lr": 0.01, "metadata_lr": 0.01}}
 OPTIONS: dict[str, dict[str, Any]] = {

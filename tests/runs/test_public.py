@@ -13,9 +13,10 @@ import torch
 import undergrowth as ug
 from undergrowth.core import InputError, Shard
 from undergrowth.methods import FedAvg
-from undergrowth.runs.config import assign_text, experiment
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.execution import start
+from undergrowth.runs.experiment_file import assign_text
 from undergrowth.runs.federation import Federation, federate
-from undergrowth.runs.run import start
 
 from .objects import Own, dataset, linear
 
@@ -23,7 +24,7 @@ from .objects import Own, dataset, linear
 def federation(public: Any, **sections: Any) -> Federation:
     data = {"clients": 4, "partition": "dirichlet:1", **sections.pop("data", {})}
     tree = {"public": public, "data": data, "model": "logistic", **sections}
-    return federate(experiment(tree), FedAvg())
+    return federate(parse_experiment(tree), FedAvg())
 
 
 def test_a_share_is_taken_before_the_samples_are_spread() -> None:
@@ -36,16 +37,16 @@ def test_a_share_is_taken_before_the_samples_are_spread() -> None:
     assert public.isdisjoint(tuple(x.flatten().tolist()) for shard in held for x in shard.x)
 
 
-def test_the_forms_say_the_same() -> None:
+def test_all_forms_of_the_section_give_the_same_data() -> None:
     bare, spelled = federation(0.1).task.public, federation({"share": 0.1, "labelled": True}).task.public
     counted = federation({"samples": 144}).task.public
     assert torch.equal(bare.x, spelled.x) and torch.equal(bare.y, spelled.y) and torch.equal(bare.x, counted.x)
     tree: dict[str, Any] = {}
     assign_text(tree, "public=0.1")
-    assert experiment(tree).public.share == 0.1
+    assert parse_experiment(tree).public.share == 0.1
 
 
-def test_missing_classes_and_labels_that_nobody_may_read() -> None:
+def test_missing_classes_and_hidden_labels() -> None:
     assert set(federation({"share": 0.2, "missing": [0, 9]}).task.public.y.tolist()) == set(range(1, 9))
     assert set(federation({"share": 0.2, "labelled": False}).task.public.y.tolist()) == {-1}
 
@@ -71,7 +72,7 @@ def test_inputs_of_another_shape_are_refused(tmp_path: Path) -> None:
         federation({"name": "npz", "path": npz(tmp_path / "other.npz", (7,))})
 
 
-def test_natural_groups_share_what_is_left(tmp_path: Path) -> None:
+def test_natural_groups_get_the_remaining_samples(tmp_path: Path) -> None:
     data = {"name": "npz", "path": npz(tmp_path / "wards.npz", (6,), count=100), "partition": "natural:ward"}
     found = federation(0.2, data={**data, "clients": None})
     assert len(found.population.devices) == 5 and len(found.task.public) == 16  # of 80; 20 are the central test set
@@ -92,19 +93,19 @@ def test_natural_groups_share_what_is_left(tmp_path: Path) -> None:
         ("digit", "did you mean 'digits'?"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(run: Any, out: str, public: Any, words: str) -> None:
+def test_a_wrong_section_is_refused_in_one_sentence(run: Any, out: str, public: Any, words: str) -> None:
     with pytest.raises(InputError) as caught:
         run(public=public)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert not Path(out).exists()
 
 
-def test_an_object_of_the_users_has_its_own_or_names_another_set(run: Any) -> None:
+def test_a_population_object_has_its_own_public_samples(run: Any) -> None:
     with pytest.raises(InputError, match="spread over its devices already"):
         run(data=Own(), model=linear, public=0.1)
     given = Own()
     given.public = Shard(torch.zeros(3, 6), torch.zeros(3, dtype=torch.int64))  # type: ignore[attr-defined]
-    assert len(federate(experiment({}), FedAvg(), given, linear).task.public) == 3
+    assert len(federate(parse_experiment({}), FedAvg(), given, linear).task.public) == 3
     run(data=dataset(), model=linear, public=0.1)
     run(data=replace(dataset(), fields={"ward": torch.arange(60) % 4}), partition="natural", clients=None, model=linear)
 

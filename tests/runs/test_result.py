@@ -1,4 +1,4 @@
-"""What a run gives back, at once and later."""
+"""The result of a run, returned by the run and loaded later."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_run_can_be_loaded_again(run, out, name):
     assert independent_digest(again.model) == digest(result)
 
 
-def test_what_cannot_be_loaded_says_why(run, out):
+def test_the_message_says_why_a_run_cannot_be_loaded(run, out):
     with pytest.raises(InputError, match=r"holds no runs; name the folder"):
         ug.load("last", out=out)
     result = run()

@@ -1,7 +1,8 @@
-"""A run that was stopped goes on bit for bit, whatever happened to its newest checkpoint."""
+"""A resumed run ends with the same bits as an uninterrupted one, also if its newest checkpoint is damaged."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import undergrowth as ug
 from undergrowth.core import InputError, tensors_in
 from undergrowth.runs import Store, checkpoint
-from undergrowth.runs.run import resume, start
+from undergrowth.runs.execution import resume, start
 
 from .objects import Own, dataset, digest, linear, normed, without_wall
 
@@ -19,7 +20,7 @@ ROUNDS = 6
 
 
 def tree(**sections: Any) -> dict[str, Any]:
-    """An experiment on the digits; a section given replaces or adds to the small one."""
+    """A small experiment on the digits, with changes to its sections."""
     small = {"data": {"clients": 4, "partition": "iid"}, "model": "logistic", "train": {"rounds": ROUNDS, "batch": 64}}
     merged = {name: {**small.get(name, {}), **part} if name != "model" else part for name, part in sections.items()}
     return {**small, **merged}
@@ -79,7 +80,7 @@ CASES = {
                 "rounds": 4,
                 "lr": 0.01,
                 "optimiser": "adam",
-                "selection": "data",
+                "sampler": "data",
                 "selector": "kmeans:0.5",
             },
             fleet={"dropout": 0.2},
@@ -92,21 +93,36 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
-def test_a_stopped_run_goes_on_bit_for_bit(settings, interrupted, out, tmp_path):
-    whole = start(with_out(settings, str(tmp_path / "whole")))
-    interrupted(settings, 2)
-    assert [row["status"] for row in Store(out).runs()] == ["interrupted"]
+@pytest.mark.parametrize("case", CASES)
+def test_a_killed_run_resumes_to_the_same_bits(case, run_and_copy, out):
+    whole, killed = run_and_copy(CASES[case], 2)
+    shutil.copytree(killed, out)
+    assert statuses(out) == ["killed"]
     assert_same(ug.resume("last", out), whole)
-    assert [row["status"] for row in Store(out).runs()] == ["done"]
+    assert statuses(out) == ["done"]
 
 
-def test_a_run_can_be_stopped_after_every_round(out, tmp_path, interrupted):
+def test_an_interrupted_run_resumes_to_the_same_bits(run_and_copy, interrupted, out):
+    whole, _ = run_and_copy(CASES["fedavg"], 2)
+    interrupted(CASES["fedavg"], 2)
+    assert statuses(out) == ["interrupted"]
+    assert_same(ug.resume("last", out), whole)
+
+
+def statuses(out: str) -> list[str]:
+    store = Store(out)
+    try:
+        return [row["status"] for row in store.runs()]
+    finally:
+        store.close()
+
+
+def test_a_run_can_be_interrupted_after_every_round(run_and_copy, interrupted, out):
     def stop(row: Any, execution: Any) -> None:
         raise KeyboardInterrupt
 
     settings = CASES["own states of a sample"]
-    whole = start(with_out(settings, str(tmp_path / "whole")))
+    whole, _ = run_and_copy(settings, 2)
     interrupted(settings, 1)
     for _ in range(ROUNDS - 1):
         with pytest.raises(KeyboardInterrupt):
@@ -114,7 +130,7 @@ def test_a_run_can_be_stopped_after_every_round(out, tmp_path, interrupted):
     assert_same(ug.resume("last", out), whole)
 
 
-def test_a_finished_run_is_returned_as_it_is(run, out):
+def test_resuming_a_finished_run_returns_it_unchanged(run, out):
     result = run()
     before = {path: path.stat().st_mtime_ns for path in files(out)}
     again = ug.resume(result.run, out)
@@ -132,10 +148,10 @@ def test_a_run_with_objects_asks_for_them_by_name(interrupted, out):
     assert ug.resume("last", out, **objects).history[-1]["round"] == 3
 
 
-def test_a_run_with_objects_goes_on_bit_for_bit(interrupted, out, tmp_path):
+def test_a_run_with_objects_resumes_to_the_same_bits(run_and_copy, out):
     objects = {"data": dataset(), "model": normed}
-    whole = start(with_out(tree(), str(tmp_path / "whole")), **objects)
-    interrupted(tree(), 3, **objects)
+    whole, killed = run_and_copy(tree(), 3, **objects)
+    shutil.copytree(killed, out)
     assert_same(ug.resume("last", out, **objects), whole)
 
 
@@ -157,16 +173,12 @@ DAMAGE = [truncate, flip, empty, Path.unlink]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("case", ["fedavg", "own states of a sample"])
-@pytest.mark.parametrize("kind", ["round", "devices"])
-def test_a_damaged_newest_checkpoint_is_noted_and_the_one_before_is_used(
-    damage, case, kind, interrupted, out, tmp_path
-):
-    if kind == "devices" and case == "fedavg":
-        assert not list(Path(out).glob("*/checkpoints/devices-*"))  # nothing to damage: its devices keep nothing
-        return
-    whole = start(with_out(CASES[case], str(tmp_path / "whole")))
-    interrupted(CASES[case], 4)
+@pytest.mark.parametrize(
+    ("case", "kind"), [("fedavg", "round"), ("own states of a sample", "round"), ("own states of a sample", "devices")]
+)
+def test_a_damaged_newest_checkpoint_is_noted_and_the_one_before_is_used(damage, case, kind, run_and_copy, out):
+    whole, killed = run_and_copy(CASES[case], 4)
+    shutil.copytree(killed, out)
     damage(next(Path(out).glob(f"*/checkpoints/{kind}-00004.safetensors")))
     done = []
     resumed = resume("last", out, on_start=lambda execution: done.append(execution.federation.driver.root.round))
@@ -177,28 +189,20 @@ def test_a_damaged_newest_checkpoint_is_noted_and_the_one_before_is_used(
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("kind", ["round", "devices"])
-def test_with_no_usable_checkpoint_the_run_starts_again_from_its_seed(damage, kind, interrupted, out, tmp_path):
-    settings = CASES["own states of a sample"]
-    whole = start(with_out(settings, str(tmp_path / "whole")))
-    interrupted(settings, 4)
+def test_without_a_usable_checkpoint_the_run_starts_again_from_its_seed(damage, kind, run_and_copy, out):
+    whole, killed = run_and_copy(CASES["own states of a sample"], 4)
+    shutil.copytree(killed, out)
     for path in Path(out).glob(f"*/checkpoints/{kind}-*"):
         damage(path)
     done = []
-
-    def stop(row: Any, execution: Any) -> None:
-        done.append(row["round"])
-        if row["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        resume("last", out, on_round=stop)
-    assert done == [1, 2]
-    assert_same(ug.resume("last", out), whole)
+    resumed = resume("last", out, on_round=lambda row, execution: done.append(row["round"]))
+    assert done == [1, 2, 3, 4, 5, 6]
+    assert_same(resumed, whole)
 
 
-def test_a_checkpoint_that_was_half_written_when_the_machine_stopped_is_ignored(interrupted, out, tmp_path):
-    whole = start(with_out(tree(), str(tmp_path / "whole")))
-    interrupted(tree(), 2)
+def test_a_partly_written_checkpoint_is_ignored(run_and_copy, out):
+    whole, killed = run_and_copy(tree(), 2)
+    shutil.copytree(killed, out)
     folder = files(out)[0].parent
     (folder / "round-00003.safetensors.part").write_bytes(b"half")
     (folder / "round-00003.safetensors").write_bytes(b"whole, but not in the store")
@@ -207,28 +211,28 @@ def test_a_checkpoint_that_was_half_written_when_the_machine_stopped_is_ignored(
 
 
 @pytest.mark.parametrize("case", ["fedavg", "own states", "own states of a sample"])
-def test_old_checkpoints_are_tidied(case, out):
+def test_old_checkpoints_are_removed(case, out):
     most = []
-    settings = {**CASES[case], "train": {**CASES[case]["train"], "rounds": 30}}
+    settings = {**CASES[case], "train": {**CASES[case]["train"], "rounds": 12}}
     start(with_out(settings, out), on_round=lambda row, execution: most.append(len(files(out))))
     devices = 0 if case == "fedavg" else 4 + 1  # a file for every device's newest state, and those of the fall-back
-    assert max(most) <= checkpoint.KEPT + devices
+    assert max(most) <= checkpoint.KEPT_CHECKPOINTS + devices
     assert not list(Path(out).glob("*/checkpoints/*.part"))
 
 
-def test_a_run_that_stopped_before_its_first_round_starts_at_its_seed(out, tmp_path):
+def test_a_run_interrupted_before_its_first_round_starts_from_its_seed(out, run_and_copy):
     def stop(execution: Any) -> None:
         raise KeyboardInterrupt
 
-    whole = start(with_out(tree(), str(tmp_path / "whole")))
+    whole, _ = run_and_copy(tree(), 2)
     with pytest.raises(KeyboardInterrupt):
         start(with_out(tree(), out), on_start=stop)
     assert_same(ug.resume("last", out), whole)
 
 
-def test_tensors_of_a_checkpoint_begin_in_memory_where_those_of_a_run_do(tmp_path: Path) -> None:
-    """Sums over values that begin elsewhere may be done in another order, and end in other last digits."""
+def test_tensors_of_a_checkpoint_are_aligned_in_memory(tmp_path: Path) -> None:
+    """Sums over values with another alignment may be computed in another order, with other last digits."""
     tree = {"one": torch.ones(1), "odd": [torch.rand(7), torch.rand(3, 5).half()], "counter": torch.tensor(3)}
     checksum = checkpoint.write(tmp_path / "file", tree)
-    for value in tensors_in(checkpoint.read(tmp_path / "file", checksum)):
+    for value in tensors_in(checkpoint.read(tmp_path / "file", checksum)[0]):
         assert value.data_ptr() % 64 == 0 and value.untyped_storage().nbytes() == value.nbytes

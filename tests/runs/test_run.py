@@ -1,4 +1,4 @@
-"""What ug.run promises of every run: what it learns, what it costs, and that it can be repeated."""
+"""Properties of every run: what it learns, what it costs, and that it is reproducible."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .objects import Own, dataset, digest, independent_digest, linear, normed, w
 
 def test_fedavg_learns_the_digits(out):
     result = ug.run(
-        method="fedavg", data="digits", partition="dirichlet:0.1", clients=20, model="cnn", rounds=20, out=out
+        method="fedavg", data="digits", partition="dirichlet:0.1", clients=10, model="cnn", rounds=10, out=out
     )
-    assert result.accuracy >= 0.90
+    assert result.accuracy >= 0.85
     assert result.history[-1]["accuracy"] == result.accuracy
-    assert len(result.history) == 20
+    assert len(result.history) == 10
 
 
 @pytest.mark.parametrize("method", ["fedadam", "fedyogi", "fedadagrad", "fedavg", "fedavgm"])
@@ -82,7 +82,7 @@ def test_a_tree_gives_what_a_star_gives_at_the_same_price_for_the_devices(run, t
     assert deep.accuracy == pytest.approx(star.accuracy, abs=0.01)
     assert deep.ledger.flops == star.ledger.flops
     assert deep.ledger.bytes_up > star.ledger.bytes_up  # the inner links carry something too
-    for mine, theirs in zip(star.clients, deep.clients):
+    for mine, theirs in zip(star.clients, deep.clients, strict=True):
         for name in ("device", "bytes_down", "bytes_up", "flops", "rounds", "samples"):
             assert mine[name] == theirs[name]
 

@@ -1,4 +1,4 @@
-"""A hundred thousand devices cost little more than ten, as long as they are not asked."""
+"""A hundred thousand devices need little more memory than ten if few of them are asked."""
 
 from __future__ import annotations
 
@@ -29,18 +29,12 @@ def ten(tmp_path_factory: Any) -> dict[str, Any]:
     return measured(10, tmp_path_factory.mktemp("ten"))
 
 
-def test_a_run_with_very_many_devices_starts_soon(crowd, ten):
-    # On a quiet machine the whole start, Python and torch included, is under five seconds. On one that is busy with
-    # other tests even ten devices take longer, and so much more is granted.
-    assert crowd["first"] < 5 + max(0, ten["first"] - 3)
-
-
 def test_a_run_with_very_many_devices_fits_in_a_gigabyte(crowd, ten):
     assert crowd["peak"] < 1_000_000_000
     assert crowd["peak"] - ten["peak"] < 300_000_000
 
 
-def test_only_the_shards_of_those_who_are_asked_are_made(crowd):
+def test_only_shards_of_asked_devices_are_made(crowd):
     assert crowd["asked"] == 30
-    assert crowd["made"] <= crowd["asked"] + 5  # and one or two to see what the data look like
+    assert crowd["made"] <= crowd["asked"] + 5  # and some to check the data
     assert crowd["rows"] == CROWD

@@ -1,4 +1,4 @@
-"""The store with many writers at once: every run has an id of its own, and no round is lost."""
+"""The store with many concurrent writers: every run gets a unique id, and no round is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..warm import begin
 FACTS = {"method": "fedavg", "data": "d", "model": "m", "seed": 0, "rounds": 1, "clients": 1, "engine": "serial"}
 
 
-def test_two_runs_that_draw_the_same_ending_in_one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_draw_the_same_suffix_get_different_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endings = iter(["aaaa", "aaaa", "aaaa", "bbbb"])
     monkeypatch.setattr(secrets, "token_hex", lambda count: next(endings))
     monkeypatch.setattr("time.strftime", lambda form: form)
@@ -29,7 +29,7 @@ def test_two_runs_that_draw_the_same_ending_in_one_second(tmp_path: Path, monkey
     assert first.endswith("aaaa") and second.endswith("bbbb")
 
 
-def write(said: Connection, folder: str) -> None:
+def write(pipe: Connection, folder: str) -> None:
     for _ in range(5):
         store = Store(folder, create=True)
         run = store.create(FACTS, {})
@@ -51,14 +51,14 @@ def test_several_processes_create_the_store_and_write_to_it_at_once(tmp_path: Pa
     store.close()
 
 
-def test_many_may_set_up_one_folder_at_the_same_moment(tmp_path: Path) -> None:
+def test_several_processes_may_create_one_store_at_the_same_moment(tmp_path: Path) -> None:
     def go(folder: Path) -> None:
         with suppress(BrokenBarrierError):
             together.wait(60)
         Store(folder, create=True).close()
 
     context = get_context("fork")
-    for number in range(20):
+    for number in range(8):
         together = context.Barrier(3)
         children = [context.Process(target=go, args=(tmp_path / str(number),)) for _ in range(3)]
         for child in children:
@@ -69,7 +69,7 @@ def test_many_may_set_up_one_folder_at_the_same_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("runs", "words"), [(3, "choose one of: 2"), (9, "and `undergrowth list` shows all 9")])
-def test_a_run_that_is_not_there_is_told_of_with_few_words(tmp_path: Path, runs: int, words: str) -> None:
+def test_an_unknown_run_is_refused_with_a_short_message(tmp_path: Path, runs: int, words: str) -> None:
     store = Store(tmp_path, create=True)
     names = [store.create(FACTS, {}) for _ in range(runs)]
     with pytest.raises(InputError, match=words) as raised:

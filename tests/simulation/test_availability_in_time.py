@@ -10,7 +10,7 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.core import Context
-from undergrowth.runs.run import start
+from undergrowth.runs.execution import start
 
 from ..fleet_files import fleet_file
 from ..runs.objects import Own, linear

@@ -16,7 +16,7 @@ from undergrowth.devices import Tracer, build_fleet, price_work
 from undergrowth.exchange import Entry
 from undergrowth.methods import FedAvg, FedBuff, FedFSC, FedProx
 from undergrowth.models import builder
-from undergrowth.runs.config import experiment
+from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.simulation import Timing
 
@@ -110,7 +110,9 @@ def test_fedprox_takes_what_a_slow_device_has_by_the_deadline(share, steps, tmp_
 
 def test_partial_work_is_the_first_steps_of_the_whole_work(tmp_path, out):
     _, result, _ = whole_and_hurried("fedprox", tmp_path, out, 0.35)
-    federation = federate(experiment({"train": {"rounds": 2, "batch": 4}}), FedProx(), Own(sizes=(40, 40)), linear)
+    federation = federate(
+        parse_experiment({"train": {"rounds": 2, "batch": 4}}), FedProx(), Own(sizes=(40, 40)), linear
+    )
     world, root = federation.world, federation.driver.root
     root.start()
     for _ in range(2):
@@ -147,8 +149,8 @@ def test_fedavg_drops_who_is_late_and_books_what_it_did(tmp_path, out):
 
 
 def test_the_loss_that_partial_work_reports_is_the_mean_over_the_steps_it_did():
-    settings = {"train": {"selection": "oort", "batch": 4}}
-    federation = federate(experiment(settings), FedProx(mu=0.0), Own(sizes=(40,)), linear)
+    settings = {"train": {"sampler": "oort", "batch": 4}}
+    federation = federate(parse_experiment(settings), FedProx(mu=0.0), Own(sizes=(40,)), linear)
     world = federation.world
     task, shard, down = world.task, world.shards.train("phone-0"), Packet(world.task.model.initial(0))
     context = ug.core.Context(0, "phone-0", 0)
@@ -204,7 +206,7 @@ def test_what_was_done_in_the_first_seconds_of_a_job():
 def test_who_looks_at_labels_is_priced_with_the_labels_it_has(digits, out):
     """A few-shot update takes as many samples of every class as there are: two devices of one size cost differently."""
     method = FedFSC(shots=4, few_shot_epochs=3, few_shot_batch=1)
-    federation = federate(experiment({"method": "fedavg", "model": "mlp", "run": {"out": out}}), method, digits)
+    federation = federate(parse_experiment({"method": "fedavg", "model": "mlp", "run": {"out": out}}), method, digits)
     down = Packet(federation.task.model.initial(0), tags={"updates": "few-shot"})
     drawn = set()
     for device in digits.devices:

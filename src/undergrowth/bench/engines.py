@@ -33,8 +33,8 @@ from undergrowth.bench.ours import FIRST, NUDGED
 from undergrowth.bench.workload import Contest, load_weights
 from undergrowth.core import InputError, RunError, Weights, nearest
 from undergrowth.engines.processes.engine import cores
+from undergrowth.runs.builders import check_torch_device
 from undergrowth.runs.config import RunSection
-from undergrowth.runs.parts import torch_device
 
 CONTESTS = {
     "cnn": Contest("cnn", cohort=100, rounds=1),
@@ -68,7 +68,7 @@ def measure(
     """
     if workload is not None and workload not in CONTESTS:
         raise InputError(f"--workload '{workload}' is not known; {nearest(workload, CONTESTS)}")
-    on_cpu = torch_device(device) == "cpu"
+    on_cpu = check_torch_device(device) == "cpu"
     found = opponents(others or {})
     failures: list[str] = []
     for name in OPPONENTS if on_cpu else ():

@@ -23,8 +23,8 @@ from torch import Tensor
 from undergrowth.bench.opponents.given import Given, finish, say, say_after
 from undergrowth.bench.workload import Writers, save_weights
 from undergrowth.core import Model, Shard
-from undergrowth.runs.config import assign_text
-from undergrowth.runs.run import Execution, start
+from undergrowth.runs.execution import Execution, start
+from undergrowth.runs.experiment_file import assign_text
 
 FIRST = "first.npz"  # the weights after the first round
 NUDGED = "nudged"

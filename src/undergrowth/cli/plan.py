@@ -51,8 +51,8 @@ def plan(
     """
     from undergrowth.methods import METHODS
     from undergrowth.report.plan_page import write
-    from undergrowth.runs.config import experiment
-    from undergrowth.runs.plan import Outline, plan_rows, population_or_outline
+    from undergrowth.runs.config import parse_experiment
+    from undergrowth.runs.planning import Outline, plan_rows, population_or_outline
 
     methods = list(dict.fromkeys(method or ()))
     # Options in the settings are those of the method that is named first.
@@ -62,7 +62,7 @@ def plan(
     }  # fmt: skip
     tree, left_out = experiment_tree(file, settings or [], given)
     say_left_out(left_out, file)
-    chosen = experiment(tree)
+    chosen = parse_experiment(tree)
     population = population_or_outline(chosen)
     notes = []
     if isinstance(population, Outline):
@@ -114,7 +114,7 @@ def _watched(rows: Iterable[dict[str, Any]], methods: int | None) -> Iterator[di
 def _tell(rows: list[dict[str, Any]], chosen: Any) -> None:
     from undergrowth.report.plan_page import COLUMNS, cells, heading
     from undergrowth.report.tables import count, table
-    from undergrowth.runs.plan import takes_part
+    from undergrowth.runs.planning import takes_part
 
     able = takes_part(rows)
     shown: list[tuple[Any, ...]] = []

@@ -24,7 +24,7 @@ def resume(
     """
     from undergrowth.cli.outcome import tell
     from undergrowth.cli.watch import watched
-    from undergrowth.runs.run import resume as go_on
+    from undergrowth.runs.execution import resume as go_on
 
     with opened(out) as store:
         name = store.find(run)

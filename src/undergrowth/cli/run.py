@@ -72,7 +72,7 @@ def run(
     """
     from undergrowth.cli.outcome import tell
     from undergrowth.cli.watch import watched
-    from undergrowth.runs.run import start
+    from undergrowth.runs.execution import start
 
     given = {
         "method": method, "data": data, "model": model, "clients": clients, "fleet": fleet, "deadline": deadline,
@@ -88,7 +88,7 @@ def run(
 
 def experiment_tree(file: str | None, settings: list[str], flags: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The experiment that the words of a command describe, and the keys of the file that do not go with them."""
-    from undergrowth.runs import config
+    from undergrowth.runs import experiment_file
 
     tree = {} if file is None else _read(file)
     left_out: list[str] = []
@@ -96,23 +96,23 @@ def experiment_tree(file: str | None, settings: list[str], flags: dict[str, Any]
         if flags.get(section) is not None:
             left_out += _rename(tree, section, flags[section])
     for text in settings:
-        config.assign_text(tree, text)
+        experiment_file.assign_text(tree, text)
     for flag, value in flags.items():
         if value is not None:
-            config.assign(tree, PLACES[flag], value)
+            experiment_file.assign(tree, PLACES[flag], value)
     return tree, left_out
 
 
 def _read(file: str) -> dict[str, Any]:
     from undergrowth.core import InputError
     from undergrowth.methods import METHODS
-    from undergrowth.runs import config
+    from undergrowth.runs import experiment_file
 
     if not file:
         raise InputError("the name of the experiment file is empty; without one the embedded default is run")
     if file in METHODS and not Path(file).exists():
         raise InputError(f"there is no experiment file '{file}'; for the method of that name write --method {file}")
-    return config.read(file)
+    return experiment_file.read(file)
 
 
 def say_left_out(keys: list[str], file: str | None) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from undergrowth.cli.endings import FAILED, INTERRUPTED, Ended, described
 from undergrowth.core import InputError, RunError
+from undergrowth.runs.execution import Execution
 from undergrowth.runs.progress import Progress
-from undergrowth.runs.run import Execution
 
 ERROR_FILE = "error.log"
 

@@ -109,10 +109,10 @@ def selection(text: str, train: Train) -> Selection:
         except ValueError:
             times = 0.0
         if not 1 <= times < math.inf:
-            raise InputError(f"train.selection '{text}': the number of candidates must be at least 1 times those asked")
+            raise InputError(f"train.sampler '{text}': the number of candidates must be at least 1 times those asked")
         return PowerOfChoice(times)
     if kind == "fedcs" and train.deadline is None:
-        raise InputError(f"train.selection '{text}' needs a deadline: set fleet.deadline to the seconds of a round")
+        raise InputError(f"train.sampler '{text}' needs a deadline: set fleet.deadline to the seconds of a round")
     known = {
         "uniform": Uniform(),
         "data": ByData(),
@@ -121,5 +121,5 @@ def selection(text: str, train: Train) -> Selection:
         "oort": Oort(train.deadline),
     }
     if kind not in known or number:
-        raise InputError(f"train.selection '{text}' is not known; {nearest(text, [*known, 'power-of-choice'])}")
+        raise InputError(f"train.sampler '{text}' is not known; {nearest(text, [*known, 'power-of-choice'])}")
     return known[kind]

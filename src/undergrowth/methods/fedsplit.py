@@ -8,7 +8,7 @@ Server: w ← Σ p_k·w_k, which is what devices get next; and a fresh θ_meta i
 with cross-entropy. What is evaluated is {θ_meta, φ} with the φ that made the maps: that which the devices had received.
 The average is evaluated beside it, under the name "average".
 
-selection: kmeans; random: as many of every class, at random; all: every map. The last two are what the source's
+selector: kmeans; random: as many of every class, at random; all: every map. The last two are what the source's
 tables 6.2 and 6.3 compare with. meta_every: with n, devices are asked for maps, and θ_meta is trained, in every n-th
 round and in the last; other rounds are FedAvg's.
 
@@ -91,7 +91,7 @@ class FedSplit(Method):
     level: str = option("up", "level of the model whose maps are sent")
     components: int = option(200, "principal components of the maps that are clustered", at_least=1)
     clusters: int = option(20, "maps that are kept of every class", at_least=1)
-    selection: str = option("kmeans", "which maps are kept", choices=("kmeans", "random", "all"))
+    selector: str = option("kmeans", "which maps are kept", choices=("kmeans", "random", "all"))
     meta_lr: float = option(0.1, "learning rate of the upper part at the server", above=0)
     meta_epochs: int = option(100, "epochs of the upper part at the server", at_least=1)
     meta_batch: int | None = option(None, "maps in a batch of it; None: the run's", at_least=1)
@@ -100,7 +100,7 @@ class FedSplit(Method):
     @property
     def client(self) -> MapClient:  # type: ignore[override]
         level, count = self.level, self.clusters
-        return MapClient(level=level, components=self.components, clusters=count, selection=self.selection)
+        return MapClient(level=level, components=self.components, clusters=count, selection=self.selector)
 
     @property
     def server(self) -> Composing:  # type: ignore[override]

@@ -16,7 +16,7 @@ from undergrowth.report.partition import holdings, partition_of
 from undergrowth.report.record import Record, differences, finite, labels, read
 from undergrowth.report.tables import COSTS, count, duration, energy, operations, score, size
 from undergrowth.runs import Store
-from undergrowth.runs.checkpoint import replace_file
+from undergrowth.runs.atomic_files import replace_file
 
 _MOST_ROWS = 200  # devices in the table of a run
 

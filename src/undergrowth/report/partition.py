@@ -13,9 +13,10 @@ from undergrowth.methods import METHODS
 from undergrowth.report.figures import Figure
 from undergrowth.report.html import Page, escape
 from undergrowth.report.record import Record
-from undergrowth.runs.checkpoint import replace_file
-from undergrowth.runs.config import experiment
-from undergrowth.runs.parts import population_of
+from undergrowth.runs.atomic_files import replace_file
+from undergrowth.runs.builders import build_population
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.stored_experiment import stored_experiment
 
 _MOST_MEGABYTES = 200  # a page should not take longer than a run
 _MOST_DEVICES = 20_000
@@ -27,7 +28,7 @@ def partition_of(record: Record, known: dict[str, Any] | None = None) -> tuple[s
     `known` has the populations of other runs, and takes this one in.
     """
     known = {} if known is None else known
-    settings = experiment(record.row["experiment"]["settings"])
+    settings = stored_experiment(record.row)
     method = METHODS.get(settings.method.name)
     if "data" in record.objects or record.row["clients"] > _MOST_DEVICES or (method is not None and method.pooled):
         return None
@@ -38,7 +39,7 @@ def partition_of(record: Record, known: dict[str, Any] | None = None) -> tuple[s
         megabytes = describe(settings.data.name).megabytes
         if megabytes is None or megabytes > _MOST_MEGABYTES:
             return None
-        known[key] = population_of(settings, None)
+        known[key] = build_population(settings, None)
     except InputError:  # the files have gone since
         return None
     return key, known[key]
@@ -48,7 +49,7 @@ def tiers(record: Record, population: Any) -> dict[str, str]:
     """The class of every device; of an unfinished run, as far as it can be found out again."""
     if record.devices or population is None:
         return {str(device["device"]): str(device["tier"]) for device in record.devices}
-    settings = experiment(record.row["experiment"]["settings"])
+    settings = stored_experiment(record.row)
     try:
         classes = build_fleet(settings.fleet.name, population.devices, settings.run.seed).classes
     except InputError:  # a fleet file that has gone since
@@ -67,8 +68,8 @@ def holdings(population: Any) -> Figure:
 
 def draw(section: dict[str, Any], seed: int, target: str | Path) -> Path:
     """Writes a page with the bubble plot of any partition; `section` is what an experiment has under `data`."""
-    settings = experiment({"data": section, "run": {"seed": seed}})
-    population: Any = population_of(settings, None)
+    settings = parse_experiment({"data": section, "run": {"seed": seed}})
+    population: Any = build_population(settings, None)
     page = Page(f"{settings.data.name}, {settings.data.partition}")
     page.add(f"<h1>{escape(page.title)}</h1>")
     page.section("Who holds what", "Training samples by device and class; the area of a bubble is their number.")

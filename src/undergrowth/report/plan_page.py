@@ -11,9 +11,9 @@ from undergrowth.core import InputError
 from undergrowth.report.figures import Figure, axis, figure, with_key
 from undergrowth.report.html import Page, escape
 from undergrowth.report.tables import count, duration, energy, operations, size
-from undergrowth.runs.checkpoint import replace_file
+from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.plan import takes_part
+from undergrowth.runs.planning import takes_part
 
 Row = dict[str, Any]
 

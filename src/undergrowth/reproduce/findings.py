@@ -15,8 +15,8 @@ from undergrowth.report.tables import operations, size
 from undergrowth.reproduce.cells import Cell
 from undergrowth.reproduce.table import Figure, Table, matches, sides
 from undergrowth.runs import Store
-from undergrowth.runs.config import experiment
 from undergrowth.runs.result import result_of
+from undergrowth.runs.stored_experiment import stored_experiment
 
 Place = tuple[str, str]  # row and column
 Values = tuple[float, ...]
@@ -115,7 +115,7 @@ def measured(store: Store, run: str, metric: str) -> float:
 
 def _accuracy_on(store: Store, run: str, label: int) -> float:
     """Accuracy of the final model on the test samples of one class."""
-    section = experiment(store.run(run)["experiment"]["settings"]).data
+    section = stored_experiment(store.run(run)).data
     test = load(section.name, section.path, **section.options).central_test()
     x = test.x[test.y == label]
     with torch.no_grad():

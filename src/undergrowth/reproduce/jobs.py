@@ -15,8 +15,9 @@ from undergrowth.data.catalogue import default_path
 from undergrowth.reproduce.cells import Cell, data_sections, layered, source_of
 from undergrowth.reproduce.table import Layer
 from undergrowth.runs import Store
-from undergrowth.runs.config import Experiment, experiment
+from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.result import MODEL_FILE
+from undergrowth.runs.stored_experiment import fill, option_defaults, stored_experiment
 
 _DECIDES = ("seed", "precision", "evaluate_every")  # what of the section `run` has a say in the figures
 
@@ -37,16 +38,16 @@ class Job:
     @cached_property
     def key(self) -> str:
         """Two jobs with the same key are the same run."""
-        return identity(experiment(self.tree)) + (self.start.key if self.start else "")
+        return identity(parse_experiment(self.tree)) + (self.start.key if self.start else "")
 
     @property
     def rounds(self) -> int:
-        return experiment(self.tree).train.rounds
+        return parse_experiment(self.tree).train.rounds
 
 
 def identity(settings: Experiment) -> str:
     """All that decides about the figures, and nothing of where files lie or what computes them."""
-    tree = settings.model_dump(mode="json")
+    tree = fill(settings.model_dump(mode="json"), option_defaults(settings))
     for section in ("data", "public"):
         if isinstance(tree.get(section), dict):
             tree[section].pop("path", None)
@@ -66,7 +67,7 @@ class Shelf:
             if any(row["experiment"]["objects"].values()):
                 continue
             try:
-                settings = experiment(row["experiment"]["settings"])
+                settings = stored_experiment(row)
             except InputError:  # of a version that had other settings
                 continue
             found = self._runs.setdefault(identity(settings), [])
@@ -81,7 +82,7 @@ class Shelf:
 
     def unfinished(self, job: Job) -> str | None:
         """A run to go on with: the last one that was begun like this, on the same device and with the same files."""
-        wanted = _place(experiment(job.tree))
+        wanted = _place(parse_experiment(job.tree))
         found = [run for run, done, settings in self._runs.get(job.key, ()) if not done and _place(settings) == wanted]
         return found[-1] if found else None
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from undergrowth.core import InputError, RunError
-from undergrowth.runs.run import Execution, resume, start
+from undergrowth.runs.execution import Execution, resume, start
 
 
 def carry_out(order: Mapping[str, Any], on_share: Callable[[float], None]) -> dict[str, Any]:

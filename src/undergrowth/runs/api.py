@@ -1,4 +1,4 @@
-"""What Python users call: run, resume, load."""
+"""The functions that Python users call: `run`, `plan`, `resume`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import nn
 
 from undergrowth.core import InputError, Method, nearest
 from undergrowth.data import Dataset, Population
-from undergrowth.runs import run as execution
-from undergrowth.runs.config import experiment
-from undergrowth.runs.plan import plan_rows
+from undergrowth.runs import execution
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.formats import RENAMES
+from undergrowth.runs.planning import plan_rows
 from undergrowth.runs.progress import Progress
 from undergrowth.runs.result import Result
 
@@ -41,7 +42,7 @@ def run(
     availability: str | None = None,
     dropout: float | None = None,
     failure: float | None = None,
-    selection: str | None = None,
+    sampler: str | None = None,
     selector: str | None = None,
     over_select: float | None = None,
     quorum: float | None = None,
@@ -67,32 +68,33 @@ def run(
 ) -> Result:
     """Runs one experiment and returns its result.
 
-    method, data and model are names (see `undergrowth methods`, `datasets`, `models`) or objects: a Method, a Dataset
-    or Population, a callable that returns an nn.Module. Settings left out have the defaults of an experiment
-    file: 10 rounds of one local epoch, batches of 32, SGD at 0.1, 20 devices, Dirichlet 0.1.
-    deadline, availability, dropout, failure: what the fleet's devices are up against. selection, over_select, quorum:
-    whom a server asks and waits for. selector: on which of their samples devices train. links: codecs, such as
-    {"up": "int8", "down": "fp16"}. public: data that the server holds, such as 0.1 of the training samples.
-    `options`, `data_options` and `model_options` go to what is named. `progress`: a live display on standard
-    error; by default when that is a terminal.
+    `method`, `data` and `model` are names (see `undergrowth methods`, `datasets`, `models`) or objects: a Method, a
+    Dataset or Population, a callable that returns an nn.Module. Settings that are not given have the defaults of an
+    experiment file: 10 rounds of one local epoch, batches of 32, SGD at 0.1, 20 devices, Dirichlet 0.1.
+
+    `deadline`, `availability`, `dropout`, `failure`: limits and faults of the simulated devices. `sampler`,
+    `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
+    their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
+    holds, such as 0.1 of the training samples. `options`, `data_options`, `model_options`: options of the named
+    method, data set and model. `progress`: a progress bar on standard error; by default if that is a terminal.
     """
-    tree, objects = describe(locals())
+    raw, objects = parse_arguments(locals())
     with _display(progress) as display:
-        return execution.start(tree, **objects, **display.hooks())
+        return execution.start(raw, **objects, **display.hooks())
 
 
 def plan(method: str | Method | Sequence[str | Method] | None = None, **arguments: Any) -> list[dict[str, Any]]:
-    """What taking part would cost, without training: a row for every method and class of devices.
+    """The price of taking part, without training: one row per method and class of devices.
 
-    Takes the arguments of `run`; `method` may also be a list, or be left out for all methods.
+    Takes the arguments of `run`. `method` may also be a list; without it, all methods are priced.
     """
     several = isinstance(method, Iterable) and not isinstance(method, str)
     methods: list[Any] = list(method) if several else [] if method is None else [method]  # type: ignore[arg-type]
-    for one in methods:
-        _check_kind("method", one)
+    for each in methods:
+        _check_kind("method", each)
     named = next((name for name in methods if isinstance(name, str)), "fedavg")
-    tree, objects = describe({"data": "digits", "model": "cnn", **arguments, "method": named})
-    return list(plan_rows(experiment(tree), methods, objects["data"], objects["model"]))
+    raw, objects = parse_arguments({"data": "digits", "model": "cnn", **arguments, "method": named})
+    return list(plan_rows(parse_experiment(raw), methods, objects["data"], objects["model"]))
 
 
 def resume(
@@ -104,17 +106,20 @@ def resume(
     model: Callable[[], nn.Module] | None = None,
     progress: bool | None = None,
 ) -> Result:
-    """Goes on with a run after its last finished round, bit for bit as if it had never stopped."""
+    """Continues a run after its last checkpoint; the result is bit for bit that of an uninterrupted run.
+
+    A run that was given objects needs the same `method`, `data` or `model` object again.
+    """
     with _display(progress) as display:
         return execution.resume(run, out, method=method, data=data, model=model, **display.hooks())
 
 
-# Where each argument of `run` stands in an experiment.
+# The section of an experiment for each argument of `run`.
 _PLACES = {
     "data": ("path", "partition", "clients"),
     "fleet": ("deadline", "availability", "dropout", "failure"),
     "train": (
-        "rounds", "sample", "epochs", "batch", "lr", "momentum", "weight_decay", "optimiser", "schedule", "selection",
+        "rounds", "sample", "epochs", "batch", "lr", "momentum", "weight_decay", "optimiser", "schedule", "sampler",
         "selector", "over_select", "quorum",
     ),
     "run": (
@@ -124,7 +129,7 @@ _PLACES = {
     ),
 }  # fmt: skip
 
-# What may stand for a name, in words, and the command that lists the names.
+# The type of object that may replace a name, that type in words, and the command that lists the names.
 _KINDS: dict[str, tuple[Any, str, str]] = {
     "method": (Method, "a Method", "methods"),
     "data": ((Dataset, Population), "a Dataset nor a Population", "datasets"),
@@ -138,43 +143,46 @@ _DICTIONARIES = {
 }
 
 
-def describe(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The experiment that the arguments of `run` describe, and the objects among them."""
-    known = {*_PLACES, *(name for names in _PLACES.values() for name in names), *_KINDS, "links", "public", "topology"}
-    tree: dict[str, Any] = {section: {} for section in _PLACES}
-    objects: dict[str, Any] = {}
-    for name in _KINDS:
-        thing = arguments[name]
-        _check_kind(name, thing)
-        options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
-        objects[name] = None if isinstance(thing, str) else thing
-        of_any = {"holdout"} if isinstance(thing, Dataset) else set()  # how it is spread is not the object's own
-        if objects[name] is not None and options.keys() - of_any:
-            raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
-        tree.setdefault(name, {}).update({**options, "name": _name(thing)})
-    for section, names in _PLACES.items():
-        tree[section].update({name: arguments[name] for name in names if arguments.get(name) is not None})
-    if arguments.get("fleet") is not None:
-        tree["fleet"]["name"] = arguments["fleet"]
-    tree["links"] = _mapping(arguments, "links")
-    if arguments.get("public") is not None:
-        tree["public"] = arguments["public"]
-    if arguments.get("topology") is not None:
-        tree["topology"] = arguments["topology"]
+def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
+    settings = {name: section for section, names in _PLACES.items() for name in names}
+    known = {*_PLACES, *settings, *_KINDS, "links", "public", "topology"}
     extra = set(arguments) - known - {"options", "data_options", "model_options", "progress"}
+    for rename in RENAMES:
+        if rename.section in _PLACES and rename.old in extra:
+            raise InputError(f"the argument {rename.old} is now called {rename.new}")
     if extra:
         raise InputError(f"{min(extra)} is not an argument; {nearest(min(extra), known)}")
-    return tree, objects
+    given = {name: value for name, value in arguments.items() if value is not None}
+    raw: dict[str, Any] = {section: {} for section in _PLACES}
+    objects: dict[str, Any] = {}
+    for name in _KINDS:
+        part = arguments[name]
+        _check_kind(name, part)
+        options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
+        objects[name] = None if isinstance(part, str) else part
+        # A Dataset is spread over devices by the experiment, and `holdout` is a setting of that.
+        allowed = {"holdout"} if isinstance(part, Dataset) else set()
+        if objects[name] is not None and options.keys() - allowed:
+            raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
+        raw.setdefault(name, {}).update({**options, "name": _name(part)})
+    for name, section in settings.items():
+        if name in given:
+            raw[section][name] = given[name]
+    if "fleet" in given:
+        raw["fleet"]["name"] = given["fleet"]
+    raw["links"] = _mapping(arguments, "links")
+    return {**raw, **{name: given[name] for name in ("public", "topology") if name in given}}, objects
 
 
 def _display(progress: bool | None) -> Progress:
     return Progress(sys.stderr.isatty() if progress is None else progress)
 
 
-def _check_kind(name: str, thing: Any) -> None:
+def _check_kind(name: str, part: Any) -> None:
     kind, words, command = _KINDS[name]
-    if not isinstance(thing, str) and not isinstance(thing, kind):
-        what = "None" if thing is None else f"a {type(thing).__name__}"
+    if not isinstance(part, str) and not isinstance(part, kind):
+        what = "None" if part is None else f"a {type(part).__name__}"
         raise InputError(f"{name}: {what} is neither a name nor {words}; `undergrowth {command}` lists the names")
 
 
@@ -185,8 +193,8 @@ def _mapping(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(given or {})
 
 
-def _name(thing: Any) -> str:
-    if isinstance(thing, str):
-        return thing
-    named = getattr(thing, "name", None)
-    return named if isinstance(named, str) else getattr(thing, "__name__", type(thing).__name__).lower()
+def _name(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    name = getattr(part, "name", None)
+    return name if isinstance(name, str) else str(getattr(part, "__name__", type(part).__name__)).lower()

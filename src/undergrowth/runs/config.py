@@ -1,29 +1,39 @@
-"""Configuration: what a user wrote, checked before anything starts.
+"""An experiment: its nine sections, and how they are validated before anything starts.
 
-An experiment has nine sections. Every wrong key, type or value is refused with one sentence that names it.
+A wrong key, type or value is refused with one sentence that names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from undergrowth.core import MOST, InputError, Train, nearest
-from undergrowth.devices.plain_yaml import DuplicateKeyError, load_yaml
 from undergrowth.learning import learning_rate
-from undergrowth.runs.fields import Above0, AtLeast0, Count, Number, Place, Share, ShareAbove0, ShareBelow1, Whole
+from undergrowth.runs.fields import (
+    Above0,
+    AtLeast0,
+    Count,
+    Fraction,
+    FractionAbove0,
+    FractionBelow1,
+    Number,
+    Place,
+    Whole,
+)
+from undergrowth.runs.formats import refuse_old_keys
 
 
 class Section(BaseModel):
+    """Settings with fixed keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Named(Section):
-    """A section that may be written as a bare name, and whose other keys are options of what is named."""
+    """A section that may be written as a bare name. Keys other than its fields are options of what is named."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -48,17 +58,17 @@ class DataSection(Named):
     path: Place | None = None
     partition: str = "dirichlet:0.1"
     clients: Count | None = None
-    holdout: ShareBelow1 = 0.1
+    holdout: FractionBelow1 = 0.1
 
 
 class PublicSection(Section):
-    """Data that the server holds: some of the devices' data set, or of another one, whose options other keys are."""
+    """Data that the server holds: a part of the devices' data set, or another data set and its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str | None = None
     path: Place | None = None
-    share: ShareAbove0 | None = None
+    share: FractionAbove0 | None = None
     samples: Count | None = None
     missing: tuple[Annotated[Whole, Field(ge=0)], ...] = ()
     labelled: bool | None = None
@@ -71,10 +81,10 @@ class PublicSection(Section):
         return {"share": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     @model_validator(mode="after")
-    def _whole(self) -> PublicSection:
+    def _consistent(self) -> PublicSection:
         if self.name is None and self.options:
-            odd = next(iter(self.options))
-            raise ValueError(f"has '{odd}', which is not a known key; {nearest(odd, PublicSection.model_fields)}")
+            key = next(iter(self.options))
+            raise ValueError(f"has '{key}', which is not a known key; {nearest(key, PublicSection.model_fields)}")
         if self.name is None and self.path is not None:
             raise ValueError("has a path; give the name of the data set there")
         if self.share is not None and self.samples is not None:
@@ -85,11 +95,12 @@ class PublicSection(Section):
 
     @property
     def given(self) -> bool:
+        """Whether the server holds any data."""
         return self.name is not None or self.of_the_devices
 
     @property
     def of_the_devices(self) -> bool:
-        """Whether it is taken from the devices' data set."""
+        """Whether the data is taken from the devices' data set."""
         return self.name is None and (self.share is not None or self.samples is not None)
 
     @property
@@ -98,7 +109,7 @@ class PublicSection(Section):
 
 
 class Rung(Named):
-    """A model that a device may have instead of the run's."""
+    """A model that a device may use instead of the run's model."""
 
     @property
     def label(self) -> str:
@@ -115,8 +126,8 @@ class FleetSection(Section):
     name: Place = "uniform"
     deadline: Above0 | None = None
     availability: str = "always"
-    dropout: Share = 0.0
-    failure: Share = 0.0
+    dropout: Fraction = 0.0
+    failure: Fraction = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -126,18 +137,18 @@ class FleetSection(Section):
 
 class TrainSection(Section):
     rounds: Count = 10
-    sample: ShareAbove0 = 1.0
+    sample: FractionAbove0 = 1.0
     epochs: Count = 1
     batch: Count = 32
     lr: Above0 = 0.1
-    momentum: ShareBelow1 = 0.0
+    momentum: FractionBelow1 = 0.0
     weight_decay: AtLeast0 = 0.0
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     schedule: str = "constant"
-    selection: str = "uniform"
+    sampler: str = "uniform"
     selector: str = "all"
     over_select: Annotated[Number, Field(ge=1, le=1000)] = 1.0
-    quorum: ShareAbove0 = 1.0
+    quorum: FractionAbove0 = 1.0
 
 
 class LinksSection(Section):
@@ -157,7 +168,7 @@ class RunSection(Section):
     stack: bool = False
     chunk: Count | None = None
     address: str | None = None
-    # Of torch in one process: the batches of devices are too small to share.
+    # Threads of torch in one process. The batches of devices are too small to gain from more than one.
     threads: Annotated[Count, Field(le=1024)] = 1
     evaluate_every: Count = 1
     checkpoint_every: Count = 1
@@ -177,108 +188,53 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _empty_sections(cls, value: Any) -> Any:
-        """A section with nothing in it, such as `train:`, has its defaults."""
+        """Removes empty sections, such as `train:`, so that they get their defaults."""
         return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
-    def settings(self) -> Train:
-        """The part that methods see."""
-        settings = Train(**self.train.model_dump(exclude={"selection", "selector"}), deadline=self.fleet.deadline)
-        learning_rate(settings, 0)  # refuses a schedule that it cannot read
+    def train_settings(self) -> Train:
+        """The settings that methods see. Raises `InputError` if the schedule is not valid."""
+        settings = Train(**self.train.model_dump(exclude={"sampler", "selector"}), deadline=self.fleet.deadline)
+        learning_rate(settings, 0)
         return settings
 
 
-def experiment(tree: Mapping[str, Any]) -> Experiment:
+def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
     """The experiment that a nested dictionary describes."""
+    refuse_old_keys(raw)
     try:
-        return Experiment.model_validate(tree)
+        return Experiment.model_validate(raw)
     except ValidationError as error:
-        raise InputError(sentence(error, Experiment)) from None
+        raise InputError(explain(error, Experiment)) from None
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """The dictionary in an experiment file."""
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"there is no experiment file '{path}'") from None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"experiment file '{path}' cannot be read: {error}") from None
-    try:
-        tree = load_yaml(text)
-    except DuplicateKeyError as error:
-        raise InputError(f"experiment file '{path}' {error.problem}") from None
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where else ""
-        raise InputError(f"experiment file '{path}' is not YAML{line}: {getattr(error, 'problem', error)}") from None
-    if tree is None:
-        raise InputError(f"experiment file '{path}' is empty; it needs sections such as method, data, model, train")
-    if not isinstance(tree, dict):
-        raise InputError(f"experiment file '{path}' must hold sections such as 'method: fedavg', not a {_kind(tree)}")
-    return tree
-
-
-def assign(tree: dict[str, Any], path: str, value: Any) -> None:
-    """Sets ``train.lr`` and the like. A section that was a bare name becomes a section with that name."""
-    *sections, last = path.split(".")
-    for section in sections:
-        inner = tree.get(section)
-        if not isinstance(inner, dict | str | None) or (isinstance(inner, str) and not _may_be_a_name(section)):
-            raise InputError(f"{path}: '{section}' is {inner!r}, which has no keys to set")
-        tree[section] = {"name": inner} if isinstance(inner, str) else dict(inner or {})
-        tree = tree[section]
-    tree[last] = value
-
-
-def _may_be_a_name(section: str) -> bool:
-    """Whether a section may be written as a bare name; one that is not known is refused later, by name."""
-    return section not in Experiment.model_fields or "name" in _keys(Experiment, [section])
-
-
-def assign_text(tree: dict[str, Any], text: str) -> None:
-    """Carries out one ``-s path=value`` of the command line; the value is read as YAML."""
-    path, equals, value = text.partition("=")
-    if not equals or not all(path.split(".")):
-        raise InputError(f"-s '{text}' must be path=value, such as train.lr=0.05")
-    try:
-        assign(tree, path, load_yaml(value))
-    except DuplicateKeyError as error:
-        raise InputError(f"-s '{text}' {error.problem}") from None
-    except yaml.YAMLError:
-        raise InputError(f"-s '{text}': the value '{value}' is not YAML") from None
-
-
-def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """The first thing that pydantic found wrong, in one sentence."""
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first problem that pydantic found, in one sentence."""
     first = error.errors()[0]
     place = [str(step) for step in first["loc"]]
     path = ".".join([prefix, *place] if prefix else place)
     if first["type"] == "extra_forbidden":
-        return f"{path} is not a known key; {nearest(place[-1], _keys(model, place[:-1]))}"
-    if first["type"] == "invalid_key":  # a number, or what YAML reads as one or as true
-        inside = ".".join([prefix, *place[:-1]] if prefix else place[:-1])
+        return f"{path} is not a known key; {nearest(place[-1], keys_of(model, place[:-1]))}"
+    if first["type"] == "invalid_key":  # a number, or a word that YAML reads as a number or as true
+        section = ".".join([prefix, *place[:-1]] if prefix else place[:-1])
         key = f"the key {first['input']!r}"
-        return f"{inside + ': ' if inside else ''}{key} must be a word, such as {_keys(model, place[:-1])[0]}"
+        return f"{section + ': ' if section else ''}{key} must be a word, such as {keys_of(model, place[:-1])[0]}"
     if first["type"] == "missing":
         return f"{path} is missing in {first['input']!r}"
     if first["type"] == "model_type":
-        keys = _keys(model, place)
+        keys = keys_of(model, place)
         or_name = "a name, or " if "name" in keys else ""
         return f"{path} {first['input']!r} should be {or_name}a section with keys such as {keys[0]}"
     wanted = first["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("Value error, ")
-    if first.get("ctx", {}).get("le") == MOST:  # which pydantic would write with all its digits
+    if first.get("ctx", {}).get("le") == MOST:  # pydantic would write all its digits
         wanted = f"should be less than or equal to {MOST:g}"
     return f"{path} {first['input']!r} {wanted}"
 
 
-def _keys(model: type[BaseModel], place: Sequence[str]) -> list[str]:
+def keys_of(model: type[BaseModel], place: Sequence[str]) -> list[str]:
+    """The keys of the section at `place`, such as ["train"]; of the last section on the way if `place` is a value."""
     for step in place:
         inner = model.model_fields[step].annotation
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             break
         model = inner
     return list(model.model_fields)
-
-
-def _kind(tree: Any) -> str:
-    return {list: "list", str: "text", int: "number", float: "number"}.get(type(tree), type(tree).__name__)

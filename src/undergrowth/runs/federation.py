@@ -18,16 +18,16 @@ from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, Settings, States, World
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import selection, selector
-from undergrowth.runs.config import Experiment
-from undergrowth.runs.parts import (
+from undergrowth.runs.builders import (
+    build_ladder,
+    build_method,
+    build_model,
+    build_population,
+    build_public,
     check_models,
-    ladder_of,
-    method_of,
-    model_of,
-    population_of,
-    public_of,
-    torch_device,
+    check_torch_device,
 )
+from undergrowth.runs.config import Experiment
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology, build_topology
@@ -77,7 +77,7 @@ def federate(
     model: Callable[[], nn.Module] | Model | None = None,
 ) -> Federation:
     """Builds what the experiment names; objects stand in for names. A `Model` was checked before."""
-    method = method or method_of(experiment.method.name, experiment.method.options)
+    method = method or build_method(experiment.method.name, experiment.method.options)
     check_options(method, "method")
     method.check()
     engine = build_engine(experiment)
@@ -106,8 +106,8 @@ def _population(
     experiment: Experiment, method: Method, data: Dataset | Population | None
 ) -> tuple[Population, Shard | None, list[str]]:
     """The devices' data, the server's data, and notes about them."""
-    population = population_of(experiment, data)
-    public = public_of(experiment, population)
+    population = build_population(experiment, data)
+    public = build_public(experiment, population)
     if method.pooled:
         population = PooledPopulation(population)
     name, devices = population.name, population.devices
@@ -128,12 +128,12 @@ def _task(
     public: Shard | None,
     model: Callable[[], nn.Module] | Model | None,
 ) -> Task:
-    train = experiment.settings()
-    functional, ladder = model_of(experiment, population, model), ladder_of(experiment, population, model)
-    asks, picks = selection(experiment.train.selection, train), selector(experiment.train.selector)
+    train = experiment.train_settings()
+    functional, ladder = build_model(experiment, population, model), build_ladder(experiment, population, model)
+    asks, picks = selection(experiment.train.sampler, train), selector(experiment.train.selector)
     for each in (functional, *ladder.values()):
         each.mixed = experiment.run.precision == "bf16"
-    places = [torch_device(name) for name in engine_settings(experiment).devices]
+    places = [check_torch_device(name) for name in engine_settings(experiment).devices]
     # Worker processes have torch devices of their own, and the server then computes on the CPU.
     device = "cpu" if experiment.run.engine == "processes" else places[0]
     return Task(functional, population.classes, train, asks, public, picks, ladder).to(device)

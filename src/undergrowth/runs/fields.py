@@ -1,4 +1,4 @@
-"""The types of an experiment's fields: numbers with limits beyond which no run makes sense, and places on disk."""
+"""Types for the fields of an experiment: numbers within limits, and paths."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Field
 from undergrowth.core import MOST, MOST_WHOLE
 
 
-def _no_truth(value: Any) -> Any:
-    """Refuses true and false, alone or in a list: Python counts them as 1 and 0, and YAML reads `yes` and `on` so."""
-    if any(isinstance(one, bool) for one in (value if isinstance(value, list | tuple) else (value,))):
+def _refuse_booleans(value: Any) -> Any:
+    """Refuses booleans, alone or in a list: Python treats them as 1 and 0, and YAML reads `yes` and `on` as true."""
+    if any(isinstance(item, bool) for item in (value if isinstance(value, list | tuple) else (value,))):
         raise ValueError("should be a number, not true or false")
     return value
 
@@ -21,13 +21,13 @@ def _as_text(value: Any) -> Any:
     return fspath(value) if isinstance(value, PathLike) else value
 
 
-NO_TRUTH = BeforeValidator(_no_truth)
-Number = Annotated[float, NO_TRUTH, Field(allow_inf_nan=False)]
+NO_BOOLEANS = BeforeValidator(_refuse_booleans)
+Number = Annotated[float, NO_BOOLEANS, Field(allow_inf_nan=False)]
 Above0 = Annotated[Number, Field(gt=0, le=MOST)]
 AtLeast0 = Annotated[Number, Field(ge=0, le=MOST)]
-Share = Annotated[Number, Field(ge=0, le=1)]
-ShareAbove0 = Annotated[Number, Field(gt=0, le=1)]
-ShareBelow1 = Annotated[Number, Field(ge=0, lt=1)]
-Whole = Annotated[int, NO_TRUTH]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+FractionAbove0 = Annotated[Number, Field(gt=0, le=1)]
+FractionBelow1 = Annotated[Number, Field(ge=0, lt=1)]
+Whole = Annotated[int, NO_BOOLEANS]
 Count = Annotated[Whole, Field(ge=1, le=MOST_WHOLE)]
 Place = Annotated[str, Field(min_length=1), BeforeValidator(_as_text)]

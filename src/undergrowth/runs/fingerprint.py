@@ -1,4 +1,4 @@
-"""Whether a run that goes on has the data that it began with."""
+"""A fingerprint of the data, to detect that a resumed run would get other data than it began with."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 
 from undergrowth.data import Population
 
-SOME = 1000  # samples of a shard whose values are looked at
-NEAR = 1e-4  # another machine may read sound or images with other last digits
+MAX_SAMPLES_PER_SHARD = 1000  # samples whose values are used
+TOLERANCE = 1e-4  # another machine may decode sound or images with other last digits
 
 
 def fingerprint(population: Population) -> dict[str, Any]:
-    """How many samples the devices have, and what the test set and the first device's samples are like."""
+    """The sizes of all devices; labels, mean and standard deviation of the test set and the first device's samples."""
     sizes = [population.size(name) for name in population.devices]
-    first = next(name for name, size in zip(population.devices, sizes) if size)
+    first = next(name for name, size in zip(population.devices, sizes, strict=True) if size)
     shards = population.central_test(), population.train(first)
-    values = torch.cat([shard.x[:: 1 + len(shard) // SOME].double().flatten() for shard in shards])
+    values = torch.cat([shard.x[:: 1 + len(shard) // MAX_SAMPLES_PER_SHARD].double().flatten() for shard in shards])
     return {
         "sizes": crc32(str(sizes).encode()),
         "labels": [crc32(shard.y.numpy().tobytes()) for shard in shards],
@@ -29,8 +29,8 @@ def fingerprint(population: Population) -> dict[str, Any]:
     }
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two fingerprints are of different data."""
+def differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two fingerprints belong to different data."""
     exact = any(before[name] != now[name] for name in ("sizes", "labels"))
-    scale = NEAR * (abs(before["mean"]) + before["spread"])
+    scale = TOLERANCE * (abs(before["mean"]) + before["spread"])
     return exact or not all(math.isclose(before[n], now[n], rel_tol=0, abs_tol=scale) for n in ("mean", "spread"))

@@ -1,4 +1,4 @@
-"""One process at a time works on a run."""
+"""The lock of a run: one process at a time works on it."""
 
 from __future__ import annotations
 
@@ -12,41 +12,45 @@ from undergrowth.core import InputError, RunError
 
 try:
     import fcntl
-except ImportError:  # Windows has no such lock; there, it is up to the user
+except ImportError:  # Windows: there is no lock, and users must see to it that two processes do not share a run
     fcntl = None  # type: ignore[assignment]
 
-TRIES, PAUSE = 5, 0.02  # seconds
+ATTEMPTS = 5
+SECONDS_BETWEEN_ATTEMPTS = 0.02
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Refuses if another process holds the run; the system lets go of the lock however a process ends."""
+def lock_run(folder: Path) -> Iterator[None]:
+    """Locks the run in `folder` for the block; the operating system releases the lock however the process ends.
+
+    Raises `InputError` if another process has locked it.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / "lock", "w")  # noqa: SIM115  closed below, where the lock ends
+        file = open(folder / "lock", "w")  # noqa: SIM115  closed below, which releases the lock
     except OSError as error:
         raise RunError(f"'{folder}' could not be written: {error.strerror or error}") from error
     with file:
-        if fcntl is not None and not _locked(file):
+        if fcntl is not None and not _acquire(file):
             raise InputError(
                 f"run '{folder.name}' is being worked on by another process; stop that one, or wait for it"
             )
         yield
 
 
-def _locked(file: IO[str]) -> bool:
-    """Takes the lock. Who only asks whether it is held holds it for a moment, so one refusal does not count."""
-    for _ in range(TRIES):
+def _acquire(file: IO[str]) -> bool:
+    """Whether the lock was acquired. `is_locked` holds the lock for a moment, so one failed attempt proves nothing."""
+    for _ in range(ATTEMPTS):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
-            time.sleep(PAUSE)
+            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
     return False
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a process works on the run; without locks, it may."""
+def is_locked(folder: Path) -> bool:
+    """Whether a process works on the run in `folder`. Without file locks, any run may be worked on."""
     try:
         with open(folder / "lock") as file:
             if fcntl is not None:

@@ -1,4 +1,4 @@
-"""The live display of a run: rounds, accuracy, time left. Silent when nobody watches."""
+"""The progress bar of a run: rounds, accuracy, remaining time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from undergrowth.runs.run import Execution
+from undergrowth.runs.execution import Execution
 
 
 class Progress:
-    """A bar on standard error while a run goes on."""
+    """A progress bar on standard error. Prints nothing unless `shown`."""
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown
@@ -26,7 +26,7 @@ class Progress:
         self._task = self._bar.add_task("starting", total=None, status="")
 
     def __enter__(self) -> Progress:
-        if self.shown:  # some versions of rich print an empty line for a bar that is not
+        if self.shown:  # some versions of rich print an empty line for a disabled bar
             self._bar.start()
         return self
 
@@ -37,6 +37,7 @@ class Progress:
             self._bar.stop()
 
     def hooks(self) -> dict[str, Any]:
+        """The callbacks for `start` and `resume`."""
         return {"on_start": self._on_start, "on_round": self._on_round} if self.shown else {}
 
     def _on_start(self, execution: Execution) -> None:

@@ -1,8 +1,8 @@
-"""Result: what a run leaves behind, the same whether it has just ended or is loaded from the store."""
+"""The result of a run, read from the store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -13,15 +13,16 @@ from torch import nn
 
 from undergrowth.core import InputError
 from undergrowth.exchange import Entry
-from undergrowth.runs.config import experiment
+from undergrowth.models import builder
 from undergrowth.runs.store import Store
+from undergrowth.runs.stored_experiment import stored_experiment
 
 MODEL_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True)
 class LedgerView:
-    """The totals of a run; `rows()` reads every exchange from the store, one by one."""
+    """The total costs of a run; `rows()` reads its exchanges from the store."""
 
     bytes_down: int
     bytes_up: int
@@ -34,6 +35,7 @@ class LedgerView:
     _run: str
 
     def rows(self) -> Iterator[Entry]:
+        """Every exchange of the run, by round."""
         store = Store(self._folder)
         try:
             yield from store.links(self._run)
@@ -43,7 +45,9 @@ class LedgerView:
 
 @dataclass(frozen=True)
 class Result:
-    run: str
+    """What a finished run produced: scores, history, costs and the model."""
+
+    run: str  # id
     method: str
     data: str
     accuracy: float
@@ -54,7 +58,7 @@ class Result:
     summary: dict[str, Any]  # what `undergrowth run --json` prints
     notes: list[str]
     folder: Path  # of this run
-    build: Any = None  # makes the module that the weights belong to
+    build: Callable[[], nn.Module] | None = None  # makes the module that the weights belong to
 
     @property
     def model(self) -> nn.Module:
@@ -73,8 +77,11 @@ class Result:
         return f"Result({self.run}: {self.method} on {self.data}, accuracy {self.accuracy:.4f})"
 
 
-def load(run: str = "last", out: str | PathLike[str] = "runs", model: Any = None) -> Result:
-    """The result of a finished run, by its id, the beginning of its id, or `last`."""
+def load(run: str = "last", out: str | PathLike[str] = "runs", model: Callable[[], nn.Module] | None = None) -> Result:
+    """The result of a finished run, by its id, the beginning of its id, or `last`.
+
+    `model`: the model object of the run, if it was given one.
+    """
     store = Store(out)
     try:
         name = store.find(run)
@@ -86,11 +93,12 @@ def load(run: str = "last", out: str | PathLike[str] = "runs", model: Any = None
         store.close()
 
 
-def result_of(store: Store, run: str, build: Any = None) -> Result:
+def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = None) -> Result:
+    """The result of a finished run in an open store. `build`: the model object of the run, if it was given one."""
     row = store.run(run)
     summary = row["summary"]
     if build is None and row["experiment"]["objects"].get("model") is None:
-        build = _zoo_model(row["experiment"])
+        build = _named_model(row)
     totals = {name: summary[name] for name in LedgerView.__dataclass_fields__ if not name.startswith("_")}
     return Result(
         run=run,
@@ -108,10 +116,9 @@ def result_of(store: Store, run: str, build: Any = None) -> Result:
     )
 
 
-def _zoo_model(kept: dict[str, Any]) -> Any:
-    from undergrowth.models import builder
-
-    section = experiment(kept["settings"]).model
-    # The final weights replace those of a file, which may be gone by now.
+def _named_model(row: Mapping[str, Any]) -> Callable[[], nn.Module]:
+    section = stored_experiment(row).model
+    # The final weights replace those of a file that the run started from, which may not exist any more.
     options = {name: value for name, value in section.options.items() if name not in ("weights", "skip_head")}
+    kept = row["experiment"]
     return builder(section.name, tuple(kept["shape"]), kept["classes"], **options)

@@ -1,7 +1,7 @@
 """The run store: one SQLite file for all runs of an output folder.
 
-A finished round is one transaction: its row, its ledger entries and the pointer to its checkpoint are there
-together or not at all. Write-ahead logging lets several runs write, and others read, at the same time.
+A finished round is one transaction: its row, its ledger entries and the pointer to its checkpoint are stored together
+or not at all. Write-ahead logging lets several runs write, and others read, at the same time.
 """
 
 from __future__ import annotations
@@ -18,31 +18,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from undergrowth import __version__
 from undergrowth.core import InputError, RunError, nearest
 from undergrowth.exchange import COLUMNS, Entry
-from undergrowth.runs.lock import is_held
+from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
+from undergrowth.runs.lock import is_locked
+from undergrowth.runs.schema import SCHEMA_VERSION, migrate, migrated_copy, schema_version
 
 FILE = "undergrowth.sqlite"
-
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS runs (
-  id TEXT PRIMARY KEY, created TEXT, status TEXT, method TEXT, data TEXT, model TEXT, seed INTEGER, rounds INTEGER,
-  clients INTEGER, engine TEXT, experiment TEXT, notes TEXT, summary TEXT);
-CREATE TABLE IF NOT EXISTS rounds (
-  run TEXT, round INTEGER, accuracy REAL, loss REAL, simulated_seconds REAL, wall_seconds REAL, arrived INTEGER,
-  lost INTEGER, refused INTEGER, late INTEGER, bytes_down INTEGER, bytes_up INTEGER, flops REAL, joules REAL,
-  more TEXT, PRIMARY KEY (run, round));
-CREATE TABLE IF NOT EXISTS devices (
-  run TEXT, device TEXT, facts TEXT, PRIMARY KEY (run, device));
-CREATE TABLE IF NOT EXISTS links (
-  run TEXT, {", ".join(COLUMNS)});
-CREATE INDEX IF NOT EXISTS links_of_run ON links (run, round);
-CREATE TABLE IF NOT EXISTS checkpoints (
-  run TEXT, round INTEGER, file TEXT, checksum INTEGER, PRIMARY KEY (run, round));
-"""
-
-PATIENCE = 60.0  # seconds for which others may write
-SHOWN = 5  # runs that a sentence names
+SECONDS_TO_WAIT_FOR_WRITERS = 60.0
+MAX_RUNS_IN_MESSAGE = 5
 
 ROUND_COLUMNS = (
     "round", "accuracy", "loss", "simulated_seconds", "wall_seconds", "arrived", "lost", "refused", "late",
@@ -51,43 +36,66 @@ ROUND_COLUMNS = (
 
 
 class Store:
-    """Runs, rounds, devices and links of one output folder."""
+    """Runs, rounds, devices and links of one output folder.
 
-    def __init__(self, folder: str | PathLike[str], create: bool = False) -> None:
+    A store of an older version is migrated when it is opened with `write` or `create`. A reader gets a migrated copy
+    and leaves the file as it is.
+    """
+
+    def __init__(self, folder: str | PathLike[str], create: bool = False, write: bool = False) -> None:
         try:
             self.folder = Path(folder).expanduser()
-        except (RuntimeError, TypeError) as error:  # ~someone, where there is no such user; or no text at all
+        except (RuntimeError, TypeError) as error:  # ~name of an unknown user; or not a path
             raise InputError(f"out {str(folder)!r} cannot be a folder ({error}); name one that can") from None
         if not create and not (self.folder / FILE).exists():
             raise InputError(f"out '{folder}' holds no runs; name the folder that a run wrote to")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(self._address, timeout=PATIENCE, isolation_level=None, uri=True)
-            self._connection.row_factory = sqlite3.Row
-            if create:
-                self._set_up()
+            self._open(create, write)
+        except InputError:
+            raise
         except (OSError, ValueError, sqlite3.Error) as error:
-            raise InputError(f"out '{folder}' cannot be written to ({error}); name a folder that can") from None
+            if create or write:
+                raise InputError(f"out '{folder}' cannot be written to ({error}); name a folder that can") from None
+            raise InputError(f"out '{folder}' has a run store that cannot be read: {error}") from None
+
+    def _open(self, create: bool, write: bool) -> None:
+        if create:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(
+            self._address, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, uri=True
+        )
+        version = schema_version(self._connection)
+        check_format(f"the run store '{self.folder / FILE}'", version, SCHEMA_VERSION)
+        if version < SCHEMA_VERSION and (create or write):
+            self._migrate()
+        elif version < SCHEMA_VERSION:
+            found, self._connection = self._connection, migrated_copy(self._connection)
+            found.close()
+        self._connection.row_factory = sqlite3.Row
+        if not (create or write):
+            self._connection.execute("PRAGMA query_only=ON")
 
     @property
     def _address(self) -> str:
-        """In a folder that cannot be written to, SQLite must not try to make files of its own beside the store. Where
-        they are there already, somebody else may be writing, and what they hold must be read too."""
+        """In a folder without write permission, SQLite must not try to create its auxiliary files beside the store.
+
+        If they exist, another process may be writing, and SQLite must read them too.
+        """
         path = (self.folder / FILE).resolve()
         if os.access(self.folder, os.W_OK):
             return path.as_uri()
         logged = path.with_name(f"{FILE}-wal").exists()
         return f"{path.as_uri()}?{'mode=ro' if logged else 'immutable=1'}"
 
-    def _set_up(self) -> None:
-        deadline = time.monotonic() + PATIENCE
+    def _migrate(self) -> None:
+        deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_WRITERS
         while True:
             try:
                 self._connection.execute("PRAGMA journal_mode=WAL")
-                self._connection.executescript(_SCHEMA)
+                migrate(self._connection)
                 return
             except sqlite3.OperationalError as error:
-                # SQLite waits for others, but not when two set up the same new file at the same moment.
+                # SQLite's own timeout does not apply while another process changes the journal mode.
                 if "locked" not in str(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
@@ -96,13 +104,13 @@ class Store:
         self._connection.close()
 
     def resume_command(self, run: str) -> str:
-        """What a user types to go on with a run."""
+        """The command that resumes a run."""
         place = "" if self.folder == Path("runs") else f" --out {shlex.quote(str(self.folder))}"
         return f"undergrowth resume {run}{place}"
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing."""
+        """Commits what the block executes, or nothing of it if the block raises."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -118,15 +126,15 @@ class Store:
     # Writing ------------------------------------------------------------------------------------------------
 
     def create(self, facts: Mapping[str, Any], experiment: Mapping[str, Any]) -> str:
-        """Enters a new run and gives it an id that sorts by time."""
+        """Stores a new run and returns its id, which sorts by time."""
         row = {
             "created": time.strftime("%Y-%m-%d %H:%M:%S"), "status": "running", "experiment": json.dumps(experiment),
-            "notes": "[]", "summary": "{}", **facts,
+            "notes": "[]", "summary": "{}", "version": __version__, "format": EXPERIMENT_FORMAT, **facts,
         }  # fmt: skip
         with self.transaction() as connection:
             while True:
                 run = f"{time.strftime('%Y%m%d-%H%M%S')}-{facts['method']}-{secrets.token_hex(2)}"
-                # Of many runs that start in the same second, two may draw the same ending.
+                # Runs that start in the same second may draw the same suffix.
                 if not connection.execute("SELECT 1 FROM runs WHERE id=?", (run,)).fetchone():
                     _insert(connection, "runs", {"id": run, **row})
                     return run
@@ -138,25 +146,27 @@ class Store:
         entries: Iterable[Entry],
         checkpoint: tuple[int, str, int] | None,
     ) -> None:
+        """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum)."""
         with self.transaction() as connection:
             for row in rounds:
                 known = {name: row[name] for name in ROUND_COLUMNS}
                 more = {name: value for name, value in row.items() if name not in known}
                 _insert(connection, "rounds", {"run": run, **known, "more": json.dumps(more)})
-            connection.executemany(
-                f"INSERT INTO links VALUES ({', '.join('?' * (1 + len(COLUMNS)))})",
-                ((run, *entry) for entry in entries),
-            )
+            insertion = _insertion("links", ("run", *COLUMNS))
+            connection.executemany(insertion, ((run, *entry) for entry in entries))
             if checkpoint:
-                _insert(connection, "checkpoints", dict(zip(("run", "round", "file", "checksum"), (run, *checkpoint))))
+                round, file, checksum = checkpoint
+                row = {"run": run, "round": round, "file": file, "checksum": checksum}
+                _insert(connection, "checkpoints", row)
 
     def finish_run(self, run: str, summary: Mapping[str, Any], devices: Iterable[Mapping[str, Any]]) -> None:
+        """Stores the summary and the facts of every device, and marks the run as done."""
         with self.transaction() as connection:
             connection.execute("UPDATE runs SET status='done', summary=? WHERE id=?", (json.dumps(summary), run))
             connection.execute("DELETE FROM devices WHERE run=?", (run,))
-            connection.executemany(
-                "INSERT INTO devices VALUES (?, ?, ?)", ((run, facts["device"], json.dumps(facts)) for facts in devices)
-            )
+            for facts in devices:
+                row = {"run": run, "device": facts["device"], "facts": json.dumps(facts)}
+                _insert(connection, "devices", row)
 
     def set_status(self, run: str, status: str, notes: Sequence[str] | None = None) -> None:
         with self.transaction() as connection:
@@ -165,19 +175,20 @@ class Store:
                 connection.execute("UPDATE runs SET notes=? WHERE id=?", (json.dumps(list(notes)), run))
 
     def rewind(self, run: str, round: int) -> None:
-        """Forgets everything after that round; it will be done again."""
+        """Deletes everything after `round`, before these rounds are computed again."""
         with self.transaction() as connection:
             for table in ("rounds", "links", "checkpoints"):
                 connection.execute(f"DELETE FROM {table} WHERE run=? AND round>?", (run, round))
 
     def forget_checkpoints(self, run: str, before: int) -> None:
+        """Deletes the checkpoints of rounds before `before`."""
         with self.transaction() as connection:
             connection.execute("DELETE FROM checkpoints WHERE run=? AND round<?", (run, before))
 
     # Reading ------------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> str:
-        """The id of the run that a user means: an id, the beginning of one, or `last`."""
+        """The id of the run that `name` identifies: an id, the beginning of one, or `last`."""
         if not isinstance(name, str) or not name:
             raise InputError(f"run {name!r} must be the id of a run, the beginning of one, or 'last'")
         ids = [row["id"] for row in self._connection.execute("SELECT id FROM runs ORDER BY created, rowid")]
@@ -187,40 +198,48 @@ class Store:
         if len(found) == 1:
             return str(found[0])
         if found:
-            raise InputError(f"run '{name}' could be any of {', '.join(found[:5])}; write more of it")
-        hint = nearest(name, ids) if ids else "there is none yet"
-        if len(ids) > SHOWN and not hint.startswith("did"):
+            raise InputError(f"run '{name}' could be any of {', '.join(found[:MAX_RUNS_IN_MESSAGE])}; write more of it")
+        hint = nearest(name, ids) if ids else "it holds no runs yet"
+        if len(ids) > MAX_RUNS_IN_MESSAGE and not hint.startswith("did"):
             hint = f"the latest is {ids[-1]}, and `undergrowth list` shows all {len(ids)}"
         raise InputError(f"run '{name}' is not in '{self.folder}'; {hint}")
 
     def runs(self) -> list[dict[str, Any]]:
-        return [self._told(row) for row in self._connection.execute("SELECT * FROM runs ORDER BY created, rowid")]
+        """The rows of all runs, the oldest first."""
+        return [self._decode_run(row) for row in self._connection.execute("SELECT * FROM runs ORDER BY created, rowid")]
 
     def run(self, run: str) -> dict[str, Any]:
-        return self._told(self._connection.execute("SELECT * FROM runs WHERE id=?", (run,)).fetchone())
+        """The row of a run, with its experiment in the current format."""
+        return self._decode_run(self._connection.execute("SELECT * FROM runs WHERE id=?", (run,)).fetchone())
 
-    def _told(self, row: sqlite3.Row) -> dict[str, Any]:
-        told = _decoded(row, "experiment", "notes", "summary")
-        if told["status"] == "running" and not is_held(self.folder / told["id"]):
-            told["status"] = "killed"  # and had no time to say so
-        return told
+    def _decode_run(self, row: sqlite3.Row) -> dict[str, Any]:
+        decoded = _decode(row, "experiment", "notes", "summary")
+        found = decoded["format"] or 0
+        check_format(f"run '{decoded['id']}' in '{self.folder}'", found, EXPERIMENT_FORMAT)
+        decoded["experiment"] = upgrade_experiment(decoded["experiment"], found)
+        if decoded["status"] == "running" and not is_locked(self.folder / decoded["id"]):
+            decoded["status"] = "killed"  # its process ended without recording a status
+        return decoded
 
     def rounds(self, run: str) -> list[dict[str, Any]]:
+        """The history of a run, one row per finished round."""
         rows = self._connection.execute("SELECT * FROM rounds WHERE run=? ORDER BY round", (run,))
-        decoded = [_decoded(row, "more") for row in rows]
+        decoded = [_decode(row, "more") for row in rows]
         return [{**{k: v for k, v in row.items() if k not in ("run", "more")}, **row["more"]} for row in decoded]
 
     def devices(self, run: str) -> list[dict[str, Any]]:
+        """The facts of every device of a finished run."""
         rows = self._connection.execute("SELECT facts FROM devices WHERE run=? ORDER BY device", (run,))
         return [json.loads(row["facts"]) for row in rows]
 
     def links(self, run: str) -> Iterator[Entry]:
+        """The ledger of a run, by round."""
         names = ", ".join(COLUMNS)
         for row in self._connection.execute(f"SELECT {names} FROM links WHERE run=? ORDER BY round, rowid", (run,)):
             yield Entry(*row)
 
     def costs_by_device(self, run: str) -> dict[str, dict[str, Any]]:
-        """Totals of every child that was ever asked."""
+        """Totals per child, of all children that were asked at least once."""
         rows = self._connection.execute(
             "SELECT child, COUNT(*) AS asked, SUM(outcome='arrived') AS rounds, SUM(outcome='late') AS late,"
             " SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused,"
@@ -232,23 +251,27 @@ class Store:
         return {row["child"]: {k: row[k] for k in row.keys() if k != "child"} for row in rows}  # noqa: SIM118
 
     def servers(self, run: str) -> set[str]:
-        """The nodes that have asked anybody: the root, and in a tree the inner ones."""
+        """The nodes that asked a child: the root and, in a deeper topology, the inner nodes."""
         return {
             row["parent"] for row in self._connection.execute("SELECT DISTINCT parent FROM links WHERE run=?", (run,))
         }
 
     def checkpoints(self, run: str) -> list[tuple[int, str, int]]:
-        """Round, file and checksum of the checkpoints that are there, the newest first."""
+        """Round, file and checksum of every checkpoint, the newest first."""
         rows = self._connection.execute(
             "SELECT round, file, checksum FROM checkpoints WHERE run=? ORDER BY round DESC", (run,)
         )
-        return [tuple(row) for row in rows]
+        return [(row["round"], row["file"], row["checksum"]) for row in rows]
 
 
 def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
-    marks = ", ".join("?" * len(row))
-    connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+    connection.execute(_insertion(table, row), tuple(row.values()))
 
 
-def _decoded(row: sqlite3.Row, *texts: str) -> dict[str, Any]:
-    return {key: json.loads(row[key]) if key in texts else row[key] for key in row.keys()}  # noqa: SIM118
+def _insertion(table: str, columns: Iterable[str]) -> str:
+    names = tuple(columns)
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+
+
+def _decode(row: sqlite3.Row, *json_columns: str) -> dict[str, Any]:
+    return {key: json.loads(row[key]) if key in json_columns else row[key] for key in row.keys()}  # noqa: SIM118

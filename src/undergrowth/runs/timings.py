@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from undergrowth.core import RunError
-from undergrowth.runs.checkpoint import replace_file
+from undergrowth.runs.atomic_files import replace_file
 
 
 def recall(what: str) -> list[float] | None:

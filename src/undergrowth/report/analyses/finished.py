@@ -20,10 +20,11 @@ from undergrowth.data import Dataset, Population
 from undergrowth.engines import set_torch, torch_restored
 from undergrowth.learning import Adaptive, Averaging, GradientClient, Momentum
 from undergrowth.report.record import Record
-from undergrowth.runs.config import Experiment, experiment
+from undergrowth.runs.builders import check_torch_device
+from undergrowth.runs.config import Experiment
 from undergrowth.runs.federation import Federation, federate
-from undergrowth.runs.parts import torch_device
 from undergrowth.runs.result import MODEL_FILE, load
+from undergrowth.runs.stored_experiment import stored_experiment
 
 MOST_TESTED = 2048  # samples of the central test set; of more, some drawn at random
 
@@ -147,7 +148,7 @@ def _reopen(record: Record, folder: Path, given: Objects, most_devices: int, bar
     # An object stands in only where the run had one: others of the same page may have named theirs.
     objects: dict[str, Any] = {part: getattr(given, part) for part in record.objects}
     result = load(record.run, str(folder), objects.get("model"))
-    chosen = experiment(record.row["experiment"]["settings"])
+    chosen = stored_experiment(record.row)
     set_torch(chosen.run.precision != "float32", chosen.run.threads)
     federation = federate(_here(chosen), objects.get("method"), objects.get("data"), result.build)
     try:
@@ -166,7 +167,7 @@ def _here(chosen: Experiment) -> Experiment:
     """The experiment on one device of this machine; the run's, if this machine has it."""
     first = chosen.run.device.split(",")[0]
     try:
-        device = torch_device(first)
+        device = check_torch_device(first)
     except InputError:
         device = "cpu"
     return chosen.model_copy(update={"run": chosen.run.model_copy(update={"engine": "serial", "device": device})})

@@ -18,19 +18,19 @@ from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, mo
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import ENGINES, set_torch, torch_restored
 from undergrowth.engines.memory import garbage_waits
-from undergrowth.runs.checkpoint import Checkpoints, replace_file
+from undergrowth.runs.atomic_files import replace_file
+from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.choice import choose, settle
-from undergrowth.runs.config import Experiment
-from undergrowth.runs.config import experiment as read_experiment
-from undergrowth.runs.ending import told
-from undergrowth.runs.evaluation import digest, fitted, score_all, score_devices
+from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.evaluation import digest, score_all, score_devices, with_model
 from undergrowth.runs.federation import Federation, build_engine, engine_settings, federate
-from undergrowth.runs.fingerprint import changed, fingerprint
-from undergrowth.runs.lock import held
+from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.lock import lock_run
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
+from undergrowth.runs.status import record_status
 from undergrowth.runs.store import Store
-from undergrowth.simulation.old_snapshots import upgrade_from_1
+from undergrowth.runs.stored_experiment import option_defaults, stored_experiment
 
 MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
 
@@ -170,7 +170,7 @@ def start(
     on_round: OnRound | None = None,
 ) -> Result:
     """The result of a new run of the experiment that `raw` describes; objects stand in for names."""
-    experiment = read_experiment(raw)
+    experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model)
     try:
         experiment = _open(experiment, federation)
@@ -178,7 +178,7 @@ def start(
         try:
             given = {"method": method, "data": data, "model": model}
             run = _enter(store, experiment, federation, given)
-            with told(store, run, federation.notes), held(store.folder / run):
+            with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 return _carry_out(Execution(store, run, experiment, federation), model, on_start, on_round)
         finally:
             store.close()
@@ -228,6 +228,7 @@ def _enter(store: Store, experiment: Experiment, federation: Federation, given: 
     }
     kept = {
         "settings": json.loads(experiment.model_dump_json()),
+        "defaults": option_defaults(experiment),
         "objects": {part: used and getattr(used, "__name__", type(used).__name__) for part, used in given.items()},
         "shape": list(population.shape),
         "classes": population.classes,
@@ -248,7 +249,7 @@ def resume(
     on_round: OnRound | None = None,
 ) -> Result:
     """The result of a run that continues after its last finished round. It needs the same objects as at its start."""
-    store = Store(out)
+    store = Store(out, write=True)
     try:
         name = store.find(run)
         row = store.run(name)
@@ -261,12 +262,12 @@ def resume(
                     f"run '{name}' was given a {part} object ({used}); resume it from Python: "
                     f"ug.resume('{name}', {part}=...)"
                 )
-        experiment = read_experiment(row["experiment"]["settings"])
+        experiment = stored_experiment(row)
         federation = federate(experiment, method, data, model)
         before = row["experiment"].get("fingerprint")
-        if before is not None and changed(before, fingerprint(federation.population)):
+        if before is not None and differ(before, fingerprint(federation.population)):
             raise InputError(f"data: it is not the data of run '{name}'; restore that data, or start a new run")
-        with held(store.folder / name), told(store, name, federation.notes):
+        with lock_run(store.folder / name), record_status(store, name, federation.notes):
             execution = Execution(store, name, experiment, federation)
             federation.driver.start()
             try:
@@ -290,10 +291,7 @@ def _restore(execution: Execution) -> None:
         except RunError as error:
             unread.append(str(error))
             continue
-        snapshot = kept["simulation"]
-        if "tickets" in snapshot:
-            snapshot = upgrade_from_1(snapshot)
-        federation.driver.restore(moved(snapshot, federation.world.device))
+        federation.driver.restore(moved(kept["simulation"], federation.world.device))
         federation.world.states.restore(written, order)
         execution.scores, execution.wall_before = kept["scores"], kept["wall_seconds"]
         done = number
@@ -328,4 +326,4 @@ def final_model(federation: Federation) -> Mapping[str, Tensor]:
     models = federation.method.models(federation.task, root.state, own)
     population = federation.population
     chosen = "global" if "global" in models else max(models, key=lambda n: population.size(n) if n in own else 0)
-    return fitted(federation.task, models[chosen]).weights
+    return with_model(federation.task, models[chosen]).weights

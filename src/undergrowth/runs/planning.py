@@ -1,4 +1,4 @@
-"""Plan: who could take part, how, and at what price, for every method and class of devices."""
+"""The plan: what one round costs each class of devices with each method, and how many devices could take part."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from undergrowth.data import Dataset, Population, describe, parse_rule
 from undergrowth.devices import Tracer
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
+from undergrowth.runs.builders import DEFAULT_CLIENTS, build_method, build_population
 from undergrowth.runs.config import Experiment, PublicSection
 from undergrowth.runs.federation import federate
-from undergrowth.runs.parts import CLIENTS, method_of, population_of
 from undergrowth.runs.preview import Prospect, price_devices
 
 Row = dict[str, Any]
@@ -28,19 +28,20 @@ def plan_rows(
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
 ) -> Iterator[Row]:
-    """A row for every method and class of devices, all for one round of one device.
+    """One row per method and class of devices, with the price of one round of one device.
 
-    The device is the one whose round takes the median time in its class; `fitting` counts those in the class that
-    could take part. Without methods, all are priced that run on devices and can do with the model.
+    That device is the one with the median time in its class. `fitting` counts the devices of the class that could take
+    part. Without `methods`, prices every method that runs on devices and works with the model.
     """
     if getattr(data, "public", None) is not None:
-        experiment = experiment.model_copy(update={"public": PublicSection()})  # it was taken out before
-    population = population_of(experiment, data) if data is not None else population_or_outline(experiment)
+        # The public samples are taken out already.
+        experiment = experiment.model_copy(update={"public": PublicSection()})
+    population = build_population(experiment, data) if data is not None else population_or_outline(experiment)
     section = experiment.model
     prepared: Callable[[], nn.Module] | Model = model or builder(
         section.name, population.shape, population.classes, **section.options
     )
-    # The population is there already, with as many devices as it has and without what the server took of it.
+    # `federate` gets the population as it is: its number of devices is fixed and the public samples are taken out.
     update: dict[str, Any] = {"data": experiment.data.model_copy(update={"clients": None})}
     if experiment.public.of_the_devices:
         update["public"] = PublicSection()
@@ -48,11 +49,11 @@ def plan_rows(
     tracers: list[Tracer] = []
     for method in methods or [name for name, kind in METHODS.items() if not kind.pooled]:
         options = experiment.method.options if method == experiment.method.name else {}
-        chosen = method_of(method, options) if isinstance(method, str) else method
+        chosen = build_method(method, options) if isinstance(method, str) else method
         try:
             federation = federate(experiment, chosen, population, prepared)
             prepared = federation.task.model  # built and checked once for all methods
-            # Many methods differ only at the server: what their devices do is traced once for all of them.
+            # Methods that differ only at the server share a tracer, so that the work of their client is traced once.
             clock = federation.clock
             clock.tracer = next((known for known in tracers if known.client == chosen.client), clock.tracer)
             tracers.append(clock.tracer)
@@ -60,27 +61,27 @@ def plan_rows(
         except InputError:
             if methods or not isinstance(prepared, Model):
                 raise
-            continue  # of all methods, some cannot do with this model; nobody has asked for this one
+            continue  # this method does not work with the model, and the user did not ask for it by name
         name = method if isinstance(method, str) else type(method).__name__.lower()
         deadline = None if chosen.server.asynchronous else experiment.fleet.deadline
         for tier, devices in federation.fleet.classes.items():
-            looked_at = [prospects[device] for device in devices if device in prospects]
-            if looked_at:
-                yield _row(name, tier, devices, looked_at, federation.population, deadline)
+            priced = [prospects[device] for device in devices if device in prospects]
+            if priced:
+                yield _row(name, tier, devices, priced, federation.population, deadline)
 
 
 def _row(
     method: str,
     tier: str,
     devices: Sequence[str],
-    looked_at: list[Prospect],
+    priced: list[Prospect],
     population: Population,
     deadline: float | None,
 ) -> Row:
-    by_time = sorted(looked_at, key=lambda prospect: prospect.timing.seconds)
+    by_time = sorted(priced, key=lambda prospect: prospect.timing.seconds)
     typical = by_time[(len(by_time) - 1) // 2]
-    fitting = sum(prospect.verdict(deadline) == "fits" for prospect in looked_at)
-    able = sum(population.size(device) > 0 for device in devices)  # who has no sample is never asked
+    fitting = sum(prospect.verdict(deadline) == "fits" for prospect in priced)
+    able = sum(population.size(device) > 0 for device in devices)  # devices without samples are never asked
     return {
         "method": method,
         "device": tier,
@@ -92,25 +93,25 @@ def _row(
         "seconds": typical.timing.seconds,
         "joules": typical.timing.joules,
         "verdict": typical.verdict(deadline),
-        "fitting": round(fitting * able / len(looked_at)),
+        "fitting": round(fitting * able / len(priced)),
         "example": typical.device,
     }
 
 
 def population_or_outline(experiment: Experiment) -> Population:
-    """The population; where the data set is not on this machine, one of its published size, in equal shares."""
+    """The population; if the data set is not on this machine, an outline with its published size in equal parts."""
     try:
-        return population_of(experiment, None)
+        return build_population(experiment, None)
     except InputError:
         section = experiment.data
         entry = describe(section.name)
         if section.path is not None or entry.shape is None or entry.classes is None or entry.train is None:
             raise
-        # Only missing files can be done without; a wrong partition or option is wrong with or without them.
+        # An outline replaces missing files only; a wrong partition or option is still an error.
         if entry.embedded or set(section.options) - set(entry.options):
             raise
         parse_rule(section.partition)
-        clients = section.clients or CLIENTS
+        clients = section.clients or DEFAULT_CLIENTS
         public = experiment.public
         taken = (public.samples or round((public.share or 0) * entry.train)) if public.of_the_devices else 0
         size = round((entry.train - taken) * (1 - section.holdout) / clients)
@@ -126,7 +127,7 @@ class Outline:
     classes: int
     clients: int
     samples: int
-    taken: int = 0  # samples that the server has
+    taken: int = 0  # samples that the server holds
 
     @property
     def public(self) -> Shard | None:
@@ -153,7 +154,7 @@ class Outline:
 
 
 def takes_part(rows: Iterable[Row]) -> dict[str, int]:
-    """Method → how many devices of the fleet could take part."""
+    """The number of devices that could take part, by method."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row["method"]] = counts.get(row["method"], 0) + row["fitting"]

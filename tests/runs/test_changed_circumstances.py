@@ -1,4 +1,4 @@
-"""What a run finds when it goes on: its model gone, other data, a folder that cannot be written to."""
+"""Resuming or reading a run after something changed: its model is gone, its data, the permissions of its folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 import undergrowth as ug
 from undergrowth.core import InputError
 from undergrowth.runs import Store
-from undergrowth.runs.run import resume, start
+from undergrowth.runs.execution import resume, start
 
 from .objects import dataset
 from .test_resume import ROUNDS, assert_same, tree, with_out
 
 
-def test_a_model_that_is_gone_is_written_again(tmp_path: Path) -> None:
+def test_resuming_writes_a_missing_model_again(tmp_path: Path) -> None:
     whole = start(with_out(tree(), str(tmp_path)))
     (whole.folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"has no model any more: .* is gone; resuming it writes it again"):
@@ -28,12 +28,12 @@ def test_a_model_that_is_gone_is_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_run_that_ends_before_it_starts_is_not_taken_for_one_that_goes_on(tmp_path, monkeypatch, error):
+def test_a_run_that_ends_before_its_first_round_has_a_status(tmp_path, monkeypatch, error):
     def stop(*_: Any) -> None:
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["undergrowth.runs.run"], "set_torch", stop)
+        patch.setattr(sys.modules["undergrowth.runs.execution"], "set_torch", stop)
         with pytest.raises(error):
             start(with_out(tree(), str(tmp_path)))
     store = Store(str(tmp_path))
@@ -51,7 +51,7 @@ def _rescale(arrays: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [_relabel, _rescale, None])
-def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, change: Any) -> None:
+def test_a_run_is_not_resumed_with_other_data(tmp_path: Path, change: Any) -> None:
     given, path = dataset(), tmp_path / "given.npz"
     arrays = {
         "x": given.x.numpy(),
@@ -72,20 +72,20 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, change: Any) -> No
         return
     change(arrays)
     np.savez(path, **arrays)
-    with pytest.raises(InputError, match=r"data: it is not what run '.*' began with; bring that back"):
+    with pytest.raises(InputError, match=r"data: it is not the data of run '.*'; restore that data"):
         resume("last", str(tmp_path / "runs"))
     np.savez(path, **{**arrays, "x": given.x.numpy(), "y_test": given.test_y.numpy()})
     assert len(resume("last", str(tmp_path / "runs")).history) == ROUNDS
 
 
-def test_runs_in_a_folder_that_cannot_be_written_to_can_be_looked_at(tmp_path: Path, monkeypatch: Any) -> None:
+def test_runs_in_a_read_only_folder_can_be_read(tmp_path: Path, monkeypatch: Any) -> None:
     whole = start(with_out(tree(), str(tmp_path)))
     monkeypatch.setattr("os.access", lambda *_: False)
     before = sorted(tmp_path.iterdir())
     assert ug.load("last", out=str(tmp_path)).history == whole.history
     assert sorted(tmp_path.iterdir()) == before
     monkeypatch.undo()
-    writer = Store(str(tmp_path))  # what it writes is not in the store's own file yet
+    writer = Store(str(tmp_path), write=True)  # what it writes stays in the write-ahead log at first
     writer.set_status(whole.run, "interrupted")
     monkeypatch.setattr("os.access", lambda *_: False)
     reader = Store(str(tmp_path))

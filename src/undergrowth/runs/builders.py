@@ -1,4 +1,4 @@
-"""From the names in an experiment to the things they stand for: method, population, model, torch device."""
+"""Builds what an experiment names: method, population, public data, models; and checks the torch device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Any, get_type_hints
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError, create_model
 from torch import nn
 
@@ -25,35 +25,36 @@ from undergrowth.data import (
 )
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
-from undergrowth.runs.config import DataSection, Experiment, PublicSection, sentence
-from undergrowth.runs.fields import NO_TRUTH
+from undergrowth.runs.config import DataSection, Experiment, PublicSection, explain
+from undergrowth.runs.fields import NO_BOOLEANS
 
-CLIENTS = 20  # devices, where neither the user nor the data says how many
+DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the number
 
 
-def method_of(name: str, options: dict[str, Any]) -> Method:
-    """The method of that name with those options, each of the right type."""
+def build_method(name: str, options: dict[str, Any]) -> Method:
+    """The method `name` with `options`. Raises `InputError` if a name or the type of a value is wrong."""
     if name not in METHODS:
         raise InputError(f"method '{name}' is not known; {nearest(name, METHODS)}")
-    chosen = METHODS[name]
-    hints = get_type_hints(chosen)
-    known: dict[str, Any] = {field.name: (_checked(hints[field.name]), field.default) for field in fields(chosen)}  # type: ignore[arg-type]
-    checked = create_model(f"{name} options", __config__=ConfigDict(extra="forbid"), **known)
+    kind = METHODS[name]
+    hints = get_type_hints(kind)
+    known: dict[str, Any] = {field.name: (_field_type(hints[field.name]), field.default) for field in fields(kind)}  # type: ignore[arg-type]
+    validator = create_model(f"{name} options", __config__=ConfigDict(extra="forbid"), **known)
     try:
-        values = checked.model_validate(options)
+        values = validator.model_validate(options)
     except ValidationError as error:
         if not known:
             raise InputError(f"method.{next(iter(options))} is not a known key; {name} has no options") from None
-        raise InputError(sentence(error, checked, "method")) from None
-    return chosen(**{field: getattr(values, field) for field in known})
+        raise InputError(explain(error, validator, "method")) from None
+    return kind(**{field: getattr(values, field) for field in known})
 
 
-def _checked(hint: Any) -> Any:
-    """The type of an option; one of numbers takes neither true nor false."""
-    return hint if hint in (bool, str) else Annotated[hint, NO_TRUTH]
+def _field_type(hint: Any) -> Any:
+    """The type that an option is validated as. Numbers do not accept true or false."""
+    return hint if hint in (bool, str) else Annotated[hint, NO_BOOLEANS]
 
 
-def population_of(experiment: Experiment, data: Dataset | Population | None) -> Population:
+def build_population(experiment: Experiment, data: Dataset | Population | None) -> Population:
+    """The devices and their samples. `data` replaces the data set that the experiment names."""
     section = experiment.data
     if isinstance(data, Population):
         if section.clients is not None and section.clients != len(data.devices):
@@ -68,30 +69,30 @@ def population_of(experiment: Experiment, data: Dataset | Population | None) -> 
         data = _load(section)
     public = None
     if experiment.public.of_the_devices:
-        taken = _drawn(experiment, data)
-        public, data = data.shard(taken), remove_samples(data, taken)
+        indices = _public_indices(experiment, data)
+        public, data = data.shard(indices), remove_samples(data, indices)
         public = hide_labels(public) if experiment.public.labelled is False else public
     natural = section.partition.partition(":")[0] == "natural"
-    clients = section.clients or (None if natural else CLIENTS)
+    clients = section.clients or (None if natural else DEFAULT_CLIENTS)
     return replace(
         partition_dataset(data, section.partition, clients, experiment.run.seed, section.holdout), public=public
     )
 
 
-def public_of(experiment: Experiment, population: Population) -> Shard | None:
-    """The data that the server holds: those of another data set that the experiment names, or the population's."""
+def build_public(experiment: Experiment, population: Population) -> Shard | None:
+    """The samples that the server holds: from the data set in the section `public`, or from the population."""
     section = experiment.public
     if section.name is None:
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
         data = _load(section)
-        shard = data.shard(_drawn(experiment, data))
+        shard = data.shard(_public_indices(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
         if section.labelled and data.classes != population.classes:
             raise InputError(
                 f"public.labelled true: data set '{data.name}' has {data.classes} classes and '{population.name}' has "
-                f"{population.classes}, so its labels mean something else; write false"
+                f"{population.classes}, so the labels have different meanings; write false"
             )
         shard = shard if section.labelled else hide_labels(shard)
     if shard is not None and not len(shard):
@@ -102,22 +103,23 @@ def public_of(experiment: Experiment, population: Population) -> Shard | None:
 
 
 def _load(section: DataSection | PublicSection) -> Dataset:
-    """The data set that a section names; a key that is none of the data set's may have been meant as the section's."""
+    """The data set that a section names. The hint for an unknown option considers the keys of the section too."""
     assert section.name is not None
     known = describe(section.name).options
-    odd = next((key for key in section.options if key not in known), None)
-    if odd is not None:
-        hint = nearest(odd, [*known, *type(section).model_fields])
-        raise InputError(f"data set '{section.name}' has no option '{odd}'; {hint}")
+    for key in section.options:
+        if key not in known:
+            hint = nearest(key, [*known, *type(section).model_fields])
+            raise InputError(f"data set '{section.name}' has no option '{key}'; {hint}")
     return load(section.name, section.path, **section.options)
 
 
-def _drawn(experiment: Experiment, data: Dataset) -> np.ndarray:
+def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
     section = experiment.public
     return draw_public(data, section.share, section.samples, section.missing, experiment.run.seed)
 
 
-def model_of(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:
+def build_model(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:
+    """The model of the run. `model` replaces the one that the experiment names."""
     if isinstance(model, Model):
         return model
     if model is None:
@@ -125,20 +127,20 @@ def model_of(experiment: Experiment, population: Population, model: Callable[[],
     return _functional(model)
 
 
-def ladder_of(
+def build_ladder(
     experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None
 ) -> dict[str, Model]:
-    """The models that devices may have instead of the run's, by name; an object has them in its attribute `ladder`."""
-    made = model.build if isinstance(model, Model) else model
-    found = {name: _functional(build) for name, build in getattr(made, "ladder", {}).items()}
+    """Models that devices may use instead of the run's model, by name. An object has them in its attribute `ladder`."""
+    given = model.build if isinstance(model, Model) else model
+    ladder = {name: _functional(build) for name, build in getattr(given, "ladder", {}).items()}
     for rung in experiment.model.ladder:
-        if rung.label in found:
+        if rung.label in ladder:
             raise InputError(f"model.ladder: '{rung.label}' is in it twice; each must differ from the others")
         try:
-            found[rung.label] = Model(builder(rung.name, population.shape, population.classes, **rung.options))
+            ladder[rung.label] = Model(builder(rung.name, population.shape, population.classes, **rung.options))
         except InputError as error:
             raise InputError(f"model.ladder: {error}") from None
-    return found
+    return ladder
 
 
 def _functional(model: Callable[[], nn.Module]) -> Model:
@@ -170,7 +172,7 @@ def _check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def check_models(task: Task, x: torch.Tensor) -> None:
-    """Refuses a model whose output for this one sample does not fit the labels, before any round starts."""
+    """Raises `InputError` if the output of a model for the single sample `x` does not fit the labels."""
     _check_model(task, x)
     for name, model in task.ladder.items():
         try:
@@ -183,12 +185,12 @@ def _check_model(task: Task, x: torch.Tensor) -> None:
     weights = task.model.initial(0)
     try:
         with torch.no_grad():
-            given = x.clone()
-            output = task.model(weights, given)
+            copy = x.clone()
+            output = task.model(weights, copy)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
-    if given._version:
+    if copy._version:
         raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
     if not _trains(task.model, weights, x, True):
         above = (level for level in task.model.levels if not _trains(task.model, weights, x, level))
@@ -203,7 +205,7 @@ def _check_model(task: Task, x: torch.Tensor) -> None:
 
 
 def _trains(model: Model, weights: Weights, x: torch.Tensor, part: str | bool) -> bool:
-    """Whether this part of a model can be trained on one sample, which batch normalisation of a single value cannot."""
+    """Whether a part of a model can be trained on one sample. Batch normalisation of a single value cannot."""
     try:
         with torch.no_grad():
             model.run(weights, x, training=part)
@@ -212,14 +214,15 @@ def _trains(model: Model, weights: Weights, x: torch.Tensor, part: str | bool) -
     return True
 
 
-def torch_device(name: str) -> str:
+def check_torch_device(name: str) -> str:
+    """`name`, if torch can compute on that device of this machine. Raises `InputError` otherwise."""
     try:
         kind = torch.device(name).type
     except RuntimeError:
         kind = ""
     if kind not in ("cpu", "cuda"):
         raise InputError(f"run.device '{name}' is not a device that runs can be on; write cpu, cuda or cuda:0")
-    # Asked like this, torch does not start CUDA, which no process that is forked later could then use.
+    # With this setting torch does not initialise CUDA here; processes forked later could not use it any more.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(f"run.device '{name}': torch finds no GPU on this machine; write cpu")

@@ -1,0 +1,97 @@
+"""Formats of stored experiments and checkpoints, and the functions that bring older ones up to date.
+
+To change a format, add a function under the number of the format that it reads. A key that is only renamed needs an
+entry in `RENAMES`. A default that changes needs no upgrade: runs store the defaults that they began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from undergrowth import __version__
+from undergrowth.core import InputError, State
+from undergrowth.simulation.old_snapshots import upgrade_from_1
+
+Raw = dict[str, Any]
+
+
+class Rename(NamedTuple):
+    """A key of an experiment that has a new name."""
+
+    format: int  # the first format of stored experiments with the new name
+    section: str
+    old: str
+    new: str
+    method: str | None = None  # the method whose option it is
+
+    def applies_to(self, raw: Mapping[str, Any]) -> bool:
+        """Whether the dictionary of an experiment contains the old key."""
+        section = raw.get(self.section)
+        if not isinstance(section, Mapping) or self.old not in section:
+            return False
+        return self.method is None or section.get("name") == self.method
+
+
+RENAMES = (
+    Rename(1, "train", "selection", "sampler"),
+    Rename(1, "method", "selection", "selector", method="fedsplit"),
+)
+
+# Format 0 did not store the defaults of options; these have changed since.
+_DEFAULTS_OF_FORMAT_0 = {name: {"epochs": 5} for name in ("fedft", "fedft-rds", "fedft-eds")}
+
+
+def _add_defaults(document: Raw) -> Raw:
+    return {**document, "defaults": {"method": _DEFAULTS_OF_FORMAT_0.get(document["settings"]["method"]["name"], {})}}
+
+
+EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults}
+EXPERIMENT_FORMAT = 1
+
+
+def _upgrade_simulation(state: State) -> State:
+    return {**state, "simulation": upgrade_from_1(state["simulation"])}
+
+
+# Upgrades take and return the state that a run saves. A checkpoint without a number has format 1.
+CHECKPOINT_UPGRADES: dict[int, Callable[[State], State]] = {1: _upgrade_simulation}
+CHECKPOINT_FORMAT = 2
+
+
+def upgrade_experiment(document: Raw, found: int) -> Raw:
+    """The stored experiment in the current format; `found` is the format it was stored in."""
+    for number in range(found, EXPERIMENT_FORMAT):
+        settings = document["settings"]
+        for rename in RENAMES:
+            if rename.format == number + 1 and rename.applies_to(settings):
+                section = dict(settings[rename.section])
+                section[rename.new] = section.pop(rename.old)
+                settings = {**settings, rename.section: section}
+        document = {**document, "settings": settings}
+        if number in EXPERIMENT_UPGRADES:
+            document = EXPERIMENT_UPGRADES[number](document)
+    return document
+
+
+def upgrade_checkpoint(state: State, found: int) -> State:
+    """The state in a checkpoint in the current format; `found` is the format it was stored in."""
+    for number in range(found, CHECKPOINT_FORMAT):
+        state = CHECKPOINT_UPGRADES[number](state)
+    return state
+
+
+def check_format(what: str, found: int, newest: int) -> None:
+    """Refuses what a newer version of the package wrote in a format that this version does not know."""
+    if found > newest:
+        raise InputError(
+            f"{what} was written by a newer version of undergrowth (format {found}; version {__version__} reads "
+            f"formats up to {newest}); install the newer version"
+        )
+
+
+def refuse_old_keys(raw: Mapping[str, Any]) -> None:
+    """Refuses an experiment that uses the old name of a key, and says the new one."""
+    for rename in RENAMES:
+        if rename.applies_to(raw):
+            raise InputError(f"{rename.section}.{rename.old} is now called {rename.section}.{rename.new}; write that")

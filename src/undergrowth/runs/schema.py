@@ -1,0 +1,70 @@
+"""The tables of the run store, and the migrations that bring an older store up to date.
+
+The version of a store is its `PRAGMA user_version`. To change a table, change `_TABLES` and append a function to
+`MIGRATIONS` that makes the same change to a store of the version before.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+_TABLES = """
+CREATE TABLE runs (
+  id TEXT PRIMARY KEY, created TEXT, status TEXT, method TEXT, data TEXT, model TEXT, seed INTEGER, rounds INTEGER,
+  clients INTEGER, engine TEXT, experiment TEXT, notes TEXT, summary TEXT, version TEXT, format INTEGER);
+CREATE TABLE rounds (
+  run TEXT, round INTEGER, accuracy REAL, loss REAL, simulated_seconds REAL, wall_seconds REAL, arrived INTEGER,
+  lost INTEGER, refused INTEGER, late INTEGER, bytes_down INTEGER, bytes_up INTEGER, flops REAL, joules REAL,
+  more TEXT, PRIMARY KEY (run, round));
+CREATE TABLE devices (
+  run TEXT, device TEXT, facts TEXT, PRIMARY KEY (run, device));
+CREATE TABLE links (
+  run TEXT, round, parent, child, outcome, reason, bytes_down, bytes_up, flops, memory, start, seconds_down,
+  seconds_compute, seconds_up, joules);
+CREATE INDEX links_of_run ON links (run, round);
+CREATE TABLE checkpoints (
+  run TEXT, round INTEGER, file TEXT, checksum INTEGER, PRIMARY KEY (run, round))
+"""
+
+
+def _add_version_and_format(connection: sqlite3.Connection) -> None:
+    """Which version of the package created a run, and the format of its `experiment`."""
+    connection.execute("ALTER TABLE runs ADD COLUMN version TEXT")
+    connection.execute("ALTER TABLE runs ADD COLUMN format INTEGER")
+
+
+# The function at index n changes a store of version n to version n + 1.
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_add_version_and_format,)
+SCHEMA_VERSION = len(MIGRATIONS)
+
+
+def schema_version(connection: sqlite3.Connection) -> int:
+    """The version of a store; 0 also for an empty file."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Creates the tables of a new store or changes those of an older one to `SCHEMA_VERSION`, in one transaction."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = schema_version(connection)  # read again: another process may have migrated the store in the meantime
+        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            for statement in _TABLES.split(";"):
+                connection.execute(statement)
+        else:
+            for migration in MIGRATIONS[version:]:
+                migration(connection)
+        connection.execute(f"PRAGMA user_version={max(version, SCHEMA_VERSION)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def migrated_copy(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """A temporary copy of an older store at `SCHEMA_VERSION`, for readers, who must not change the file."""
+    copy = sqlite3.connect("", isolation_level=None)  # in memory; SQLite moves a large one to a temporary file
+    connection.backup(copy)
+    migrate(copy)
+    return copy
