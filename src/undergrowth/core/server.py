@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -42,10 +43,26 @@ class Server:
     returned, a plain tree that can be written to disk.
     """
 
-    reducer: Reducer
-    accepts_partial: bool = False  # True: who cannot finish by the deadline sends what it has by then
-    asynchronous: bool = False  # True: asks again as soon as somebody is idle, keeps waiting for the others
-    waits_for_all: bool = True  # True: nothing depends on single arrivals, so engines may combine uploads
+    if TYPE_CHECKING:  # only declared: a server defines it as a class attribute, a field or a property
+
+        @property
+        def reducer(self) -> Reducer:
+            raise NotImplementedError
+
+    @property
+    def accepts_partial(self) -> bool:
+        """True: who cannot finish by the deadline sends what it has by then."""
+        return False
+
+    @property
+    def asynchronous(self) -> bool:
+        """True: asks again as soon as somebody is idle, keeps waiting for the others."""
+        return False
+
+    @property
+    def waits_for_all(self) -> bool:
+        """True: nothing depends on single arrivals, so engines may combine uploads."""
+        return True
 
     def init(self, task: Task, context: Context) -> State:
         """The state before the first round."""
@@ -59,8 +76,8 @@ class Server:
         """Who is asked, and what each is sent."""
         return self.ask(task, view, context, Packet(state["model"]))
 
-    def usual(self, task: Task, state: State) -> State:
-        """The state before a round of the usual kind, where the first one is not: prices are those of such a round."""
+    def steady_state(self, task: Task, state: State) -> State:
+        """The state to price when the first round is not typical."""
         return state
 
     def ask(self, task: Task, view: View, context: Context, down: Packet, count: int | None = None) -> Plan:
@@ -109,7 +126,7 @@ class Inner(Server):
     root: Server
 
     @property
-    def reducer(self) -> Reducer:  # type: ignore[override]
+    def reducer(self) -> Reducer:
         return self.root.reducer
 
     def init(self, task: Task, context: Context) -> State:
@@ -125,7 +142,7 @@ class Inner(Server):
         return self.root.check(task, up)
 
     @property
-    def accepts_partial(self) -> bool:  # type: ignore[override]
+    def accepts_partial(self) -> bool:
         return self.root.accepts_partial
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:

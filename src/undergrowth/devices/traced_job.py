@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -42,7 +42,8 @@ class Inputs:
         self.client = client
         self.real = (down, own)
         self.shapes = (moved(down, "meta"), moved(own, "meta"))
-        home = torch.device(tracer.task.model.device)  # where a device makes weights that nobody sent it
+        self.shapes_task = tracer.task.to("meta")  # weights that a device makes itself have no values either
+        home = torch.device(tracer.task.model.torch_device)  # where a device makes weights that nobody sent it
         self.device = next((tensor.device for tensor in tensors_in(self.real)), home)
         self.looks_at = SHAPES
 
@@ -70,7 +71,7 @@ class Inputs:
         scalars: Mapping[str, float] | None = None,
         guess: bool = False,
     ) -> Iterator[TracedJob]:
-        tracer, task = self.tracer, self.tracer.task
+        tracer, task = self.tracer, self.tracer.task if self.looks_at == VALUES else self.shapes_task
         down, own = self.real if self.looks_at == VALUES else self.shapes
         if scalars is not None:
             down = Packet(down.tensors, scalars, down.tags)
@@ -86,14 +87,9 @@ class Inputs:
         meter = Meter(guess)
         meter.ignore(x, y)
         if task.public is not None:
-            task = replace(task, public=task.public if self.looks_at == VALUES else task.public.to("meta"))
-            meter.ignore(task.public.x, task.public.y)  # type: ignore[union-attr]
+            meter.ignore(task.public.x, task.public.y)
         meter.hold((down, own, task.model.constants))
-        models = (task.model, *task.ladder.values())
-        fused, place = torch._C._get_mkldnn_enabled(), task.model.device
-        if self.looks_at != VALUES:
-            for model in models:
-                model.device = "meta"  # weights that a device makes itself have no values either
+        fused = torch._C._get_mkldnn_enabled()
         if self.looks_at == VALUES:
             # oneDNN computes an LSTM in one operation that torch has no FLOP formula for; without it, the same
             # layer is a row of matrix products, as it is on tensors without values.
@@ -102,5 +98,3 @@ class Inputs:
             yield TracedJob(self.client, task, down, Shard(x, y), own, Context(0, "device", 0), meter)
         finally:
             torch._C._set_mkldnn_enabled(fused)
-            for model in models:
-                model.device = place

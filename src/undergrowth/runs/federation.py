@@ -13,7 +13,7 @@ from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check
 from undergrowth.data import Dataset, Pooled, Population
 from undergrowth.devices import Failures, Fleet, availability, fleet
 from undergrowth.engines import ENGINES, Engine, Settings, States, World
-from undergrowth.learning import selection, selector
+from undergrowth.learning import build_sampler, build_selector
 from undergrowth.links import Links
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.parts import (
@@ -80,12 +80,11 @@ def federate(
         notes.append(f"{len(population.devices) - len(asked)} of {len(population.devices)} devices have no sample")
 
     functional, ladder = model_of(experiment, population, model), ladder_of(experiment, population, model)
-    asks, picks = selection(experiment.train.selection, settings), selector(experiment.train.selector)
-    for each in (functional, *ladder.values()):
-        each.mixed = experiment.run.precision == "bf16"
+    asks, picks = build_sampler(experiment.train.selection, settings), build_selector(experiment.train.selector)
     task = Task(functional, population.classes, settings, asks, public, picks, ladder).to(device)
+    task = task.with_models(lambda each: each.with_precision(experiment.run.precision == "bf16"))
     if not isinstance(model, Model) or ladder:
-        check_models(task, population.train(asked[0]).x[:1].to(device))
+        task = check_models(task, population.train(asked[0]).x[:1].to(device))
 
     shape = tree("star" if method.pooled else experiment.topology, population.devices)
     with_samples = set(asked)

@@ -56,7 +56,7 @@ def first_round(federation: Federation, usual: bool = True) -> tuple[Mapping[str
     node = Node(root.name, server, task, children, 1, seed=root.seed, knows=root.knows)
     node.start()
     if usual:
-        node.state = server.usual(federation.task, node.state)
+        node.state = server.steady_state(federation.task, node.state)
     commands = node.advance()
     packets = {command.child: command.packet for command in commands if isinstance(command, Send)}
     if not packets:
