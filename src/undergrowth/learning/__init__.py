@@ -7,7 +7,7 @@ from undergrowth.learning.features import LowerModel, ModelView, UpperModel, fea
 from undergrowth.learning.gradient_client import GradientClient, Trained, gradients_of, shuffled_steps
 from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective, Proximal
 from undergrowth.learning.optimisers import Adam, Optimiser, Sgd, build_optimiser, learning_rate
-from undergrowth.learning.own_models import Branch, OwnModelsServer
+from undergrowth.learning.own_models import OwnModelsServer
 from undergrowth.learning.samplers import (
     AvailableSampler,
     DataSampler,
@@ -36,7 +36,6 @@ __all__ = [
     "All",
     "AvailableSampler",
     "AveragingServer",
-    "Branch",
     "Contrastive",
     "ContrastiveClient",
     "CrossEntropy",

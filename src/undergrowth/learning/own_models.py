@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from undergrowth.core import Collect, Context, Fitted, Inner, Packet, Plan, Server, State, Task, View, Weights
+from undergrowth.core import Collect, Context, Fitted, Packet, Plan, Server, State, Task, View, Weights
 from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, RUNG, SEED
 from undergrowth.learning.ladder import assign_models, fit, ladder_names, with_ladder_model
 from undergrowth.learning.planning import ask_each
@@ -25,7 +25,7 @@ class OwnModelsServer(Server):
     state: `devices` has for each device the name of its model, its weights, and its path (the nodes in between).
     """
 
-    reducer = Collect()
+    reducer = Collect(by_path=True)
 
     @property
     def pretrain_epochs(self) -> int:
@@ -79,10 +79,6 @@ class OwnModelsServer(Server):
         return ask_each(self, task, view, context, packets, everybody=epochs > 0)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        sent = [up] if RUNG in up.scalars else uploads_by_path(up).values()
-        return next((problem for one in sent if (problem := self._mismatch(task, one))), None)
-
-    def _mismatch(self, task: Task, up: Packet) -> str | None:
         rung, names = up.scalars.get(RUNG, -1.0), ladder_names(task)
         if rung not in range(len(names)):
             return f"its model is number {rung:g} of {len(names)}"
@@ -96,14 +92,6 @@ class OwnModelsServer(Server):
             for path, weights in taught.items()
         }
         return {**state, MODEL: model, EPOCHS: 0, "devices": {**state["devices"], **devices}}
-
-
-@dataclass(frozen=True)
-class Branch(Inner):
-    """An edge server below `OwnModelsServer`: it passes uploads on unmarked, so that they get this node's name."""
-
-    def report(self, task: Task, state: State, total: Packet | None, context: Context) -> Packet | None:
-        return total
 
 
 def uploads_by_path(packet: Packet, above: str = "") -> dict[str, Packet]:

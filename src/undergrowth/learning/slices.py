@@ -27,7 +27,6 @@ from undergrowth.core import (
     option,
 )  # fmt: skip
 from undergrowth.core.names import MODEL, SAMPLES
-from undergrowth.core.reducers import FOLDED
 from undergrowth.learning.features import ModelView
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.planning import ask_each
@@ -118,11 +117,6 @@ class WidthServer(Server):
         return ask_each(self, task, view, context, packets)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        # An edge server sends the means of its slices, each under its own name.
-        parts = up.parts().values() if FOLDED in up.tags else (up,)
-        return next((problem for part in parts if (problem := self._mismatch(task, part))), None)
-
-    def _mismatch(self, task: Task, up: Packet) -> str | None:
         widths, ratio, offset = widths_of(task.model), up.scalars.get(RATIO), up.scalars.get(OFFSET, -1.0)
         if ratio not in self.options.ratios or offset < 0 or not float(offset).is_integer():
             return f"its slice has ratio {ratio} and offset {offset}, which no device was sent"

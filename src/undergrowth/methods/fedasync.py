@@ -28,7 +28,6 @@ from undergrowth.core import (
     option,
 )  # fmt: skip
 from undergrowth.core.names import MODEL
-from undergrowth.core.reducers import FOLDED
 from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Staleness, model_mismatch
 
 
@@ -43,10 +42,7 @@ class FedAsyncServer(Server):
         return self.ask(task, view, context, Packet(state[MODEL]), self.options.concurrency - len(view.out))
 
     def check(self, task: Task, up: Packet) -> str | None:
-        # An edge server sends the models of its devices, each under the name of its device.
-        models = up.parts().values() if FOLDED in up.tags else (up,)
-        problems = (model_mismatch(task, model) for model in models)
-        return next((problem for problem in problems if problem), None)
+        return model_mismatch(task, up)
 
     def ready(self, progress: Progress) -> bool:
         return progress.arrived >= 1

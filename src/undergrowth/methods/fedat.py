@@ -34,7 +34,6 @@ from undergrowth.core import (
     Fitted,
     Method,
     Packet,
-    Server,
     State,
     Task,
     WeightedMean,
@@ -56,7 +55,7 @@ from undergrowth.learning import (
 )
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_on_server
 from undergrowth.learning.features import EVALUATION_BATCH
-from undergrowth.learning.own_models import Branch, OwnModelsServer, all_models, sender_task, uploaded_weights
+from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
 
 ALIGNMENTS = ("attention", "plain", "none")
 TARGET = "attention"  # prefix of batch entries: the teacher's attention, by level
@@ -202,9 +201,6 @@ class FedAT(Method):
     @property
     def server(self) -> FedATServer:
         return FedATServer(self)
-
-    def server_at(self, depth: int) -> Server:
-        return self.server if depth == 0 else Branch(self.server)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
         return all_models(task, state)

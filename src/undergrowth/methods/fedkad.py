@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Context, Fitted, Method, Packet, Server, Shard, State, Task, Weights, option
+from undergrowth.core import Context, Fitted, Method, Packet, Shard, State, Task, Weights, option
 from undergrowth.core.names import X, Y
 from undergrowth.learning.distillation import (
     LOSSES,
@@ -45,7 +45,7 @@ from undergrowth.learning.distillation import (
 from undergrowth.learning.features import features_of, predictions
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import LossInputs, Objective
-from undergrowth.learning.own_models import Branch, OwnModelsServer, all_models, sender_task, uploaded_weights
+from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
 
 
 def prototypes_of(task: Task, weights: Weights, shard: Shard, level: str) -> tuple[Tensor, Tensor]:
@@ -172,9 +172,6 @@ class FedKAD(Method):
     @property
     def server(self) -> FedKADServer:
         return FedKADServer(self)
-
-    def server_at(self, depth: int) -> Server:
-        return self.server if depth == 0 else Branch(self.server)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
         return all_models(task, state)

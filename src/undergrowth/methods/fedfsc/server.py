@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from undergrowth.core import Context, Named, Packet, Plan, Reducer, State, Task, View, WeightedMean
 from undergrowth.core.names import EPOCHS, MODEL
-from undergrowth.core.reducers import FOLDED
 from undergrowth.learning import AveragingServer, model_mismatch
 from undergrowth.methods.fedfsc.client import ANCHOR, FEW_SHOT, FULL, UPDATES
 
@@ -23,8 +22,15 @@ class FewShotReducer(Named):
     """Reduces each part separately; tensors without a prefix, whose names links know, are the part `full`."""
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        tensors = {name if "/" in name else f"{FULL}/{name}": value for name, value in up.tensors.items()}
-        return super().lift(sender, replace(up, tensors=tensors), age)
+        return super().lift(sender, _with_full_part(up), age)
+
+    def from_sum(self, total: Packet, like: Packet) -> Packet:
+        return super().from_sum(total, _with_full_part(like))
+
+
+def _with_full_part(up: Packet) -> Packet:
+    tensors = {name if "/" in name else f"{FULL}/{name}": value for name, value in up.tensors.items()}
+    return replace(up, tensors=tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +76,8 @@ class FedFSCServer(AveragingServer):
         return options.plan_round(self, task, view, context, packet(full), lighter if light else None)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        few_shot, whole = up.part(FEW_SHOT), up.part(FULL)  # an edge server sends both so
-        if FOLDED not in up.tags:
-            whole = replace(up, tensors={name: value for name, value in up.tensors.items() if "/" not in name})
+        few_shot = up.part(FEW_SHOT)
+        whole = Packet({name: value for name, value in up.tensors.items() if "/" not in name})
         classifier = self._classifier(task)
         lower = next((name for name in few_shot.tensors if name not in classifier), None)
         if lower is not None:
