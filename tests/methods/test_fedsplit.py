@@ -62,20 +62,20 @@ def counts_of(labels: Tensor) -> list[int]:
     return labels.bincount(minlength=10).tolist()
 
 
-@pytest.mark.parametrize("selection", ["kmeans", "random", "all"])
-def test_how_many_maps_of_a_class_are_kept(selection: str) -> None:
+@pytest.mark.parametrize("selector", ["kmeans", "random", "all"])
+def test_how_many_maps_of_a_class_are_kept(selector: str) -> None:
     task, shard = digits_task("mlp"), digits(60)
     few = shard.take(torch.cat([(shard.y == 3).nonzero().flatten(), (shard.y == 5).nonzero().flatten()[:2]]))
     there = counts_of(few.y)
     assert there[3] > 4 > there[5] == 2
-    _, labels = sent(FedSplit(selection=selection, clusters=4), task, few, task.model.initial(0))
-    assert counts_of(labels) == (there if selection == "all" else [0, 0, 0, 4, 0, 2, 0, 0, 0, 0])
+    _, labels = sent(FedSplit(selector=selector, clusters=4), task, few, task.model.initial(0))
+    assert counts_of(labels) == (there if selector == "all" else [0, 0, 0, 4, 0, 2, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("selection", ["kmeans", "random", "all"])
-def test_one_sample_is_enough(selection: str) -> None:
+@pytest.mark.parametrize("selector", ["kmeans", "random", "all"])
+def test_one_sample_is_enough(selector: str) -> None:
     task, one = digits_task("mlp"), digits(1)
-    maps, labels = sent(FedSplit(selection=selection), task, one, task.model.initial(0))
+    maps, labels = sent(FedSplit(selector=selector), task, one, task.model.initial(0))
     assert len(maps) == 1 and labels.tolist() == one.y.tolist()
 
 
@@ -160,20 +160,20 @@ def test_forty_of_2500_maps_are_one_point_six_percent_of_the_bytes(run: Run) -> 
         return size
 
     model = uploads("fedavg")
-    few, every = (uploads("fedsplit", selection=each, clusters=20) - model for each in ("kmeans", "all"))
+    few, every = (uploads("fedsplit", selector=each, clusters=20) - model for each in ("kmeans", "all"))
     assert every == 2500 * (5 * 4 + 8), "a map of five numbers and a label for every sample"
     assert few / every == 40 / 2500 == 0.016
 
 
-@pytest.mark.parametrize("selection", ["kmeans", "random", "all"])
+@pytest.mark.parametrize("selector", ["kmeans", "random", "all"])
 @pytest.mark.parametrize("links", [{}, {"up": "int8"}])
-def test_the_price_knows_how_much_will_be_sent(run: Run, selection: str, links: dict[str, str]) -> None:
+def test_the_price_knows_how_much_will_be_sent(run: Run, selector: str, links: dict[str, str]) -> None:
     """Devices have other classes and other numbers of samples; the upload's seconds are those of its bytes."""
     settings = {"links": links, "fleet": "mixed-edge", "rounds": 1, "clients": 12, "partition": "dirichlet:0.3"}
-    result = run(settings=settings, selection=selection)
+    result = run(settings=settings, selector=selector)
     rows = {row.child: row.bytes_up for row in result.ledger.rows()}
     described = {
-        "method": {"name": "fedsplit", "selection": selection, **FAST}, "links": links, "fleet": "mixed-edge",
+        "method": {"name": "fedsplit", "selector": selector, **FAST}, "links": links, "fleet": "mixed-edge",
         "data": {"clients": 12, "partition": "dirichlet:0.3"}, "model": {"name": "cnn", "hidden": 16},
     }  # fmt: skip
     foreseen = {each.device: each.bytes_up for each in price_devices(federate(experiment(described)))}
@@ -231,7 +231,7 @@ def test_a_link_sends_what_changed_of_the_model(run: Run) -> None:
     ("options", "words"),
     [
         ({"level": "upper"}, "split 'upper' is not a level of this model; did you mean 'up'"),
-        ({"selection": "k-means"}, "method.selection 'k-means' is not known; did you mean 'kmeans'"),
+        ({"selector": "k-means"}, "method.selector 'k-means' is not known; did you mean 'kmeans'"),
         ({"clusters": 0}, "method.clusters 0 must be a finite number at least 1"),
     ],
 )
@@ -246,11 +246,11 @@ def test_the_composed_model_is_ahead_of_the_average_and_all_maps_are_better_than
     settings |= {"model_options": {"hidden": 64}}
     accuracy: dict[str, list[float]] = {"kmeans": [], "all": [], "average": []}
     for seed in (0, 1):
-        for selection in ("kmeans", "all"):
+        for selector in ("kmeans", "all"):
             result = run(
-                settings={**settings, "seed": seed}, selection=selection, clusters=8, meta_epochs=40, meta_every=3
+                settings={**settings, "seed": seed}, selector=selector, clusters=8, meta_epochs=40, meta_every=3
             )
-            accuracy[selection].append(result.accuracy)
+            accuracy[selector].append(result.accuracy)
         accuracy["average"].append(result.history[-1]["accuracy/average"])
     assert min(accuracy["kmeans"]) > max(accuracy["average"]) + 0.1
     assert sum(accuracy["all"]) > sum(accuracy["kmeans"])
