@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
@@ -194,3 +195,27 @@ def test_an_unknown_level_is_answered_with_the_nearest(staged: Model, inputs: Te
         with pytest.raises(InputError, match=r"split 'heat' .* did you mean 'head'\?"):
             wrong()
     assert torch.equal(staged(weights, inputs), loaded(staged, weights, False)(inputs)), "and the model still works"
+
+
+def test_a_model_is_frozen_and_its_variants_are_other_models(staged: Model, inputs: Tensor) -> None:
+    with pytest.raises(FrozenInstanceError):
+        staged.mixed = True  # type: ignore[misc]
+    mixed, twice = staged.with_precision(True), staged.with_not_alone(frozenset({None, "low"}))
+    assert (staged.mixed, mixed.mixed, twice.mixed) == (False, True, False)
+    assert [each.smallest_batch() for each in (staged, mixed, twice)] == [1, 1, 2]
+    assert twice.smallest_batch("low") == 2 and twice.smallest_batch("head") == 1
+    assert staged.to("cpu") is staged and mixed.with_precision(False).mixed is False
+    weights = staged.initial(3)
+    assert torch.equal(mixed(weights, inputs), staged(weights, inputs)), "evaluation is in full precision"
+    lower = mixed.run(weights, inputs, training=True).logits
+    assert not torch.equal(lower, staged.run(weights, inputs, training=True).logits)
+
+
+def test_a_model_on_another_torch_device_leaves_the_first_where_it_was(staged: Model, inputs: Tensor) -> None:
+    there = staged.with_not_alone(frozenset({None})).to("meta")
+    assert there.torch_device == "meta" and staged.torch_device == "cpu" and there.smallest_batch() == 2
+    assert all(value.is_meta for value in there.initial(0).values())
+    assert there.run(there.initial(0), inputs.to("meta"), training="low").logits.is_meta
+    weights = staged.initial(0)
+    assert not any(value.is_meta for value in weights.values())
+    assert torch.equal(staged(weights, inputs), Model(staged.build)(weights, inputs))

@@ -25,7 +25,17 @@ from undergrowth.core import (
     Train,
 )  # fmt: skip
 from undergrowth.devices import Tracer
-from undergrowth.learning import CrossEntropy, Entropy, FewShot, GradientClient, HighestLoss, KMeans, Proximal, Random
+from undergrowth.learning import (
+    CrossEntropy,
+    EntropySelector,
+    FewShotSelector,
+    GradientClient,
+    HighestLossSelector,
+    KMeansSelector,
+    Proximal,
+    RandomSelector,
+    Trained,
+)
 from undergrowth.models.catalogue import builder
 
 CLASSES = 5
@@ -128,11 +138,11 @@ CLIENTS = {
     "fedprox": GradientClient(objective=CrossEntropy() + Proximal(0.1)),
     "upper half": GradientClient(split="mid"),
     "head only": GradientClient(split="head"),
-    "a random fraction": GradientClient(selector=Random(0.3)),
-    "by entropy": GradientClient(split="mid", selector=Entropy(0.5)),
-    "by loss": GradientClient(selector=HighestLoss(0.25)),
-    "by clusters": GradientClient(selector=KMeans(0.3)),
-    "few shots": GradientClient(selector=FewShot(2)),
+    "a random fraction": GradientClient(selector=RandomSelector(0.3)),
+    "by entropy": GradientClient(split="mid", selector=EntropySelector(0.5)),
+    "by loss": GradientClient(selector=HighestLossSelector(0.25)),
+    "by clusters": GradientClient(selector=KMeansSelector(0.3)),
+    "few shots": GradientClient(selector=FewShotSelector(2)),
     "forward only": ForwardOnly(),
     "before and after": Evaluated(),
     "plain": Plain(),
@@ -234,7 +244,7 @@ def test_labels_are_read_only_for_clients_that_use_them():
     task = task_of("cnn", hidden=16)
     down = packet_of(task)
     one_class, all_classes = (20,), (4,) * CLASSES
-    few = Tracer(task, GradientClient(selector=FewShot(2)), IMAGES)
+    few = Tracer(task, GradientClient(selector=FewShotSelector(2)), IMAGES)
     assert few.work(down, 20, labels=lambda: one_class).samples == 2 * 2
     assert few.work(down, 20, labels=lambda: all_classes).samples == 2 * 2 * CLASSES
     assert few.work(down, 20).samples == 2 * 2 * CLASSES  # without labels all classes are as frequent
@@ -275,7 +285,7 @@ def test_jobs_of_the_same_kind_are_traced_once(monkeypatch):
 
 
 class Raising(GradientClient):
-    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
         raise ValueError("no network")
 
 

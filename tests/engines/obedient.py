@@ -11,7 +11,7 @@ import torch
 
 from undergrowth.core import Context, InputError, Packet, Shard, State, Task, WeightedMean
 from undergrowth.engines import Job, World
-from undergrowth.learning import Averaging
+from undergrowth.learning import AveragingServer
 
 from ..simulation.federations import TASK
 
@@ -68,7 +68,7 @@ class Brittle(WeightedMean):
         return merged
 
 
-class Trusting(Averaging):
+class Trusting(AveragingServer):
     """Takes uploads of any shape."""
 
     def check(self, task: Task, up: Packet) -> str | None:
@@ -76,8 +76,8 @@ class Trusting(Averaging):
 
 
 def world(folder: Path = Path()) -> World:
-    brittle = Averaging(reducer=Brittle(armed=folder / "armed"))
-    servers = {"server": Averaging(), "edge": Averaging(), "brittle": brittle, "trusting": Trusting()}
+    brittle = AveragingServer(reducer=Brittle(armed=folder / "armed"))
+    servers = {"server": AveragingServer(), "edge": AveragingServer(), "brittle": brittle, "trusting": Trusting()}
     return World(TASK, Obedient(), servers, Sizes())
 
 

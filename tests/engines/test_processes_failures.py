@@ -19,7 +19,7 @@ import torch
 from undergrowth.core import InputError, Packet, RunError
 from undergrowth.engines import Processes, Settings
 from undergrowth.engines.processes.engine import MOST_DEATHS
-from undergrowth.learning import Averaging
+from undergrowth.learning import AveragingServer
 from undergrowth.runs.execution import start
 
 from ..runs.objects import Own, digest, linear
@@ -49,7 +49,7 @@ def opened(place: Any, request: Any, workers: int = 2, **settings: Any) -> Proce
     return engine
 
 
-@pytest.mark.parametrize("server", [Averaging(), Keeping()], ids=["mean", "growing totals"])
+@pytest.mark.parametrize("server", [AveragingServer(), Keeping()], ids=["mean", "growing totals"])
 @pytest.mark.parametrize("fold", [True, False])
 def test_a_worker_killed_at_any_step_changes_no_bit(fold, server, request, monkeypatch):
     whole = world(server)

@@ -24,7 +24,7 @@ from undergrowth.engines import Processes, Settings, World
 from undergrowth.engines.processes import engine as engine_module
 from undergrowth.engines.processes import worker as worker_module
 from undergrowth.engines.processes.headcount import Profile
-from undergrowth.learning import Averaging
+from undergrowth.learning import AveragingServer
 from undergrowth.runs.execution import start
 from undergrowth.runs.result import MODEL_FILE
 from undergrowth.runs.store import Store
@@ -202,7 +202,7 @@ class Telling:
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_workers_take_shorter_numbers_only_if_the_run_says_so(opened, allowed):
-    place = replace(world(Averaging()), client=Telling())
+    place = replace(world(AveragingServer()), client=Telling())
     (outcome,) = opened(place, workers=1, tf32=allowed).run(jobs(NAMES[:1]))
     assert outcome.scalars == {NAMES[0]: {"samples": 1.0, "tf32": 2.0 * allowed, "threads": 1.0}}
 

@@ -14,7 +14,7 @@ import torch
 from undergrowth.core import Collect, Context, Packet, Server, State
 from undergrowth.engines import ENGINES, Job, Processes, Serial, Settings, World
 from undergrowth.engines.processes import arena as arena_module
-from undergrowth.learning import Averaging
+from undergrowth.learning import AveragingServer
 
 from ..simulation.federations import TASK, NoData, Nudge
 
@@ -30,7 +30,7 @@ class Sized(NoData):
 
 
 def world(server: Server | None = None, bad: dict[str, Any] | None = None) -> World:
-    return World(TASK, Nudge(bad or {}), {"server": server or Averaging(), "edge": Averaging()}, Sized())
+    return World(TASK, Nudge(bad or {}), {"server": server or AveragingServer(), "edge": AveragingServer()}, Sized())
 
 
 def jobs(names: list[str], fold: bool = True, round: int = 0, node: str = "server") -> list[Job]:
@@ -100,7 +100,7 @@ def wrong_names(up: Packet) -> Packet:
 
 
 @dataclass(frozen=True)
-class Careless(Averaging):
+class Careless(AveragingServer):
     """Checks nothing, so that what does not go together is found only when it is combined."""
 
     def check(self, task: Any, up: Packet) -> str | None:
@@ -126,7 +126,7 @@ def test_uploads_that_do_not_go_together_are_refused_as_in_the_serial_engine(ope
 
 
 @dataclass(frozen=True)
-class Keeping(Averaging):
+class Keeping(AveragingServer):
     """Its totals grow with every upload."""
 
     reducer = Collect()
@@ -136,7 +136,7 @@ def test_totals_that_grow_come_back_whole(opened):
     assert_alike(list(opened(world(Keeping())).run(jobs(NAMES))), by_serial(world(Keeping()), jobs(NAMES)))
 
 
-@pytest.mark.parametrize("server", [Averaging(), Keeping()])
+@pytest.mark.parametrize("server", [AveragingServer(), Keeping()])
 @pytest.mark.parametrize("fold", [True, False])
 def test_a_crowded_arena_is_emptied_on_the_way(opened, monkeypatch, server, fold):
     monkeypatch.setattr(arena_module, "machine_memory", lambda: 1 << 24)

@@ -13,7 +13,7 @@ import undergrowth as ug
 from undergrowth.core import Context, Packet, RunError, Server, fold
 from undergrowth.engines import ENGINES, Job, Serial, World
 from undergrowth.engines.memory import RARER
-from undergrowth.learning import Averaging, GradientClient
+from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.methods import FedAvg
 from undergrowth.runs.execution import start
 
@@ -23,7 +23,7 @@ MODEL = TASK.model.initial(0)
 
 
 def world(server: Server | None = None, bad: dict[str, Any] | None = None) -> World:
-    return World(TASK, Nudge(bad or {}), {"server": server or Averaging()}, NoData())
+    return World(TASK, Nudge(bad or {}), {"server": server or AveragingServer()}, NoData())
 
 
 def jobs(names: list[str], fold: bool, round: int = 0) -> list[Job]:
@@ -56,7 +56,7 @@ def test_combined_uploads_are_the_single_ones_combined():
     total = None
     for outcome in opened(world()).run(jobs(NAMES, False)):
         (name,) = outcome.sent
-        total = fold(Averaging().reducer, total, name, outcome.up)
+        total = fold(AveragingServer().reducer, total, name, outcome.up)
     assert together.up.scalars == total.scalars
     assert all(torch.equal(together.up.tensors[name], total.tensors[name]) for name in total.tensors)
 
@@ -82,7 +82,7 @@ def test_the_bytes_of_an_upload_are_those_before_combining():
 
 def test_uploads_of_different_nodes_are_not_mixed():
     place = world()
-    place.servers["edge"] = Averaging()
+    place.servers["edge"] = AveragingServer()
     mixed = [*jobs(["device-0"], True), Job("edge", "device-1", Packet(MODEL), Context(1, "device-1", 0), True)]
     assert {outcome.node: list(outcome.sent) for outcome in opened(place).run(mixed)} == {
         "server": ["device-0"],

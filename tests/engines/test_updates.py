@@ -29,7 +29,7 @@ from undergrowth.data import load, partition_dataset
 from undergrowth.devices import Tracer
 from undergrowth.engines import Job, Serial, Vector, World
 from undergrowth.engines.world import Outcome
-from undergrowth.learning import GradientClient
+from undergrowth.learning import GradientClient, Trained
 from undergrowth.models import builder
 
 DATA = load("digits")
@@ -51,8 +51,8 @@ class Personal(GradientClient):
     def start(self, task: Task, down: Packet, own: State) -> Mapping[str, torch.Tensor]:
         return own.get("mine", down.tensors)
 
-    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
-        mine = {**self.start(task, down, own), **trained.tensors}
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        mine = {**self.start(trained.task, trained.down, trained.own), **trained.tensors}
         return Packet(scalars={"personal": trained.scalars["samples"]}), {"mine": mine}
 
 
@@ -61,7 +61,7 @@ class Unstackable(GradientClient):
     """Looks at single values in its step, which no stack can."""
 
     def step(self, task: Task, carry: Any, batch: Any) -> Any:
-        float(batch["y"].sum() if "share" not in batch else batch["y"])
+        float(batch["y"].sum() if "weight" not in batch else batch["y"])
         return super().step(task, carry, batch)
 
 

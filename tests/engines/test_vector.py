@@ -14,7 +14,7 @@ from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Task,
 from undergrowth.data import load, partition_dataset
 from undergrowth.engines import Job, Outcome, Serial, Settings, Vector, World
 from undergrowth.engines.vector.carries import stacked
-from undergrowth.learning import Averaging, GradientClient
+from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.methods import FedAvg, FedProx
 from undergrowth.models import builder
 
@@ -100,7 +100,7 @@ class Clipped(GradientClient):
 @dataclass(frozen=True)
 class Clipping(Method):
     client = Clipped()
-    server = Averaging()
+    server = AveragingServer()
 
 
 def test_a_step_that_cannot_be_stacked_is_done_serially_and_counted() -> None:
@@ -135,7 +135,7 @@ def test_a_model_that_mixes_samples_is_known_by_one_client_alone(batch: int) -> 
     def last(engine: Serial | Vector) -> Outcome:
         functional = Model(Odd)
         task = Task(functional, 10, Train(batch=batch, lr=0.05))
-        engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
+        engine.open(World(task, FedAvg().client, {"server": AveragingServer()}, POPULATION))
         down = Packet(functional.initial(3))
         jobs = [Job("server", name, down, Context(1, name, 0), True) for name in POPULATION.devices]
         list(engine.run(jobs[:1]))
@@ -150,7 +150,7 @@ def test_who_does_no_step_sends_what_it_got() -> None:
     def all_of(engine: Serial | Vector) -> dict[str, Outcome]:
         functional = Model(builder("mlp", DATA.shape, 10))
         task = Task(functional, 10, Train(batch=16, lr=0.05))
-        engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
+        engine.open(World(task, FedAvg().client, {"server": AveragingServer()}, POPULATION))
         down = Packet(functional.initial(3))
         names = POPULATION.devices
         rounds = [[0] * 7, [0, 3, 0, 2, 1, 0, 5]]  # steps that they get to; nobody does one in the first
@@ -167,7 +167,7 @@ def test_who_does_no_step_sends_what_it_got() -> None:
 def test_an_update_that_is_not_finite_is_refused_by_name_and_the_others_count() -> None:
     def spoiled(engine: Serial | Vector) -> Outcome:
         task = Task(Model(builder("mlp", DATA.shape, 10)), 10, Train(batch=16, lr=0.05))
-        world = World(task, FedAvg().client, {"server": Averaging()}, POPULATION)
+        world = World(task, FedAvg().client, {"server": AveragingServer()}, POPULATION)
         engine.open(world)
         start = task.model.initial(3)
         bad = Packet({**start, "head.bias": start["head.bias"] * float("nan")})
@@ -209,7 +209,7 @@ def test_a_carry_with_other_settings_is_another_stack() -> None:
     jobs = [Job("server", name, down, Context(1, name, place % 2), True) for place, name in enumerate(names)]
     found = []
     for engine in (Serial(), Vector()):
-        engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
+        engine.open(World(task, FedAvg().client, {"server": AveragingServer()}, POPULATION))
         found.append({"all": next(iter(engine.run(jobs)))})
     check_same(*found)
     assert replace(task.train, lr=1.0).lr == 1.0

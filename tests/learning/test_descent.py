@@ -112,7 +112,7 @@ def test_stacked_clients_descend_as_they_do_alone():
     for pair in zip(*(batches for _, batches in alone)):
         batch = {name: torch.cat([each[name] for each in pair]) for name in ("x", "y")}
         with Stacked(2, None):
-            carry = client.step(task, carry, {**batch, "share": torch.full((32,), 1 / 16)})
+            carry = client.step(task, carry, {**batch, "weight": torch.full((32,), 1 / 16)})
     assert carry["descending"] == {"0.weight", "2.weight"}
     for place, (single, _) in enumerate(alone):
         torch.testing.assert_close(part(carry["parameters"], place), single["parameters"])

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from undergrowth.core import Context, Model, Shard, Task, Train
 from undergrowth.data import load
-from undergrowth.learning import CrossEntropy, Distillation, LowerPart, taught
-from undergrowth.learning.attention import Attention, attention, attention_of
-from undergrowth.learning.distillation import TEACHER, apart, consensus, draw_of, draw_seed
-from undergrowth.learning.objectives import Look
-from undergrowth.learning.prototypes import PrototypeLoss, mean_prototypes, prototypes_of
+from undergrowth.learning import CrossEntropy, Distillation, LowerModel, train_on_server
+from undergrowth.learning.distillation import TEACHER, consensus, draw_public, draw_seed, logit_distances
+from undergrowth.learning.objectives import LossInputs
+from undergrowth.methods.fedat import AttentionTransfer, attention, attention_of
+from undergrowth.methods.fedkad import PrototypeCrossEntropy, mean_prototypes, prototypes_of
 from undergrowth.models import builder
 
 
@@ -51,7 +51,7 @@ def test_the_attention_loss_is_the_sum_over_levels_of_the_norms(model: str) -> N
     levels = ["low", "mid", "up"]
     batch = {"x": shard.x, **attention_of(task, teacher, shard.x, levels)}
     output = task.model.run(student, shard.x, maps=levels)
-    found = Attention(levels)(Look(task, batch, output, {}, {}))
+    found = AttentionTransfer(levels)(LossInputs(task, batch, output, {}, {}))
     theirs = task.model.run(teacher, shard.x, maps=levels).maps
     expected = 0.0
     for place in range(6):
@@ -64,9 +64,11 @@ def test_the_attention_loss_is_the_sum_over_levels_of_the_norms(model: str) -> N
 def test_distances_of_logits() -> None:
     z, t = random(4, 3), random(4, 3, seed=1)
     chances = t.softmax(1)
-    torch.testing.assert_close(apart("l1", z, t), (z - t).abs().sum(1) / 3)
-    torch.testing.assert_close(apart("l2", z, t), ((z - t) ** 2).sum(1) / 3)
-    torch.testing.assert_close(apart("ce", z, t), -(chances * (z.exp() / z.exp().sum(1, keepdim=True)).log()).sum(1))
+    torch.testing.assert_close(logit_distances("l1", z, t), (z - t).abs().sum(1) / 3)
+    torch.testing.assert_close(logit_distances("l2", z, t), ((z - t) ** 2).sum(1) / 3)
+    torch.testing.assert_close(
+        logit_distances("ce", z, t), -(chances * (z.exp() / z.exp().sum(1, keepdim=True)).log()).sum(1)
+    )
 
 
 def test_a_consensus_is_the_mean_of_logits() -> None:
@@ -76,9 +78,9 @@ def test_a_consensus_is_the_mean_of_logits() -> None:
 
 def test_who_has_the_seed_draws_the_same_samples() -> None:
     public, seed = digits(50), draw_seed(Context(0, "server", 3))
-    assert torch.equal(draw_of(public, 20, seed), draw_of(public, 20, float(seed)))
-    assert len(draw_of(public, 20, seed)) == 20 and len(draw_of(public, 500, seed)) == 50
-    assert not torch.equal(draw_of(public, 20, seed), draw_of(public, 20, draw_seed(Context(0, "server", 4))))
+    assert torch.equal(draw_public(public, 20, seed), draw_public(public, 20, float(seed)))
+    assert len(draw_public(public, 20, seed)) == 20 and len(draw_public(public, 500, seed)) == 50
+    assert not torch.equal(draw_public(public, 20, seed), draw_public(public, 20, draw_seed(Context(0, "server", 4))))
 
 
 def test_prototypes_are_the_means_of_classes() -> None:
@@ -114,8 +116,8 @@ def test_the_prototype_loss_trains_what_is_above_the_level() -> None:
     maps, classes = random(3, 64, 2, 2), torch.tensor([1, 5, 6])
     trained = {name: weights[name].clone().requires_grad_() for name in task.model.parameters}
     output = task.model.run(weights, digits(4).x, training=True)
-    look = Look(task, {}, output, trained, weights)
-    loss = PrototypeLoss("up", maps, classes)(look)
+    inputs = LossInputs(task, {}, output, trained, weights)
+    loss = PrototypeCrossEntropy("up", maps, classes)(inputs)
     module = task.model.build().eval()
     module.load_state_dict({**weights, **output.buffers})
     with torch.no_grad():
@@ -130,7 +132,9 @@ def test_training_at_the_server_is_plain_training_bit_for_bit() -> None:
     task, public, context = digits_task("mlp"), digits(40), Context(3, "server", 2)
     start, teacher = task.model.initial(0), random(40, 10)
     data = {"x": public.x, "y": public.y, TEACHER: teacher}
-    after = taught(task, start, data, CrossEntropy() + 0.5 * Distillation("l2"), context, lr=0.1, epochs=2, batch=16)
+    after = train_on_server(
+        task, start, data, CrossEntropy() + 0.5 * Distillation("l2"), context, lr=0.1, epochs=2, batch=16
+    )
     module = task.model.build()
     module.load_state_dict(start)
     optimiser = torch.optim.SGD(module.parameters(), 0.1)
@@ -148,12 +152,12 @@ def test_training_at_the_server_is_plain_training_bit_for_bit() -> None:
 def test_training_the_lower_part_leaves_the_upper_one_and_its_statistics() -> None:
     task, public = digits_task("wrn-10-1"), digits(24)
     start = task.model.initial(0)
-    lower = LowerPart(task.model, "mid")
+    lower = LowerModel(task.model, "mid")
     assert lower.inside == ("low", "mid")
-    objective = CrossEntropy() + 1.0 * Attention(("low", "mid"))
+    objective = CrossEntropy() + 1.0 * AttentionTransfer(("low", "mid"))
     data = {"x": public.x, "y": public.y, **attention_of(task, task.model.initial(1), public.x, ("low", "mid"))}
     settings = {"lr": 0.1, "epochs": 1, "batch": 8}
-    after = taught(replace(task, model=lower), start, data, objective, Context(0, "server", 0), **settings)  # type: ignore[arg-type]
+    after = train_on_server(replace(task, model=lower), start, data, objective, Context(0, "server", 0), **settings)  # type: ignore[arg-type]
     upper = {*task.model.trainable("mid"), *task.model.upper_buffers("mid")}
     for name, value in start.items():
         assert torch.equal(after[name], value) == (name in upper), name

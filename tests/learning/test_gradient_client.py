@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from undergrowth.core import Context, Packet, Shard, Task
-from undergrowth.learning import Adam, CrossEntropy, FewShot, GradientClient, Proximal, Random, Sgd
+from undergrowth.learning import Adam, CrossEntropy, FewShotSelector, GradientClient, Proximal, RandomSelector, Sgd
 
 CONTEXT = Context(5, "device-1", 3)
 Training = Callable[..., dict[str, Tensor]]
@@ -137,7 +137,7 @@ def test_own_settings_go_before_the_runs(task: Task, weights: dict[str, Tensor],
 
 
 def test_the_weight_is_the_number_of_samples_trained_on(task: Task, weights: dict[str, Tensor], shard: Shard) -> None:
-    for selector in (Random(0.3), FewShot(3)):
+    for selector in (RandomSelector(0.3), FewShotSelector(3)):
         client = GradientClient(selector=selector)
         _, steps = client.begin(task, Packet(weights), shard, {}, CONTEXT)
         up, _ = client.local(task, Packet(weights), shard, {}, CONTEXT)
@@ -146,7 +146,11 @@ def test_the_weight_is_the_number_of_samples_trained_on(task: Task, weights: dic
 
 def test_a_device_without_samples_sends_the_model_back_with_no_weight(task: Task, weights: dict[str, Tensor]) -> None:
     empty = Shard(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
-    for client in (GradientClient(), GradientClient(selector=Random(0.5)), GradientClient(selector=FewShot())):
+    for client in (
+        GradientClient(),
+        GradientClient(selector=RandomSelector(0.5)),
+        GradientClient(selector=FewShotSelector()),
+    ):
         up, _ = client.local(task, Packet(weights), empty, {}, CONTEXT)
         assert up.scalars["samples"] == 0 and equal(dict(up.tensors), {n: weights[n] for n in up.tensors})
 

@@ -12,10 +12,13 @@ import torch
 from torch import nn
 
 from undergrowth.core import Collect, Context, InputError, Model, Packet, Shard, Task, Train, View, fold
+from undergrowth.core.names import RUNG
 from undergrowth.core.selection import Nothing
-from undergrowth.learning import Averaging, GradientClient, LadderClient
-from undergrowth.learning.ladder import RUNG, ask_each, check_alike, generic_data, levels_of, rungs_of
-from undergrowth.learning.own_models import by_path
+from undergrowth.learning import AveragingServer, GradientClient
+from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels
+from undergrowth.learning.ladder import assign_models
+from undergrowth.learning.own_models import uploads_by_path
+from undergrowth.learning.planning import ask_each
 from undergrowth.models import builder
 
 NAMES = ("small", "large", "middle")  # in this order on purpose
@@ -50,30 +53,34 @@ def test_a_device_gets_the_largest_model_that_it_can_do_by_the_deadline() -> Non
     assert sizes["small"] < sizes["middle"] < sizes["large"]
     rates = {"a": sizes["large"] / 10, "b": sizes["large"] / 10.1, "c": sizes["small"] / 10, "d": sizes["small"] / 99}
     view = View(tuple(rates), knows=Rates(rates))
-    assert rungs_of(given, view, packets(given)) == {"a": "large", "b": "middle", "c": "small", "d": "small"}
+    assert assign_models(given, view, packets(given)) == {"a": "large", "b": "middle", "c": "small", "d": "small"}
 
 
 def test_without_a_deadline_models_are_dealt_in_turn_as_they_are_written() -> None:
     view = View(tuple("abcde"))
-    assert list(rungs_of(task(), view, packets(task())).values()) == ["small", "large", "middle", "small", "large"]
+    assert list(assign_models(task(), view, packets(task())).values()) == ["small", "large", "middle", "small", "large"]
     alone = replace(task(), ladder={})
-    assert set(rungs_of(alone, view, packets(task())).values()) == {""}, "without a ladder, all have the run's model"
+    assert set(assign_models(alone, view, packets(task())).values()) == {""}, (
+        "without a ladder, all have the run's model"
+    )
 
 
 def test_a_device_keeps_the_model_that_it_has_whatever_is_known_of_it_now() -> None:
     given = task(deadline=1.0)
     heard = {"b": {RUNG: 1.0}, "c": {RUNG: 2.0}}
     view = View(("c", "b"), knows=Rates({"b": 1.0, "c": 1e9}), heard=heard)
-    assert rungs_of(given, view, packets(given)) == {"c": "middle", "b": "large"}
+    assert assign_models(given, view, packets(given)) == {"c": "middle", "b": "large"}
 
 
 def test_packets_of_one_kind_are_sent_one_after_the_other() -> None:
     given, made = task(), packets(task())
-    chosen = rungs_of(given, View(tuple("abcdef")), made)
+    chosen = assign_models(given, View(tuple("abcdef")), made)
     sends = {device: made(name) for device, name in chosen.items()}
-    plan = ask_each(Averaging(), given, View(tuple("abcdef")), Context(0, "root", 0), sends)
+    plan = ask_each(AveragingServer(), given, View(tuple("abcdef")), Context(0, "root", 0), sends)
     assert list(plan.sends) == list("adbecf") and plan.sends["a"] is plan.sends["d"]
-    everybody = ask_each(Averaging(), task(5.0), View(tuple("abcdef")), Context(0, "root", 0), sends, everybody=True)
+    everybody = ask_each(
+        AveragingServer(), task(5.0), View(tuple("abcdef")), Context(0, "root", 0), sends, everybody=True
+    )
     assert everybody.deadline is None and len(everybody.sends) == 6
 
 
@@ -85,7 +92,7 @@ def shard(count: int = 20) -> Shard:
 def test_a_client_trains_the_model_that_it_was_sent() -> None:
     given, context = task(), Context(0, "a", 0)
     down = packets(given)("middle")
-    up, _ = LadderClient().local(given, down, shard(), {}, context)
+    up, _ = GradientClient().local(given, down, shard(), {}, context)
     plain, _ = GradientClient().local(replace(given, model=given.ladder["middle"]), down, shard(), {}, context)
     assert all(torch.equal(up.tensors[name], value) for name, value in plain.tensors.items())
     assert up.scalars == {**plain.scalars, RUNG: 2.0}
@@ -113,23 +120,23 @@ def conv(channels: int, pool: int = 2, **levels: str) -> Model:
 def test_models_that_do_not_go_together_are_refused(odd, levels, outlines, words) -> None:
     given = Task(conv(4), 3, ladder={"fine": conv(4), "odd": odd})
     with pytest.raises(InputError) as caught:
-        check_alike(given, shard().x, levels, outlines)
+        check_same_shapes(given, shard().x, levels, outlines)
     assert words in str(caught.value) and str(caught.value).startswith("model.ladder 'odd': ")
-    check_alike(replace(given, ladder={"fine": conv(4), "wide": conv(8)}), shard().x, [], ["low"])
+    check_same_shapes(replace(given, ladder={"fine": conv(4), "wide": conv(8)}), shard().x, [], ["low"])
 
 
 def test_levels_are_those_that_all_models_name() -> None:
-    assert levels_of(Task(conv(4), 3, ladder={"other": conv(4)})) == ("low",)
-    assert levels_of(Task(conv(4), 3, ladder={"other": conv(4, up="1", head="2")})) == ()
+    assert shared_levels(Task(conv(4), 3, ladder={"other": conv(4)})) == ("low",)
+    assert shared_levels(Task(conv(4), 3, ladder={"other": conv(4, up="1", head="2")})) == ()
 
 
 def test_data_that_a_method_needs_is_asked_for() -> None:
     with pytest.raises(InputError, match=r"public: fedat needs data that the server holds; add public: 0\.1"):
-        generic_data(task(), "fedat")
+        public_data(task(), "fedat")
     hidden = Shard(torch.zeros(2, 1), torch.tensor([-1, -1]))
-    assert generic_data(task(public=hidden), "fedkad") is hidden
+    assert public_data(task(public=hidden), "fedkad") is hidden
     with pytest.raises(InputError, match=r"public\.labelled false: fedat learns from the labels"):
-        generic_data(task(public=hidden), "fedat", labelled=True)
+        public_data(task(public=hidden), "fedat", labelled=True)
 
 
 def test_uploads_are_found_by_their_way_through_a_tree() -> None:
@@ -140,7 +147,7 @@ def test_uploads_are_found_by_their_way_through_a_tree() -> None:
     edge = fold(reducer, fold(reducer, None, "c", up(3)), "b", up(2))
     level = fold(reducer, None, "edge-00", edge)
     total = fold(reducer, fold(reducer, None, "a", up(1)), "level-00", level)
-    found = by_path(total)
+    found = uploads_by_path(total)
     assert {path: float(sent.tensors["w"]) for path, sent in found.items()} == {
         "a": 1.0, "level-00/edge-00/b": 2.0, "level-00/edge-00/c": 3.0,
     }  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from undergrowth.core import Shard, Task
-from undergrowth.learning import CrossEntropy, Look, Objective, Proximal, gradients_of
+from undergrowth.learning import CrossEntropy, LossInputs, Objective, Proximal, gradients_of
 
 MU = 0.3
 
@@ -23,9 +23,9 @@ def moved(task: Task, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n: weights[n] + 0.1 * torch.randn(weights[n].shape, generator=generator) for n in task.model.parameters}
 
 
-def look(task: Task, weights: dict[str, Tensor], trained: dict[str, Tensor], shard: Shard) -> Look:
+def look(task: Task, weights: dict[str, Tensor], trained: dict[str, Tensor], shard: Shard) -> LossInputs:
     output = task.model.run({**weights, **trained}, shard.x, training=True, maps=("low", "head"))
-    return Look(task, {"x": shard.x, "y": shard.y}, output, trained, weights)
+    return LossInputs(task, {"x": shard.x, "y": shard.y}, output, trained, weights)
 
 
 def test_terms_add_up_and_scale(task: Task, weights: dict[str, Tensor], moved: dict[str, Tensor], shard: Shard) -> None:
@@ -68,7 +68,7 @@ class MapSize(Objective):
 
     maps: Sequence[str] = ("low",)
 
-    def __call__(self, look: Look) -> Tensor:
+    def __call__(self, look: LossInputs) -> Tensor:
         return torch.stack([look.output.maps[level].square().mean() for level in self.maps]).sum()
 
 

@@ -8,9 +8,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from undergrowth.core import InputError, Model, Shard, Task
-from undergrowth.learning import All, Entropy, FewShot, HighestLoss, KMeans, Random, Selector, ordered
+from undergrowth.learning import (
+    All,
+    EntropySelector,
+    FewShotSelector,
+    HighestLossSelector,
+    KMeansSelector,
+    RandomSelector,
+    Selector,
+    shuffled_steps,
+)
 from undergrowth.learning.clustering import nearest_to_centres, principal
-from undergrowth.learning.selectors import selector as by_name
+from undergrowth.learning.selectors import build_selector as by_name
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -26,18 +35,18 @@ def test_all_is_all(task: Task, weights: dict[str, Tensor], shard: Shard) -> Non
     assert All().pick(task, weights, shard, generator()).tolist() == list(range(23))
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.001, 1), (0.1, 2), (0.5, 12), (1.0, 23)])
-def test_a_share_is_so_many_different_samples(
-    task: Task, weights: dict[str, Tensor], shard: Shard, share: float, count: int
+@pytest.mark.parametrize(("fraction", "count"), [(0.001, 1), (0.1, 2), (0.5, 12), (1.0, 23)])
+def test_a_fraction_is_so_many_different_samples(
+    task: Task, weights: dict[str, Tensor], shard: Shard, fraction: float, count: int
 ) -> None:
-    for selector in (Random(share), Entropy(share), HighestLoss(share)):
+    for selector in (RandomSelector(fraction), EntropySelector(fraction), HighestLossSelector(fraction)):
         picked = selector.pick(task, weights, shard, generator())
         assert len(picked) == len(picked.unique()) == count
         assert picked.tolist() == sorted(picked.tolist()) and picked.min() >= 0 and picked.max() < 23
 
 
-def test_a_random_share_hangs_on_the_generator(task: Task, weights: dict[str, Tensor], shard: Shard) -> None:
-    first, again, other = (Random(0.5).pick(task, weights, shard, generator(seed)) for seed in (1, 1, 2))
+def test_a_random_fraction_hangs_on_the_generator(task: Task, weights: dict[str, Tensor], shard: Shard) -> None:
+    first, again, other = (RandomSelector(0.5).pick(task, weights, shard, generator(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
@@ -48,7 +57,7 @@ def test_entropy_picks_what_a_direct_computation_picks(task: Task, weights: dict
     with torch.no_grad():
         chances = (net(shard.x).double() / 0.1).softmax(1)
     entropy = -(chances * chances.clamp_min(1e-300).log()).sum(1)
-    picked = Entropy(0.1).pick(task, weights, shard, generator())
+    picked = EntropySelector(0.1).pick(task, weights, shard, generator())
     assert len(picked) == 70
     rest = torch.ones(700, dtype=torch.bool)
     rest[picked] = False
@@ -61,12 +70,12 @@ def test_highest_loss_picks_what_a_direct_computation_picks(task: Task, weights:
     net.load_state_dict(weights)
     with torch.no_grad():
         losses = functional.cross_entropy(net(shard.x), shard.y, reduction="none")
-    assert HighestLoss(0.25).pick(task, weights, shard, generator()).tolist() == sorted(
+    assert HighestLossSelector(0.25).pick(task, weights, shard, generator()).tolist() == sorted(
         losses.topk(10).indices.tolist()
     )
 
 
-def test_k_means_picks_a_share_of_every_class_as_a_direct_computation_does(
+def test_k_means_picks_a_fraction_of_every_class_as_a_direct_computation_does(
     task: Task, weights: dict[str, Tensor]
 ) -> None:
     shard = many(200)
@@ -79,7 +88,7 @@ def test_k_means_picks_a_share_of_every_class_as_a_direct_computation_does(
         places = (shard.y == label).nonzero().flatten()
         points, wanted = principal(features[places], 200), round(0.1 * len(places))
         expected += places[nearest_to_centres(points, wanted, draws)].tolist()
-    picked = KMeans(0.1).pick(task, weights, shard, generator(6))
+    picked = KMeansSelector(0.1).pick(task, weights, shard, generator(6))
     assert picked.tolist() == sorted(expected)
     counts = [round(0.1 * int(count)) for count in shard.y.bincount()]
     assert shard.y[picked].bincount().tolist() == counts and sum(counts) == pytest.approx(20, abs=2)
@@ -87,38 +96,54 @@ def test_k_means_picks_a_share_of_every_class_as_a_direct_computation_does(
 
 def test_among_equals_the_earlier_sample_wins(task: Task, weights: dict[str, Tensor]) -> None:
     shard = Shard(torch.ones(8, 4), torch.zeros(8, dtype=torch.int64))
-    assert Entropy(0.5).pick(task, weights, shard, generator()).tolist() == [0, 1, 2, 3]
+    assert EntropySelector(0.5).pick(task, weights, shard, generator()).tolist() == [0, 1, 2, 3]
 
 
 def test_few_shots_are_the_same_number_of_every_class(task: Task, weights: dict[str, Tensor]) -> None:
     shard = Shard(torch.randn(30, 4, generator=generator()), torch.tensor([0] * 20 + [2] * 8 + [1] * 2))
-    picked = FewShot(4).pick(task, weights, shard, generator())
+    picked = FewShotSelector(4).pick(task, weights, shard, generator())
     assert len(picked.unique()) == len(picked)
     assert shard.y[picked].bincount().tolist() == [4, 2, 4], "a class with fewer gives what it has"
 
 
-def test_few_shots_are_drawn_anew_each_epoch_and_a_share_is_not(task: Task, weights: dict[str, Tensor]) -> None:
+def test_few_shots_are_drawn_anew_each_epoch_and_a_fraction_is_not(task: Task, weights: dict[str, Tensor]) -> None:
     shard = many(60)
 
     def epochs(selector: Selector) -> list[tuple[int, ...]]:
-        steps = ordered(task, weights, shard, selector, 5, 4, generator())
+        steps = shuffled_steps(task, weights, shard, selector, 5, 4, generator())
         return [tuple(order.tolist()) for order in steps.epochs]
 
-    few, half = epochs(FewShot(3)), epochs(Random(0.5))
+    few, half = epochs(FewShotSelector(3)), epochs(RandomSelector(0.5))
     assert len({frozenset(order) for order in few}) > 1 and all(len(order) == 9 for order in few)
     assert len({frozenset(order) for order in half}) == 1, "picked once"
     assert len(set(half)) == 5, "but in a fresh order each epoch"
 
 
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
-def test_a_share_out_of_range_is_refused(task: Task, weights: dict[str, Tensor], shard: Shard, share: float) -> None:
-    for selector in (Random(share), Entropy(share), HighestLoss(share), KMeans(share)):
-        with pytest.raises(InputError, match=f"share {share} must lie above 0"):
+@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01, float("nan")])
+def test_a_fraction_out_of_range_is_refused(
+    task: Task, weights: dict[str, Tensor], shard: Shard, fraction: float
+) -> None:
+    for selector in (
+        RandomSelector(fraction),
+        EntropySelector(fraction),
+        HighestLossSelector(fraction),
+        KMeansSelector(fraction),
+    ):
+        with pytest.raises(InputError, match=f"fraction {fraction} must be above 0"):
             selector.pick(task, weights, shard, generator())
 
 
 @pytest.mark.parametrize(
-    "selector", [All(), Random(0.1), Entropy(0.1), HighestLoss(0.1), KMeans(0.1), FewShot(2)], ids=repr
+    "selector",
+    [
+        All(),
+        RandomSelector(0.1),
+        EntropySelector(0.1),
+        HighestLossSelector(0.1),
+        KMeansSelector(0.1),
+        FewShotSelector(2),
+    ],
+    ids=repr,
 )
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_tiny_shard_gives_what_it_has(task: Task, weights: dict[str, Tensor], selector: Selector, count: int) -> None:
@@ -130,7 +155,13 @@ def test_picking_leaves_the_weights_and_the_global_generator_alone(
 ) -> None:
     before = {name: value.clone() for name, value in weights.items()}
     state = torch.random.get_rng_state()
-    for selector in (Random(0.3), Entropy(0.3), HighestLoss(0.3), KMeans(0.3), FewShot()):
+    for selector in (
+        RandomSelector(0.3),
+        EntropySelector(0.3),
+        HighestLossSelector(0.3),
+        KMeansSelector(0.3),
+        FewShotSelector(),
+    ):
         selector.pick(task, weights, shard, generator())
     assert all(torch.equal(weights[name], before[name]) for name in before)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -142,10 +173,15 @@ def test_a_selector_that_picks_nothing_says_so(task: Task, weights: dict[str, Te
 
 
 NAMED = {
-    "all": All(), "random:0.25": Random(0.25), "random:1": Random(1.0), "entropy:0.5": Entropy(0.5),
-    "entropy:0.5:2": Entropy(0.5, 2.0), "loss:0.1": HighestLoss(0.1), "kmeans:0.02": KMeans(0.02),
-    "few-shot:4": FewShot(4),
-}  # fmt: skip
+    "all": All(),
+    "random:0.25": RandomSelector(0.25),
+    "random:1": RandomSelector(1.0),
+    "entropy:0.5": EntropySelector(0.5),
+    "entropy:0.5:2": EntropySelector(0.5, 2.0),
+    "loss:0.1": HighestLossSelector(0.1),
+    "kmeans:0.02": KMeansSelector(0.02),
+    "few-shot:4": FewShotSelector(4),
+}
 
 
 @pytest.mark.parametrize("text", NAMED)
@@ -158,21 +194,21 @@ def test_a_selector_by_name(text: str) -> None:
     [
         ("entropi:0.5", "is not known; did you mean 'entropy'?"),
         ("all:1", "must be all"),
-        ("random", "must be random:SHARE with a share above 0 and at most 1"),
-        ("random:0", "must be random:SHARE with a share above 0 and at most 1"),
-        ("random:1.5", "must be random:SHARE"),
-        ("random:nan", "must be random:SHARE"),
-        ("random:half", "must be random:SHARE"),
-        ("random:0.5:1", "must be random:SHARE"),
+        ("random", "must be random:FRACTION with FRACTION a finite number above 0 and of at most 1"),
+        ("random:0", "must be random:FRACTION with FRACTION a finite number above 0 and of at most 1"),
+        ("random:1.5", "must be random:FRACTION"),
+        ("random:nan", "must be random:FRACTION"),
+        ("random:half", "must be random:FRACTION"),
+        ("random:0.5:1", "must be random:FRACTION"),
         (
             "entropy:0.5:0",
-            "must be entropy:SHARE or entropy:SHARE:TEMPERATURE",
+            "must be entropy:FRACTION[:TEMPERATURE]",
         ),
-        ("entropy:0.5:1:1", "must be entropy:SHARE or"),
-        ("kmeans:", "must be kmeans:SHARE"),
+        ("entropy:0.5:1:1", "must be entropy:FRACTION["),
+        ("kmeans:", "must be kmeans:FRACTION"),
         ("few-shot:99999999999999999999", "must be few-shot:N"),
         ("few-shot:2.5", "must be few-shot:N"),
-        ("few-shot:0", "must be few-shot:N with a whole number of samples of at least 1 and at most 1000000000"),
+        ("few-shot:0", "must be few-shot:N with N a whole number of at least 1 and of at most 1e+09"),
         ("few-shot", "must be few-shot:N"),
     ],
 )
@@ -187,5 +223,5 @@ def test_samples_that_a_model_is_sure_of_are_still_ranked() -> None:
     task = Task(Model(lambda: nn.Linear(10, 10, bias=False)), 10)
     margins = torch.arange(30.0, 20.0, -1)
     shard = Shard(margins.unsqueeze(1) * torch.eye(10)[0], torch.zeros(10, dtype=torch.int64))
-    picked = Entropy(0.5).pick(task, {"weight": torch.eye(10)}, shard, generator())
+    picked = EntropySelector(0.5).pick(task, {"weight": torch.eye(10)}, shard, generator())
     assert picked.tolist() == [5, 6, 7, 8, 9]

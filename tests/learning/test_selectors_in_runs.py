@@ -12,8 +12,8 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Context, Packet, Task, Train
-from undergrowth.learning import FewShot, GradientClient, KMeans, Random, selector
-from undergrowth.learning.gradient_client import ordered
+from undergrowth.learning import FewShotSelector, GradientClient, KMeansSelector, RandomSelector, build_selector
+from undergrowth.learning.gradient_client import shuffled_steps
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.execution import start
@@ -57,14 +57,14 @@ def test_every_method_takes_it_and_its_costs_fall(tmp_path: Path, method: str) -
 
 @pytest.mark.parametrize("text", SELECTORS)
 def test_a_device_trains_on_what_the_runs_selector_picks_and_counts_for_that(text: str) -> None:
-    task, shard, context = replace(digits_task("mlp"), selector=selector(text)), digits(80), Context(4, "a", 0)
+    task, shard, context = replace(digits_task("mlp"), selector=build_selector(text)), digits(80), Context(4, "a", 0)
     down = Packet(task.model.initial(0))
     _, steps = GradientClient().begin(task, down, shard, {}, context)
-    picks = ordered(task, down.tensors, shard, selector(text), 1, 16, context.generator("order"))
+    picks = shuffled_steps(task, down.tensors, shard, build_selector(text), 1, 16, context.generator("order"))
     assert [order.tolist() for order in steps.epochs] == [order.tolist() for order in picks.epochs]
     up, _ = GradientClient().local(task, down, shard, {}, context)
     assert up.scalars["samples"] == len(picks.epochs[0]) < 80
-    own, _ = GradientClient(selector=Random(0.1)).local(task, down, shard, {}, context)
+    own, _ = GradientClient(selector=RandomSelector(0.1)).local(task, down, shard, {}, context)
     assert own.scalars["samples"] == 8, "a client's own goes before the run's"
 
 
@@ -113,7 +113,7 @@ def test_a_selector_that_needs_maps_says_so_to_a_model_without(run: Run) -> None
 
 
 def test_a_wrong_one_is_refused_before_anything_starts(tmp_path: Path, run: Run) -> None:
-    with pytest.raises(ug.InputError, match=r"train.selector 'entropy:2' must be entropy:SHARE"):
+    with pytest.raises(ug.InputError, match=r"train.selector 'entropy:2' must be entropy:FRACTION"):
         run(selector="entropy:2")
     assert not list(tmp_path.iterdir())
 
@@ -123,7 +123,7 @@ def test_few_samples_stand_for_all_better_than_chance_has_them() -> None:
     task, shard, test = digits_task("mlp"), digits(500), digits(500, 1000)
     train = Train(epochs=60, batch=10, lr=0.1)
     scores: dict[str, float] = {}
-    for name, chosen in {"few-shot": FewShot(1, again=False), "kmeans": KMeans(0.02)}.items():
+    for name, chosen in {"few-shot": FewShotSelector(1, again=False), "kmeans": KMeansSelector(0.02)}.items():
         correct = 0.0
         for seed in range(4):
             weights = task.model.initial(seed)

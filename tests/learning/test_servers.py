@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Context, Packet, Server, State, Task, WeightedMean, fold, not_finite
-from undergrowth.learning import Adaptive, Averaging, Momentum
+from undergrowth.learning import AveragingServer
+from undergrowth.methods import FedAdagrad, FedAdam, FedAvgM, FedYogi
 
 CONTEXT = Context(4, "root", 0)
-SERVERS: list[Server] = [Averaging(), Momentum(), Adaptive("adam", 0.1)]
+SERVERS: list[Server] = [AveragingServer(), FedAvgM().server, FedAdam(server_lr=0.1).server]
 each_server = pytest.mark.parametrize("server", SERVERS, ids=lambda server: type(server).__name__)
 
 
@@ -51,15 +52,15 @@ def after(task: Task, server: Server, rounds: int) -> tuple[State, list[State], 
 
 
 def test_averaging_with_rate_one_is_the_mean_bit_for_bit(task: Task) -> None:
-    state, _, totals = after(task, Averaging(), 1)
+    state, _, totals = after(task, AveragingServer(), 1)
     assert all(torch.equal(state["model"][name], totals[0].tensors[name]) for name in task.model.shapes)
     alone = uploads(task, 9)[1]
-    state = Averaging().step(task, state, fold(WeightedMean(), None, "d", alone), CONTEXT)
+    state = AveragingServer().step(task, state, fold(WeightedMean(), None, "d", alone), CONTEXT)
     assert all(torch.equal(state["model"][name], alone.tensors[name]) for name in task.model.shapes)
 
 
 def test_averaging_with_another_rate_goes_part_of_the_way(task: Task) -> None:
-    state, (start,), (total,) = after(task, Averaging(0.3), 1)
+    state, (start,), (total,) = after(task, AveragingServer(0.3), 1)
     for name in task.model.parameters:
         old = start["model"][name]
         torch.testing.assert_close(state["model"][name], old + 0.3 * (total.tensors[name] - old))
@@ -67,7 +68,7 @@ def test_averaging_with_another_rate_goes_part_of_the_way(task: Task) -> None:
 
 
 def test_momentum_is_its_formula(task: Task) -> None:
-    state, states, totals = after(task, Momentum(0.5, 0.8), 3)
+    state, states, totals = after(task, FedAvgM(momentum=0.8, server_lr=0.5).server, 3)
     for name in task.model.parameters:
         w, v = states[0]["model"][name].double(), 0.0
         for total in totals:
@@ -76,6 +77,7 @@ def test_momentum_is_its_formula(task: Task) -> None:
         torch.testing.assert_close(state["model"][name].double(), w, rtol=1e-4, atol=1e-5)
 
 
+METHODS = {"adam": FedAdam, "yogi": FedYogi, "adagrad": FedAdagrad}
 RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "adam": lambda v, d: 0.95 * v + 0.05 * d**2,
     "yogi": lambda v, d: v - 0.05 * d**2 * torch.sign(v - d**2),
@@ -85,7 +87,7 @@ RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_adaptive_rules_are_their_formulas(task: Task, rule: str) -> None:
-    state, states, totals = after(task, Adaptive(rule, 0.1, 0.7, 0.95, 0.01), 3)
+    state, states, totals = after(task, METHODS[rule](0.1, 0.7, 0.95, 0.01).server, 3)
     for name in task.model.parameters:
         w = states[0]["model"][name].double()
         m, v = torch.zeros_like(w), torch.full_like(w, 0.01**2)
@@ -99,8 +101,8 @@ def test_adaptive_rules_are_their_formulas(task: Task, rule: str) -> None:
 
 @pytest.mark.parametrize(
     "server",
-    [Averaging(0.0), Momentum(0.0), *(Adaptive(rule, 0.0) for rule in RULES)],
-    ids=lambda server: getattr(server, "rule", type(server).__name__),
+    [AveragingServer(0.0), FedAvgM(server_lr=0.0).server, *(method(0.0).server for method in METHODS.values())],
+    ids=lambda server: type(getattr(server, "options", server)).__name__,
 )
 def test_a_rate_of_zero_leaves_the_parameters_and_averages_the_buffers(task: Task, server: Server) -> None:
     state, states, totals = after(task, server, 3)

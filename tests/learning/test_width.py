@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from undergrowth.core import InputError, Model, Packet, Task, View
-from undergrowth.learning import RATIOS, Widths, widths_of
-from undergrowth.learning.slices import OfSlices, Slicing, ratios_of
+from undergrowth.learning import RATIOS, WidthOptions, Widths, WidthServer, widths_of
+from undergrowth.learning.planning import PacketKnowledge
+from undergrowth.learning.slices import assign_ratios
 from undergrowth.learning.width import Channels
 from undergrowth.models import builder
 
@@ -69,7 +70,7 @@ def test_a_slice_computes_what_the_model_computes_without_the_other_channels(nam
     for key, value in weights.items():
         assert torch.equal(values[key], value * masks[key])
     before = repr(whole.module)
-    with widths.fitting(whole, cut):
+    with widths.set_groups(whole, cut):
         logits = whole(cut, x)
     torch.testing.assert_close(logits, whole(values, x), rtol=1e-4, atol=1e-4)
     assert repr(whole.module) == before, "the module is as it was"
@@ -82,8 +83,8 @@ def test_first_channels_lie_inside_each_other_and_weigh_the_square(name) -> None
         windows = [set(channels.window(ratio, 0).tolist()) for ratio in RATIOS]
         assert all(narrow <= wide for wide, narrow in pairwise(windows))
         assert windows[0] == set(range(channels.count))
-    assert widths.share(1.0) == 1
-    assert widths.share(0.25) == pytest.approx(0.25 if name == "mlp" else 0.0625, rel=0.35)
+    assert widths.fraction(1.0) == 1
+    assert widths.fraction(0.25) == pytest.approx(0.25 if name == "mlp" else 0.0625, rel=0.35)
     assert widths_of(Model(model(name).build)) == widths, "the same model is sliced in the same way"
 
 
@@ -118,7 +119,7 @@ def test_depthwise_convolutions_and_gates() -> None:
     widths = widths_of(whole)
     cut = widths.cut(whole.initial(0), 0.5, 6)
     assert cut["depthwise.weight"].shape == (4, 1, 3, 3) and cut["head.weight"].shape == (10, 64)
-    with widths.fitting(whole, cut):
+    with widths.set_groups(whole, cut):
         logits = whole(cut, x)
     torch.testing.assert_close(logits, whole(widths.spread(cut, 0.5, 6)[0], x))
 
@@ -155,7 +156,7 @@ class Known:
 
 
 def ratios(widths: Widths, *devices: str) -> list[float]:
-    return list(ratios_of(View(devices, knows=Known()), widths, RATIOS).values())
+    return list(assign_ratios(View(devices, knows=Known()), widths, RATIOS).values())
 
 
 def test_a_device_gets_the_ratio_that_suits_its_speed() -> None:
@@ -163,12 +164,12 @@ def test_a_device_gets_the_ratio_that_suits_its_speed() -> None:
     assert ratios(cnn, "100", "60", "25", "7", "0.001") == [1.0, 0.5, 0.5, 0.25, 0.0625]
     assert ratios(mlp, "100", "60", "25", "7", "0.001") == [1.0, 0.5, 0.25, 0.0625, 0.0625]
     assert ratios(cnn, "5", "5.0", "5.00", "5e0", "05", "005") == [*RATIOS, 1.0], "all alike: in turn"
-    assert ratios_of(View(("a", "b")), cnn, (0.5, 0.25)) == {"a": 0.5, "b": 0.25}, "nothing known: in turn"
+    assert assign_ratios(View(("a", "b")), cnn, (0.5, 0.25)) == {"a": 0.5, "b": 0.25}, "nothing known: in turn"
 
 
 def test_a_selection_is_told_the_seconds_of_the_slice() -> None:
     small, large = Packet(scalars={"a": 1.0}), Packet(scalars={"a": 1.0, "b": 2.0})
-    knows = OfSlices(Known(), {"4": small})
+    knows = PacketKnowledge(Known(), {"4": small})
     assert knows.seconds("4", large) == 2.0 and knows.seconds("2", large) == 8.0
     assert (knows.samples("4"), knows.window("4"), knows.profile("4").rate) == (1, 9.0, 4.0)  # type: ignore[attr-defined]
 
@@ -176,12 +177,12 @@ def test_a_selection_is_told_the_seconds_of_the_slice() -> None:
 def test_an_upload_that_is_no_slice_is_refused() -> None:
     whole = model("mlp")
     task = Task(whole, classes=10)
-    server, cut = Slicing((1.0, 0.5)), widths_of(whole).cut(whole.initial(0), 0.5)
+    server, cut = WidthServer(WidthOptions(ratios=(1.0, 0.5))), widths_of(whole).cut(whole.initial(0), 0.5)
     good = {"ratio": 0.5, "offset": 3.0, "samples": 1.0}
     assert server.check(task, Packet(cut, good)) is None
-    assert "nobody was sent" in str(server.check(task, Packet(cut, {**good, "ratio": 0.3})))
-    assert "nobody was sent" in str(server.check(task, Packet(cut, {**good, "offset": 0.5})))
-    assert "nobody was sent" in str(server.check(task, Packet(cut)))
+    assert "no device was sent" in str(server.check(task, Packet(cut, {**good, "ratio": 0.3})))
+    assert "no device was sent" in str(server.check(task, Packet(cut, {**good, "offset": 0.5})))
+    assert "no device was sent" in str(server.check(task, Packet(cut)))
     assert "the slice's is" in str(server.check(task, Packet(whole.initial(0), good)))
     assert "not a tensor of the model" in str(server.check(task, Packet({"odd": torch.ones(1)}, good)))
     assert "no tensor" in str(server.check(task, Packet({}, good)))

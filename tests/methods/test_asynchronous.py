@@ -210,7 +210,7 @@ def test_a_buffer_may_be_smaller_or_larger_than_the_number_of_devices(buffer):
 @pytest.mark.parametrize("method", [FedBuff, FedAsync])
 @pytest.mark.parametrize("text", ["linear", "polynomial", "polynomial:-1", "hinge:1", "constant:1", "polynomial:x", ""])
 def test_a_wrong_staleness_is_refused_by_name(method, text):
-    with pytest.raises(InputError, match=rf"method\.staleness '{text}'.*polynomial:0\.5"):
+    with pytest.raises(InputError, match=rf"method\.staleness '{text}' (is not known; |must be )"):
         method(staleness=text).check()
 
 

@@ -16,8 +16,8 @@ import undergrowth as ug
 from tests.methods.test_fedft import digits, digits_task
 from tests.methods.test_methods import play
 from undergrowth.core import Context, InputError, Model, Packet, Shard, Task
-from undergrowth.learning.distillation import draw_of, draw_seed
-from undergrowth.learning.selectors import predictions
+from undergrowth.learning import predictions
+from undergrowth.learning.distillation import draw_public, draw_seed
 from undergrowth.methods import FedAT, FedKAD, FedMD
 from undergrowth.models import builder
 from undergrowth.runs.execution import start
@@ -106,7 +106,7 @@ def test_fedmd_agrees_on_the_mean_of_logits_and_devices_keep_their_models() -> N
     method = FedMD(samples=25, server_epochs=1, pretrain_epochs=0)
     state, own = play(method, task, shards(20, 31, 18), rounds=2)
     assert [kept["model"] for kept in own.values()] == ["small", "cnn", "small"]
-    some = task.public.take(draw_of(task.public, 25, draw_seed(Context(9, "root", 1))))
+    some = task.public.take(draw_public(task.public, 25, draw_seed(Context(9, "root", 1))))
     says = [
         predictions(replace(task, model=task.ladder[kept["model"]]), kept["weights"], some) for kept in own.values()
     ]
@@ -124,12 +124,12 @@ def test_fedmd_digests_before_it_trains() -> None:
     _, steps = client.begin(task, down, shard, {}, Context(0, "a", 0))
     kinds = [batch["public"].float().mean().item() for batch in steps]
     assert kinds == [1.0] * 4 + [0.0] * 2, "two epochs of 30 and one of 20, in batches of 16"
-    public = task.public.take(draw_of(task.public, 30, 3.0))
+    public = task.public.take(draw_public(task.public, 30, 3.0))
     assert torch.equal(steps.data["x"][:30], public.x) and torch.equal(
         steps.data["teacher"][:30], down.tensors["consensus"]
     )
     up, kept = client.local(task, down, shard, {}, Context(0, "a", 0))
-    expected = predictions(task, kept["weights"], task.public.take(draw_of(task.public, 30, 2.0)))
+    expected = predictions(task, kept["weights"], task.public.take(draw_public(task.public, 30, 2.0)))
     assert torch.equal(up.tensors["logits"], expected) and list(up.tensors) == ["logits"]
 
 

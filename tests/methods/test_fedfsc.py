@@ -16,8 +16,8 @@ from tests.methods.test_fedft import digits, digits_task
 from tests.methods.test_methods import play, same
 from undergrowth.core import Context, Model, Packet, Shard, Task, Train
 from undergrowth.devices import Tracer
-from undergrowth.learning.few_shot import FEW_SHOT
 from undergrowth.methods import FedAvg, FedFSC, FedFSCPlus, FedProx, FSCProx, Moon
+from undergrowth.methods.fedfsc.client import FEW_SHOT
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate

@@ -52,7 +52,7 @@ def test_the_whole_share_is_fedft_bit_for_bit(run: Run) -> None:
 def test_eds_picks_what_a_direct_computation_picks(cached: bool) -> None:
     task, shard = digits_task("wrn-10-1"), digits(120)
     weights = task.model.initial(3)
-    client = FedFTEDS(share=0.25, temperature=0.2, cache_features=cached).client
+    client = FedFTEDS(share=0.25, temperature=0.2, epochs=5, cache_features=cached).client
     _, steps = client.begin(task, Packet(weights), shard, {}, Context(0, "a", 0))
     net = task.model.build().eval()
     net.load_state_dict(weights)
@@ -142,7 +142,8 @@ def test_every_saving_shows_up_in_the_price(run: Run) -> None:
     frozen, kept = flops("fedft"), flops("fedft", cache_features=True)
     assert flops("fedft-rds", share=0.1, cache_features=True) < kept < flops("fedft-rds", share=0.5) < frozen
     assert frozen < flops("fedavg")
-    assert flops("fedft", epochs=None) == pytest.approx(frozen / 5)
+    assert flops("fedft", epochs=None) == pytest.approx(frozen / 5), "the run's epochs unless the option is given"
+    assert flops("fedft", epochs=5) == pytest.approx(frozen)
 
 
 @pytest.mark.parametrize(("model", "options"), [("cnn", {}), ("wrn-10-1", {"cache_features": True, "warm_rounds": 1})])

@@ -12,8 +12,9 @@ from torch.nn import functional
 import undergrowth as ug
 from tests.methods.test_methods import SHARDS, build, play, same, task  # noqa: F401
 from undergrowth.core import Context, Packet, Shard, Task
-from undergrowth.learning import Contrastive, Look, features_of
+from undergrowth.learning import Contrastive, LossInputs, features_of
 from undergrowth.methods import FedAvg, Moon
+from undergrowth.models import builder
 
 
 def head_features(net: torch.nn.Module, x: Tensor) -> Tensor:
@@ -34,9 +35,9 @@ def test_the_term_is_that_of_the_paper_and_bears_any_temperature(task: Task) -> 
     assert near.shape == (15, 6) and not near.requires_grad
     output = task.model.run(weights, shard.x, training=True, maps=("head",))
     batch = {"x": shard.x, "y": shard.y, "near": near, "far": far}
-    look = Look(task, batch, output, weights, weights)
-    torch.testing.assert_close(Contrastive(0.5)(look), by_the_formula(output.maps["head"], near, far, 0.5))
-    assert torch.isfinite(Contrastive(1e-6)(look)), "where exp(1 / temperature) is infinite"
+    inputs = LossInputs(task, batch, output, weights, weights)
+    torch.testing.assert_close(Contrastive(0.5)(inputs), by_the_formula(output.maps["head"], near, far, 0.5))
+    assert torch.isfinite(Contrastive(1e-6)(inputs)), "where exp(1 / temperature) is infinite"
 
 
 def test_a_job_is_that_of_a_plain_loop(task: Task) -> None:  # noqa: F811
@@ -85,13 +86,24 @@ def test_the_other_models_are_run_once_a_job(tmp_path: Path) -> None:
     assert extra[0] == pytest.approx(extra[1]) and extra[0] > 0
 
 
+class ToDouble(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()
+
+
+def double_precision_wrn() -> torch.nn.Module:
+    net = builder("wrn-10-1", (1, 8, 8), 10)().double()
+    net[0] = torch.nn.Sequential(ToDouble(), net[0])  # type: ignore[index,operator]
+    return net
+
+
 def test_stacked_clients_with_batchnorm_give_the_same(tmp_path: Path) -> None:
-    small = {"clients": 3, "model": "wrn-10-1", "rounds": 2, "batch": 64, "lr": 0.01, "out": str(tmp_path)}
+    """In double precision: in single, rounding moves activations across zero, on some CPUs further than the bound."""
+    small = {"clients": 3, "model": double_precision_wrn, "rounds": 2, "batch": 64, "lr": 0.01, "out": str(tmp_path)}
     plain = ug.run("fedavg", **small)
     serial, vector = (ug.run("moon", options={"mu": 1.0}, engine=e, **small) for e in ("serial", "vector"))
     assert [row["not_stacked"] for row in vector.history] == [0, 0]
-    # An activation that rounding moves across zero shows; so what counts is the size beside what the term does.
-    assert distance(serial, vector) < 0.1 * distance(serial, plain)
+    assert distance(serial, vector) < 1e-5 * distance(serial, plain)
 
 
 def distance(one: ug.Result, other: ug.Result) -> float:

@@ -27,7 +27,6 @@ from undergrowth.core import (
 )
 from undergrowth.learning import widths_of
 from undergrowth.methods import METHODS, FedRolex, FjORD, HeteroFL
-from undergrowth.methods.fjord import OrderedDropout
 from undergrowth.models import builder
 from undergrowth.runs.execution import start
 
@@ -180,7 +179,7 @@ def test_vector_and_serial_agree_also_with_samples_of_devices_and_codecs(method,
 
 
 def test_fjord_draws_for_every_step_from_the_ladder_below_its_own_ratio() -> None:
-    given, client = task(), OrderedDropout(ratios=(1.0, 0.5, 0.25, 0.125))
+    given, client = task(), FjORD(ratios=(1.0, 0.5, 0.25, 0.125)).client
     widths = widths_of(given.model)
     down = Packet(widths.cut(given.model.initial(0), 0.5), {"ratio": 0.5, "offset": 0.0})
 
@@ -203,7 +202,7 @@ def test_a_narrow_step_of_fjord_is_a_step_of_the_narrow_slice(name, options) -> 
     narrow = Packet(widths.cut(whole, 0.25), {"ratio": 0.25, "offset": 0.0})
     expected, _ = HeteroFL().client.local(given, narrow, shard(0, 24), {}, context)
 
-    client = OrderedDropout(ratios=(1.0, 0.25))
+    client = FjORD(ratios=(1.0, 0.25)).client
     down = Packet(whole, {"ratio": 1.0, "offset": 0.0})
     carry, steps = client.begin(given, down, shard(0, 24), {}, context)
     carry["kept"] = torch.tensor([[channels.kept(0.25) for channels in widths.channels]] * 4)

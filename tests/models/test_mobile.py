@@ -70,7 +70,7 @@ def test_half_the_width_is_a_quarter_of_the_weights(name: str) -> None:
     channels = cut["group3.1.layers.3.weight"].shape
     assert channels[1] == 1, "a depthwise convolution, as in the whole model"
     assert cut["group3.1.layers.6.factors.3.weight"].shape[0] == channels[0], "one factor per channel"
-    assert widths.share(0.5) == pytest.approx(0.26, abs=0.01)
+    assert widths.fraction(0.5) == pytest.approx(0.26, abs=0.01)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("mobilenetv3-small", 20), ("efficientnet-b0", 9)])

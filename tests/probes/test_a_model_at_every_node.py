@@ -8,7 +8,7 @@ import torch
 
 from tests.probes.conftest import POPULATION, Run, accuracy
 from undergrowth.core import Context, Method, Packet, Server, State, Task, WeightedMean, Weights
-from undergrowth.learning import GradientClient
+from undergrowth.learning import GradientClient, Trained
 
 UP, DOWN = 0.8, 0.6
 
@@ -23,8 +23,8 @@ class Leaf(GradientClient):
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         return mixed(own["model"], down.tensors, DOWN) if own else down.tensors
 
-    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
-        return trained, {"model": dict(trained.tensors)}
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        return trained.packet, {"model": dict(trained.tensors)}
 
 
 @dataclass(frozen=True)

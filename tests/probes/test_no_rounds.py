@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tests.probes.conftest import POPULATION, Run, accuracy
 from undergrowth.core import Context, Method, Packet, Plan, Progress, Server, State, Task, View, WeightedMean
-from undergrowth.learning import GradientClient
+from undergrowth.learning import GradientClient, Trained
 
 
 class SendsChange(GradientClient):
-    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
-        change = {name: value - down.tensors[name] for name, value in trained.tensors.items()}
-        return replace(trained, tensors=change), {"jobs": own.get("jobs", 0) + 1}
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        change = {name: value - trained.down.tensors[name] for name, value in trained.tensors.items()}
+        return Packet(change, trained.scalars), {"jobs": trained.own.get("jobs", 0) + 1}
 
 
 def half_for_every_version(age: int) -> float:
@@ -47,7 +47,7 @@ class Buffer(Method):
     client = SendsChange()
 
     @property
-    def server(self) -> Buffered:  # type: ignore[override]
+    def server(self) -> Buffered:
         return Buffered(self.buffer, self.concurrency)
 
 

@@ -11,7 +11,7 @@ import pytest
 from undergrowth.core import check_options
 from undergrowth.data import describe
 from undergrowth.data.partition import parse_rule
-from undergrowth.learning import selection, selector
+from undergrowth.learning import build_sampler, build_selector
 from undergrowth.models import builder
 from undergrowth.reproduce import SCALES, tables
 from undergrowth.reproduce.cells import cells
@@ -26,8 +26,8 @@ def could_run(tree: dict[str, Any]) -> None:
     """Everything that a run refuses before it looks at data."""
     settings = parse_experiment(tree)
     train = settings.train_settings()
-    selection(settings.train.sampler, train)
-    selector(settings.train.selector)
+    build_sampler(settings.train.sampler, train)
+    build_selector(settings.train.selector)
     method = build_method(settings.method.name, settings.method.options)
     check_options(method, "method")
     method.check()

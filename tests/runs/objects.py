@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import undergrowth as ug
 from undergrowth.core import Context, Method, Packet, Shard, State, Task
 from undergrowth.data import Dataset
-from undergrowth.learning import Averaging, GradientClient
+from undergrowth.learning import AveragingServer, GradientClient
 
 FEATURES, CLASSES = 6, 3
 
@@ -91,7 +91,7 @@ class WithFault(Method):
     """FedAvg with a faulty device."""
 
     client: Faulty
-    server = Averaging()
+    server = AveragingServer()
 
 
 def independent_digest(module: nn.Module) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 import undergrowth as ug
 from undergrowth.core import InputError, Method
 from undergrowth.data import load, partition_dataset
-from undergrowth.learning import Averaging, GradientClient
+from undergrowth.learning import AveragingServer, GradientClient
 
 from .objects import Own, dataset, digest, independent_digest, linear, normed
 
@@ -130,7 +130,7 @@ def test_a_population_of_the_users_own_is_used_as_it_is(run):
 def test_a_method_needs_no_more_than_a_client_and_a_server(run):
     class Plain(Method):
         client = GradientClient()
-        server = Averaging()
+        server = AveragingServer()
 
     result = run(method=Plain())
     assert digest(result) == digest(run(method="fedavg"))

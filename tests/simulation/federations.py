@@ -27,7 +27,7 @@ from undergrowth.core import (
     WeightedMean,
 )
 from undergrowth.engines import Serial, World
-from undergrowth.learning import Averaging
+from undergrowth.learning import AveragingServer
 from undergrowth.simulation import Clock, Simulation, Timing
 from undergrowth.topology import build_topology
 
@@ -68,7 +68,7 @@ class Nudge:
 
 
 @dataclass(frozen=True)
-class Patient(Averaging):
+class Patient(AveragingServer):
     """Averages, and wants every upload by itself."""
 
     waits_for_all = False

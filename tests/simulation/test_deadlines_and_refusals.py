@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from undergrowth.core import Packet
-from undergrowth.learning import Averaging
+from undergrowth.learning import AveragingServer
 
 from .federations import Patient, close_model, drive, federation, same_model
 
@@ -21,7 +21,7 @@ def outcomes(entries: list, round: int = 1) -> dict[str, str]:
     return {entry.child: entry.outcome for entry in entries if entry.round == round}
 
 
-@pytest.mark.parametrize("server", [Averaging(), Patient()])
+@pytest.mark.parametrize("server", [AveragingServer(), Patient()])
 def test_a_device_past_the_deadline_is_late_and_the_others_count(server):
     simulation, _ = federation(server, seconds={"device-3": 9.0}, deadline=2.0)
     ends, entries = drive(simulation)
@@ -36,7 +36,7 @@ def test_a_device_past_the_deadline_is_late_and_the_others_count(server):
 
 
 def test_a_late_device_costs_its_download_and_what_it_did_until_the_deadline():
-    simulation, _ = federation(Averaging(), seconds={"device-3": 9.0}, deadline=2.0, rounds=1)
+    simulation, _ = federation(AveragingServer(), seconds={"device-3": 9.0}, deadline=2.0, rounds=1)
     late = next(entry for entry in drive(simulation)[1] if entry.outcome == "late")
     assert late.bytes_down > 0
     assert late.bytes_up == 0
@@ -45,26 +45,26 @@ def test_a_late_device_costs_its_download_and_what_it_did_until_the_deadline():
 
 
 def test_a_device_exactly_at_the_deadline_is_in_time():
-    simulation, _ = federation(Averaging(), seconds={"device-3": 2.0}, deadline=2.0)
+    simulation, _ = federation(AveragingServer(), seconds={"device-3": 2.0}, deadline=2.0)
     assert all(len(end.arrived) == 4 for end in drive(simulation)[0])
 
 
 def test_with_everybody_late_the_round_is_abandoned_and_the_model_stays():
     slow = {f"device-{number}": 5.0 for number in range(4)}
-    simulation, _ = federation(Averaging(), seconds=slow, deadline=2.0, rounds=1)
+    simulation, _ = federation(AveragingServer(), seconds=slow, deadline=2.0, rounds=1)
     before = None
     for ends in simulation.rounds():
         assert ends[0].abandoned
         before = simulation.root.state["model"]
-    fresh, _ = federation(Averaging(), rounds=1)
+    fresh, _ = federation(AveragingServer(), rounds=1)
     fresh.root.start()
     assert same_model(before, fresh.root.state["model"])
 
 
 @pytest.mark.parametrize("topology", ["tree:2x2", "tree:1x2x2"])
 def test_a_straggler_below_an_edge_server_costs_the_round_only_itself(topology):
-    flat, _ = federation(Averaging(), seconds={"device-3": 9.0}, deadline=2.0)
-    deep, _ = federation(Averaging(), topology=topology, seconds={"device-3": 9.0}, deadline=2.0)
+    flat, _ = federation(AveragingServer(), seconds={"device-3": 9.0}, deadline=2.0)
+    deep, _ = federation(AveragingServer(), topology=topology, seconds={"device-3": 9.0}, deadline=2.0)
     drive(flat)
     ends, entries = drive(deep)
     assert all(not end.dropped for end in ends)
@@ -75,7 +75,7 @@ def test_a_straggler_below_an_edge_server_costs_the_round_only_itself(topology):
 
 def test_an_edge_server_with_nobody_in_time_is_lost_and_named():
     seconds = {"device-2": 9.0, "device-3": 9.0}
-    simulation, _ = federation(Averaging(), topology="tree:2x2", seconds=seconds, deadline=2.0)
+    simulation, _ = federation(AveragingServer(), topology="tree:2x2", seconds=seconds, deadline=2.0)
     ends, entries = drive(simulation)
     lost = [entry for entry in entries if entry.outcome == "lost"]
     assert {entry.child for entry in lost} == {"edge-01"}
@@ -86,7 +86,7 @@ def test_an_edge_server_with_nobody_in_time_is_lost_and_named():
 
 @pytest.mark.parametrize("bad", [NAN, WRONG_SHAPE, NO_WEIGHT], ids=["nan", "wrong shape", "no weight"])
 @pytest.mark.parametrize("topology", ["star", "tree:2x2"])
-@pytest.mark.parametrize("server", [Averaging(), Patient()], ids=["folded", "one by one"])
+@pytest.mark.parametrize("server", [AveragingServer(), Patient()], ids=["folded", "one by one"])
 def test_an_upload_that_cannot_be_used_is_refused_named_and_left_out(server, topology, bad):
     simulation, _ = federation(server, topology=topology, bad=bad)
     ends, entries = drive(simulation)
@@ -99,7 +99,7 @@ def test_an_upload_that_cannot_be_used_is_refused_named_and_left_out(server, top
     assert all(torch.isfinite(value).all() for value in simulation.root.state["model"].values())
 
 
-@pytest.mark.parametrize("server", [Averaging(), Patient()], ids=["folded", "one by one"])
+@pytest.mark.parametrize("server", [AveragingServer(), Patient()], ids=["folded", "one by one"])
 def test_a_refused_device_changes_nothing_for_the_others(server):
     simulation, _ = federation(server, bad=NAN)
     drive(simulation)
@@ -116,7 +116,7 @@ def test_a_refused_device_changes_nothing_for_the_others(server):
 
 def test_what_a_refused_upload_would_have_left_with_the_device_is_not_kept():
     for bad in (NAN, NO_WEIGHT):
-        simulation, world = federation(Averaging(), bad=bad)
+        simulation, world = federation(AveragingServer(), bad=bad)
         drive(simulation)
         assert world.states.get("device-1") == {}
         assert world.states.get("device-0") == {"times": 3}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from undergrowth.core import Server
-from undergrowth.learning import Averaging
+from undergrowth.learning import AveragingServer
 
 from .federations import Buffer, federation
 
@@ -19,7 +19,9 @@ def tensors() -> int:
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize(("server", "topology"), [(Averaging(), "star"), (Averaging(), "tree:2x3"), (Buffer(), "star")])
+@pytest.mark.parametrize(
+    ("server", "topology"), [(AveragingServer(), "star"), (AveragingServer(), "tree:2x3"), (Buffer(), "star")]
+)
 def test_memory_does_not_grow_with_the_rounds(server: Server, topology: str):
     simulation, world = federation(server, count=6, topology=topology, rounds=61)  # neither mark is its last
     alive, traced = {}, {}

@@ -11,7 +11,7 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.core import Method, Packet
-from undergrowth.learning import Averaging, GradientClient
+from undergrowth.learning import AveragingServer, GradientClient
 
 from ..fleet_files import fleet_file
 from ..runs.objects import Own, linear
@@ -40,7 +40,7 @@ class Plain(Method):
     """FedAvg with such a client, its uploads combined by the engine or handed over one by one."""
 
     client: GradientClient = GradientClient()
-    server: Averaging = Averaging()
+    server: AveragingServer = AveragingServer()
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_the_deadline_ends_a_round_whose_quorum_is_not_there_yet(run, staggered)
 
 def test_combined_by_the_engine_or_one_by_one_the_model_is_the_same_bit_for_bit(run):
     equal = {"data": Own(sizes=(12,) * 6), "rounds": 4}
-    folded = run(method=Plain(server=Averaging()), **equal)
+    folded = run(method=Plain(server=AveragingServer()), **equal)
     single = run(method=Plain(server=Patient()), **equal)
     all_at_once = run(quorum=0.5, **equal)  # equally fast: all are there in the instant in which half of them are
     assert folded.summary["model_digest"] == single.summary["model_digest"] == all_at_once.summary["model_digest"]

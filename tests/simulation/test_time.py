@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from undergrowth.core import Server, pack, unpack
-from undergrowth.learning import Averaging
+from undergrowth.learning import AveragingServer
 
 from .federations import Buffer, Patient, close_model, drive, federation, same_model
 
@@ -17,13 +17,13 @@ def totals(simulation):
 
 
 def test_a_round_lasts_as_long_as_its_slowest_device():
-    simulation, _ = federation(Averaging(), seconds={"device-2": 4.0})
+    simulation, _ = federation(AveragingServer(), seconds={"device-2": 4.0})
     drive(simulation)
     assert simulation.now == totals(simulation).simulated_seconds == 12.0
 
 
 def test_totals_are_the_sums_of_the_entries():
-    simulation, _ = federation(Averaging(), topology="tree:2x2")
+    simulation, _ = federation(AveragingServer(), topology="tree:2x2")
     _, entries = drive(simulation)
     for name in ("bytes_down", "bytes_up", "flops", "joules"):
         assert getattr(totals(simulation), name) == pytest.approx(sum(getattr(entry, name) for entry in entries))
@@ -31,14 +31,14 @@ def test_totals_are_the_sums_of_the_entries():
 
 
 def test_bytes_are_the_weight_of_the_packets_on_every_link():
-    simulation, _ = federation(Averaging())
+    simulation, _ = federation(AveragingServer())
     _, entries = drive(simulation)
     model = 4 * (2 * 2 + 2)
     assert all(entry.bytes_down == model and entry.bytes_up == model + 8 for entry in entries)
 
 
 def test_folded_and_single_uploads_give_the_same_model_and_the_same_ledger():
-    folded, _ = federation(Averaging(), seconds=PACES)
+    folded, _ = federation(AveragingServer(), seconds=PACES)
     single, _ = federation(Patient(), seconds=PACES)
     _, entries = drive(folded)
     _, others = drive(single)
@@ -49,8 +49,8 @@ def test_folded_and_single_uploads_give_the_same_model_and_the_same_ledger():
 
 @pytest.mark.parametrize("topology", ["tree:2x2", "tree:2x1x2"])
 def test_a_tree_gives_what_a_star_gives(topology):
-    star, _ = federation(Averaging())
-    deep, _ = federation(Averaging(), topology=topology)
+    star, _ = federation(AveragingServer())
+    deep, _ = federation(AveragingServer(), topology=topology)
     _, entries = drive(star)
     _, others = drive(deep)
     assert close_model(star.root.state["model"], deep.root.state["model"])
@@ -92,7 +92,7 @@ def test_equal_times_are_one_instant_whatever_the_order_of_the_devices():
 
 @pytest.mark.parametrize(
     ("server", "topology"),
-    [(Averaging(), "star"), (Averaging(), "tree:2x3"), (Patient(), "tree:3x2"), (Buffer(), "star")],
+    [(AveragingServer(), "star"), (AveragingServer(), "tree:2x3"), (Patient(), "tree:3x2"), (Buffer(), "star")],
 )
 def test_a_restart_between_any_two_rounds_changes_nothing(server: Server, topology: str):
     arguments = {"count": 6, "topology": topology, "seconds": PACES, "rounds": 8}
@@ -117,7 +117,7 @@ def test_a_restart_between_any_two_rounds_changes_nothing(server: Server, topolo
 
 
 def test_a_run_that_is_over_does_nothing_more():
-    simulation, world = federation(Averaging())
+    simulation, world = federation(AveragingServer())
     drive(simulation)
     asked = len(world.client.asked)
     assert list(simulation.rounds()) == []

@@ -1,4 +1,4 @@
-"""Client: what a device does with what it is sent."""
+"""Client: the rule that a device follows."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ Carry = dict[str, Any]
 @runtime_checkable
 class Client(Protocol):
     def local(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Packet, State]:
-        """One job: returns the upload and the device's own state, which stays with the device."""
+        """Do one job: return the upload, and the device's next own state, which stays on the device."""
         ...
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The batches of a job: the data, and for each epoch the order in which to go through (some of) it."""
+    """The batches of a job: the samples, and for each epoch the positions of the samples to visit, in order."""
 
     data: Mapping[str, Tensor]
     epochs: tuple[Tensor, ...]
     batch: int
 
     def __len__(self) -> int:
-        # Not len(order): for a tensor that takes ten times as long.
+        # shape[0] instead of len(): ten times as fast for a tensor.
         return sum(-(-order.shape[0] // self.batch) for order in self.epochs)
 
     def __iter__(self) -> Iterator[Batch]:
         for order in self.epochs:
-            # One gather for the epoch and views for its batches: cheaper than a gather for every batch.
+            # One gather per epoch and views for its batches is cheaper than one gather per batch.
             data = {name: values[order.to(values.device)] for name, values in self.data.items()}
             for start in range(0, len(order), self.batch):
                 yield {name: values[start : start + self.batch] for name, values in data.items()}
 
 
 class LoopClient:
-    """A client written as begin, many steps, finish: the form that every engine can batch and price.
+    """A client written as `begin`, many `step`s and `finish`: the form that every engine can batch and price.
 
-    All randomness and the order of the data are settled in `begin`. `step` is pure: the same carry and batch
-    give the same result, and neither is changed; except that a step may take the memory of a carry that a step made,
-    since nobody looks at that one again. What only `finish` needs goes into ``carry["finish"]``.
+    `begin` makes all random choices and fixes the order of the data. `step` is pure: the same carry and batch give
+    the same result, and neither is modified. One exception: a step may reuse the memory of a carry that an earlier
+    step returned, because nothing else reads it. Values that only `finish` needs go into ``carry["finish"]``.
     """
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
@@ -68,7 +68,7 @@ class LoopClient:
     def local(
         self, task: Task, down: Packet, shard: Shard, own: State, context: Context, limit: int | None = None
     ) -> tuple[Packet, State]:
-        """`limit`: steps after which it stops, to send what it has by then."""
+        """Do one job. `limit`: the number of steps after which training stops; the upload is made from there."""
         carry, steps = self.begin(task, down, shard, own, context)
         context.seed_torch(shard.x.device)
         for batch in islice(steps, limit):
@@ -77,28 +77,29 @@ class LoopClient:
 
 
 class Updates:
-    """A client whose job is several updates, none of which needs what another makes of the packet.
+    """A client whose job consists of several updates that do not depend on each other's results.
 
-    Which updates there are may hang on the names and tags in the packet, not on its numbers. One name stands for one
-    way to step, whatever the packet. Engines batch and price every update by itself.
+    The set of updates may depend on the names and tags of the packet, but not on its numbers. An update of one name
+    always steps in the same way. Engines batch and price each update separately.
     """
 
     def updates(self, task: Task, down: Packet) -> Mapping[str, LoopClient]:
-        """The updates that this packet asks for, by name. Each gets all that a client gets."""
+        """The updates that this packet asks for, by name. Each is called with all arguments of a client."""
         raise NotImplementedError("a client with several updates defines updates")
 
     def local(
         self, task: Task, down: Packet, shard: Shard, own: State, context: Context, limit: int | None = None
     ) -> tuple[Packet, State]:
-        """One update after the other. With `limit`, each does its share of so many steps."""
+        """Do one update after the other. `limit`: steps of all updates together, see `shares`."""
         clients = self.updates(task, down).values()
         counts = () if limit is None else [len(c.begin(task, down, shard, own, context)[1]) for c in clients]
         limits = shares(limit, counts) if limit is not None else [None] * len(clients)
-        return joined(own, [c.local(task, down, shard, own, context, most) for c, most in zip(clients, limits)])
+        jobs = zip(clients, limits, strict=True)
+        return joined(own, [client.local(task, down, shard, own, context, most) for client, most in jobs])
 
 
 def joined(own: State, done: Iterable[tuple[Packet, State]]) -> tuple[Packet, State]:
-    """One upload and one state of what several updates sent and kept. No two may send or change the same name."""
+    """One upload and one state from those of several updates. No two may send or change the same name."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, float] = {}
     tags: dict[str, str] = {}
@@ -113,6 +114,6 @@ def joined(own: State, done: Iterable[tuple[Packet, State]]) -> tuple[Packet, St
 
 
 def shares(limit: int, counts: Sequence[int]) -> list[int]:
-    """How many of `limit` steps each of several updates does: in proportion, and one at least where it has any."""
-    everything = max(1, sum(counts))
-    return [min(count, max(min(limit, 1), limit * count // everything)) for count in counts]
+    """`limit` steps divided over several updates in proportion to `counts`; at least one for an update that has any."""
+    total = max(1, sum(counts))
+    return [min(count, max(min(limit, 1), limit * count // total)) for count in counts]

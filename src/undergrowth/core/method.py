@@ -1,12 +1,13 @@
-"""Method: a client, a server, and what is evaluated."""
+"""Method: a client, a server, and the models to evaluate."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from undergrowth.core.client import Client
 from undergrowth.core.model import Model
+from undergrowth.core.names import MODEL
 from undergrowth.core.packet import Weights
 from undergrowth.core.pytree import State
 from undergrowth.core.server import Inner, Server
@@ -14,43 +15,51 @@ from undergrowth.core.task import Task
 
 
 class Fitted(NamedTuple):
-    """Weights together with the model that they are of, where that is not the run's."""
+    """Weights with the model that they belong to, if that is not the run's model."""
 
     model: Model
     weights: Weights
 
 
 class Method:
-    """A way of learning together. Options are fields; `client` and `server` are made from them.
+    """A federated learning method. Options are dataclass fields; `client` and `server` are built from them.
 
     class FedAvg(Method):
         client = GradientClient()
-        server = Averaging()
+        server = AveragingServer()
     """
 
-    client: Client
-    server: Server
-    pooled: ClassVar[bool] = False  # True: all samples lie in one place (the centralised bound)
-    needs_public: ClassVar[bool] = False  # True: it cannot do without data that the server holds
+    pooled: ClassVar[bool] = False  # True: one device holds the samples of all (the centralised bound)
+    needs_public: ClassVar[bool] = False  # True: the server must hold data
+
+    if TYPE_CHECKING:  # only declared: a method defines these as class attributes, fields or properties
+
+        @property
+        def client(self) -> Client:
+            raise NotImplementedError
+
+        @property
+        def server(self) -> Server:
+            raise NotImplementedError
 
     def check(self) -> None:
-        """Refuses options that do not go together, with an InputError; single limits are checked before."""
+        """Raise an InputError if options contradict each other. The limits of each option were checked before."""
 
     def server_at(self, depth: int) -> Server:
         """The server of the nodes `depth` links below the root."""
         return self.server if depth == 0 else Inner(self.server)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
-        """What is evaluated, by name, from the root's state and the devices' own states.
+        """The models to evaluate, by name, from the root's state and the devices' own states.
 
-        The run's accuracy is that of "global", or the mean over all where there is no such model. Names with the same
-        first part, as in "devices/a" and "devices/b", are one figure: their mean. What is called "devices/NAME" is
-        also the model that the device NAME would use. Where there is one for every device, return an `Each`: not all of
-        them may fit into memory.
+        The run's accuracy is that of "global", or the mean over all models if none has that name. Models whose names
+        have the same first part, as "devices/a" and "devices/b", are reported as one mean. "devices/NAME" is also
+        the model that the device NAME would use. Return an `Each` for one model per device: they are then loaded one
+        at a time.
         """
-        return {"global": state["model"]}
+        return {"global": state[MODEL]}
 
     def personal(self, task: Task, state: State, own: State) -> Weights | Fitted:
         """The model that one device would use, given its own state."""
-        weights: Weights = state["model"]
+        weights: Weights = state[MODEL]
         return weights

@@ -1,4 +1,4 @@
-"""Options: the fields of a method, with what a user needs to know of each."""
+"""Options: the fields of a method, each with an explanation and limits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from undergrowth.core.errors import InputError, nearest
 
-MOST = 1e30  # of a number: torch can still take it as single precision
-MOST_WHOLE = 2**31 - 1  # of a whole number
+MOST = 1e30  # largest value of a number: it still fits into single precision
+MOST_WHOLE = 2**31 - 1  # largest value of a whole number
 
 
 def option(
@@ -30,7 +30,7 @@ def option(
 
 
 def check_options(owner: Any, prefix: str) -> None:
-    """Refuses the first option that lies outside its limits, naming it as `prefix.option`."""
+    """Raise an InputError for the first option outside its limits; the message calls it `prefix.option`."""
     for described in fields(owner) if is_dataclass(owner) else ():
         value = getattr(owner, described.name)
         path = f"{prefix}.{described.name}"

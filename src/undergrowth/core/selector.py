@@ -1,4 +1,4 @@
-"""Selector: on which of its samples a device trains. A piece of its own, apart from methods."""
+"""Selector: the samples that a device trains on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Selector:
-    """`again`: pick anew in every epoch rather than once."""
+    """`again`: select anew in every epoch instead of once per job."""
 
     again: bool = False
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        """Positions of the chosen samples."""
+        """Positions of the selected samples."""
         raise NotImplementedError("a selector defines pick")
 
 

@@ -1,4 +1,4 @@
-"""The samples that one device, or the server, holds."""
+"""Shard: the samples that one device, or the server, holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shard:
-    """Inputs and labels with the same first dimension; either may live on any torch device."""
+    """Inputs and labels with the same first dimension, on any torch device."""
 
     x: Tensor
     y: Tensor
@@ -20,6 +20,6 @@ class Shard:
     def take(self, index: Tensor) -> Shard:
         return Shard(self.x[index], self.y[index])
 
-    def to(self, device: str) -> Shard:
-        """The same samples there; from pinned memory without waiting, since what uses them there waits anyway."""
-        return Shard(*(part.to(device, non_blocking=part.is_pinned()) for part in (self.x, self.y)))
+    def to(self, torch_device: str) -> Shard:
+        """The samples on `torch_device`. Copies from pinned memory do not block; later work on the device waits."""
+        return Shard(*(part.to(torch_device, non_blocking=part.is_pinned()) for part in (self.x, self.y)))

@@ -1,8 +1,8 @@
-"""Task: what is given in a run, whatever the method."""
+"""Task: what is given in a run, independent of the method."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from undergrowth.core.model import Model
@@ -13,10 +13,10 @@ from undergrowth.core.shard import Shard
 
 @dataclass(frozen=True)
 class Train:
-    """How devices train, unless a method has an optimiser of its own."""
+    """Training settings of the run. They hold for every method, unless an option of the method replaces one."""
 
     rounds: int = 10
-    sample: float = 1.0  # share of the devices asked in a round
+    sample: float = 1.0  # fraction of the devices asked in a round
     epochs: int = 1
     batch: int = 32
     lr: float = 0.1
@@ -25,8 +25,8 @@ class Train:
     optimiser: str = "sgd"  # sgd | adam | adamw
     schedule: str = "constant"  # constant | cosine | step:EVERY:FACTOR | linear, over rounds
     deadline: float | None = None  # simulated seconds that a round may last
-    over_select: float = 1.0  # asks so many times the devices it needs, and takes the first that are back
-    quorum: float = 1.0  # share of the devices it needs after which a round ends
+    over_select: float = 1.0  # devices asked, as a multiple of those needed; the first to answer are used
+    quorum: float = 1.0  # fraction of the needed devices whose answers end a round
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,16 @@ class Task:
     classes: int
     train: Train = Train()
     selection: Selection = Uniform()
-    public: Shard | None = None  # data that the server itself holds, for methods that use some
-    selector: Selector = All()  # on which of their samples devices train, unless a method has one of its own
-    ladder: Mapping[str, Model] = field(default_factory=dict, hash=False)  # models devices may have instead, by name
+    public: Shard | None = None  # data that the server holds, for methods that use such data
+    selector: Selector = All()  # the samples that devices train on, unless the method's client has its own selector
+    ladder: Mapping[str, Model] = field(default_factory=dict, hash=False)  # models of devices, if not all have `model`
 
-    def to(self, device: str) -> Task:
-        """The same task there: its models, and the data that the server holds."""
-        for model in (self.model, *self.ladder.values()):
-            model.to(device)
-        return self if self.public is None else replace(self, public=self.public.to(device))
+    def to(self, torch_device: str) -> Task:
+        """The task with its models and the server's data on `torch_device`."""
+        task = self.with_models(lambda model: model.to(torch_device))
+        return task if self.public is None else replace(task, public=self.public.to(torch_device))
+
+    def with_models(self, change: Callable[[Model], Model]) -> Task:
+        """The task with `change(model)` for its model and for every model of its ladder."""
+        ladder = {name: change(model) for name, model in self.ladder.items()}
+        return replace(self, model=change(self.model), ladder=ladder)

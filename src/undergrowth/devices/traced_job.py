@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -42,7 +42,8 @@ class TracedJobBuilder:
         self.client = client
         self.real = (down, own)
         self.on_meta = (moved(down, "meta"), moved(own, "meta"))
-        default = torch.device(tracer.task.model.device)  # where a client initialises weights
+        self.meta_task = tracer.task.to("meta")  # weights that a client initialises have no values either
+        default = torch.device(tracer.task.model.torch_device)  # where a client initialises weights
         self.torch_device = next((tensor.device for tensor in tensors_in(self.real)), default)
         self.needs = SHAPES
 
@@ -72,7 +73,7 @@ class TracedJobBuilder:
         guess: bool = False,
     ) -> Iterator[TracedJob]:
         """A job with `size` samples, `counts` of each class; `scalars` replace those of the packet."""
-        task = self.tracer.task
+        task = self.tracer.task if self.needs == VALUES else self.meta_task
         down, own = self.real if self.needs == VALUES else self.on_meta
         if scalars is not None:
             down = Packet(down.tensors, scalars, down.tags)
@@ -80,11 +81,9 @@ class TracedJobBuilder:
         meter = Meter(guess)
         meter.ignore(shard.x, shard.y)
         if task.public is not None:
-            public = task.public if self.needs == VALUES else task.public.to("meta")
-            task = replace(task, public=public)
-            meter.ignore(public.x, public.y)
+            meter.ignore(task.public.x, task.public.y)
         meter.hold((down, own, task.model.constants))
-        with self._torch_settings():
+        with _without_onednn() if self.needs == VALUES else contextlib.nullcontext():
             yield TracedJob(self.client, task, down, shard, own, Context(0, "device", 0), meter)
 
     def _shard(self, size: int, counts: ClassCounts | None) -> Shard:
@@ -99,26 +98,16 @@ class TracedJobBuilder:
             y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         return Shard(x, y.to(self.torch_device))
 
-    @contextlib.contextmanager
-    def _torch_settings(self) -> Iterator[None]:
-        """Makes models initialise weights as meta tensors, or, if values are needed, switches oneDNN off."""
-        if self.needs == VALUES:
-            # oneDNN computes an LSTM in one operation that has no FLOP formula in torch. Without oneDNN the layer is a
-            # sequence of matrix products, as it is on meta tensors.
-            enabled = torch._C._get_mkldnn_enabled()
-            torch._C._set_mkldnn_enabled(False)
-            try:
-                yield
-            finally:
-                torch._C._set_mkldnn_enabled(enabled)
-            return
-        task = self.tracer.task
-        models = (task.model, *task.ladder.values())
-        before = task.model.device
-        for model in models:
-            model.device = "meta"
-        try:
-            yield
-        finally:
-            for model in models:
-                model.device = before
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Switches oneDNN off: it computes an LSTM in one operation that has no FLOP formula in torch.
+
+    Without oneDNN the layer is a sequence of matrix products, as it is on meta tensors.
+    """
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)

@@ -1,86 +1,81 @@
-"""The parts that methods are put together from."""
+"""The parts that methods are composed of. Each is used by at least two methods."""
 
-from undergrowth.learning.attention import Attention, attention_map
-from undergrowth.learning.contrastive import Contrastive, Remembering, with_references
-from undergrowth.learning.distillation import Distillation, taught
-from undergrowth.learning.features import LowerPart, UpperPart, features_of
-from undergrowth.learning.few_shot import FewShotClient, FewShotServer, FullAndFewShot, Pull
-from undergrowth.learning.fine_tuning import WARM, FineTuning
-from undergrowth.learning.gradient_client import GradientClient, gradients_of, ordered
-from undergrowth.learning.ladder import LadderClient, on_rung, rungs_of
-from undergrowth.learning.map_client import PLAIN, MapClient
-from undergrowth.learning.objectives import CrossEntropy, Look, Objective, Proximal
-from undergrowth.learning.optimisers import Adam, Optimiser, Sgd, learning_rate, optimiser_of
-from undergrowth.learning.own_models import OwnModels
-from undergrowth.learning.selection import ByData, FedCS, Oort, PowerOfChoice, selection
-from undergrowth.learning.selectors import All, Entropy, FewShot, HighestLoss, KMeans, Random, Selector, selector
-from undergrowth.learning.servers import Adaptive, Averaging, Momentum, unlike_model
-from undergrowth.learning.similarity import cka, hsic
-from undergrowth.learning.slices import RATIOS, SliceClient, Slicing, check_ratios
+from undergrowth.core import All, Selector
+from undergrowth.learning.contrastive import Contrastive, ContrastiveClient
+from undergrowth.learning.distillation import Distillation, train_on_server
+from undergrowth.learning.features import LowerModel, ModelView, UpperModel, features_of, predictions
+from undergrowth.learning.gradient_client import GradientClient, Trained, gradients_of, shuffled_steps
+from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective, Proximal
+from undergrowth.learning.optimisers import Adam, Optimiser, Sgd, build_optimiser, learning_rate
+from undergrowth.learning.own_models import OwnModelsServer
+from undergrowth.learning.samplers import (
+    AvailableSampler,
+    DataSampler,
+    FedCSSampler,
+    OortSampler,
+    PowerOfChoiceSampler,
+    build_sampler,
+)
+from undergrowth.learning.selectors import (
+    EntropySelector,
+    FewShotSelector,
+    HighestLossSelector,
+    KMeansSelector,
+    RandomSelector,
+    build_selector,
+)
+from undergrowth.learning.servers import AveragingServer, model_mismatch
+from undergrowth.learning.slices import RATIOS, SliceClient, WidthOptions, WidthServer
 from undergrowth.learning.staleness import Staleness
 from undergrowth.learning.stragglers import StragglerOptions
 from undergrowth.learning.width import Widths, widths_of
 
 __all__ = [
-    "PLAIN",
     "RATIOS",
-    "WARM",
     "Adam",
-    "Adaptive",
     "All",
-    "Attention",
-    "Averaging",
-    "ByData",
+    "AvailableSampler",
+    "AveragingServer",
     "Contrastive",
+    "ContrastiveClient",
     "CrossEntropy",
+    "DataSampler",
     "Distillation",
-    "Entropy",
-    "FedCS",
-    "FewShot",
-    "FewShotClient",
-    "FewShotServer",
-    "FineTuning",
-    "FullAndFewShot",
+    "EntropySelector",
+    "FedCSSampler",
+    "FewShotSelector",
     "GradientClient",
-    "HighestLoss",
-    "KMeans",
-    "LadderClient",
-    "Look",
-    "LowerPart",
-    "MapClient",
-    "Momentum",
+    "HighestLossSelector",
+    "KMeansSelector",
+    "LossInputs",
+    "LowerModel",
+    "ModelView",
     "Objective",
-    "Oort",
+    "OortSampler",
     "Optimiser",
-    "OwnModels",
-    "PowerOfChoice",
+    "OwnModelsServer",
+    "PowerOfChoiceSampler",
     "Proximal",
-    "Pull",
-    "Random",
-    "Remembering",
+    "RandomSelector",
     "Selector",
     "Sgd",
     "SliceClient",
-    "Slicing",
     "Staleness",
     "StragglerOptions",
-    "UpperPart",
+    "Trained",
+    "UpperModel",
+    "WidthOptions",
+    "WidthServer",
     "Widths",
-    "attention_map",
-    "check_ratios",
-    "cka",
+    "build_optimiser",
+    "build_sampler",
+    "build_selector",
     "features_of",
     "gradients_of",
-    "hsic",
     "learning_rate",
-    "on_rung",
-    "optimiser_of",
-    "ordered",
-    "rungs_of",
-    "selection",
-    "selector",
-    "taught",
-    "unlike_model",
+    "model_mismatch",
+    "predictions",
+    "shuffled_steps",
+    "train_on_server",
     "widths_of",
-    "with_references",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Channels: reads off a module's graph which dimensions of its tensors hold the same channels."""
+"""Channels: finds out from a module's graph which dimensions of its tensors hold the same channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from undergrowth.core import InputError
 if TYPE_CHECKING:
     from torch.fx import Node
 
-# What changes no channel and mixes none with another.
+# Layers that work on each channel separately.
 _KEEPING = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Identity,
     nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
@@ -28,9 +28,9 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 @dataclass(eq=False)
 class Set:
-    """Channels that layers share. One that was found to be the same as another points to it."""
+    """Channels that layers share. A set that turned out to equal another one points to it."""
 
-    count: int  # 0: those of the input
+    count: int  # 0: the channels of the input
     grain: int = 1
     sliced: bool = True
     same: Set | None = None
@@ -40,7 +40,7 @@ class Set:
 
 
 class Value(NamedTuple):
-    """What flows along an edge of the graph: its channels, and whether their pixels lie side by side."""
+    """The value on an edge of the graph: its channels, and whether it was flattened."""
 
     channels: Set
     flat: bool
@@ -49,10 +49,10 @@ class Value(NamedTuple):
 @dataclass
 class Found:
     axes: dict[str, list[tuple[int, Set, int]]] = field(default_factory=dict)  # tensor → dimension, channels, block
-    grouped: dict[str, tuple[str, int]] = field(default_factory=dict)  # layer → its attribute, channels of a group
+    grouped: dict[str, tuple[str, int]] = field(default_factory=dict)  # layer → its attribute, channels per group
 
     def along(self, name: str, dimension: int, channels: Set, size: int) -> None:
-        """Notes that these channels lie along a dimension of so many entries."""
+        """Record that `channels` are laid out along a dimension with `size` entries."""
         if not channels.count:
             return
         block, rest = divmod(size, channels.count)
@@ -62,14 +62,14 @@ class Found:
 
 
 def find_channels(module: nn.Module) -> Found:
-    """The sets of channels of a module; an InputError where it has a part that is not understood."""
+    """The sets of channels of a module; an InputError if it has a layer or operation that is not supported."""
     from torch.fx import Tracer
     from torch.fx.proxy import TraceError
 
     try:
         graph = Tracer().trace(module)
     except (TraceError, TypeError, RuntimeError) as error:
-        raise cannot(f"{type(module).__name__} decides by its values what to compute ({error})") from None
+        raise cannot(f"{type(module).__name__} has control flow that depends on values ({error})") from None
     found = Found()
     values: dict[Node, Value] = {}
     for node in graph.nodes:
@@ -93,52 +93,65 @@ def find_channels(module: nn.Module) -> Found:
 
 
 def _layer(found: Found, name: str, layer: nn.Module, value: Value) -> Value:
-    channels, flat = value
+    """The output of a layer; records along which dimensions of its tensors the channels are."""
     if isinstance(layer, _KEEPING):
         return value
     if isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
-        return Value(channels, True)
-    weight, bias = f"{name}.weight", f"{name}.bias"
-    if weight in found.axes:
+        return Value(value.channels, True)
+    if f"{name}.weight" in found.axes:
         raise cannot(f"the layer '{name}' is used twice")
     if isinstance(layer, nn.Linear):
-        if channels.count and not flat:
+        if value.channels.count and not value.flat:
             raise cannot(f"the linear layer '{name}' works on maps that are not flat")
-        made = Set(layer.out_features)
-        found.along(weight, 0, made, layer.out_features)
-        found.along(weight, 1, channels, layer.in_features)
-        found.along(bias, 0, made, layer.out_features)
-        return Value(made, True)
-    if isinstance(layer, nn.Conv1d | nn.Conv2d) and layer.groups == 1:
-        made = Set(layer.out_channels)
-        found.along(weight, 0, made, layer.out_channels)
-        found.along(weight, 1, channels, layer.in_channels)
-        found.along(bias, 0, made, layer.out_channels)
-        return Value(made, False)
-    if isinstance(layer, nn.Conv1d | nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels:
-        found.grouped[name] = ("groups", 1)  # depthwise: each channel by itself
-        for each in (weight, bias):
-            found.along(each, 0, channels, layer.out_channels)
-        return value
+        return Value(_dense(found, name, value.channels, layer.in_features, layer.out_features), True)
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return _convolution(found, name, layer, value)
     if isinstance(layer, _NORMS):
         for each in ("weight", "bias", "running_mean", "running_var"):
-            found.along(f"{name}.{each}", 0, channels, layer.num_features)
+            found.along(f"{name}.{each}", 0, value.channels, layer.num_features)
         return value
-    if isinstance(layer, nn.GroupNorm) and layer.affine and layer.num_channels == channels.count:
-        size = layer.num_channels // layer.num_groups
-        channels.found().grain = math.lcm(channels.found().grain, size)
+    if isinstance(layer, nn.GroupNorm) and layer.affine and layer.num_channels == value.channels.count:
+        channels, size = value.channels.found(), layer.num_channels // layer.num_groups
+        channels.grain = math.lcm(channels.grain, size)
         found.grouped[name] = ("num_groups", size)
-        for each in (weight, bias):
-            found.along(each, 0, channels, layer.num_channels)
-        return value
-    raise cannot(f"the layer '{name}' is a {type(layer).__name__}, whose channels are not known")
+        return _each_channel(found, name, value, layer.num_channels)
+    raise _unknown(name, layer)
+
+
+def _convolution(found: Found, name: str, layer: nn.Conv1d | nn.Conv2d, value: Value) -> Value:
+    if layer.groups == 1:
+        return Value(_dense(found, name, value.channels, layer.in_channels, layer.out_channels), False)
+    if layer.groups == layer.in_channels == layer.out_channels:  # depthwise
+        found.grouped[name] = ("groups", 1)
+        return _each_channel(found, name, value, layer.out_channels)
+    raise _unknown(name, layer)
+
+
+def _dense(found: Found, name: str, channels: Set, inputs: int, outputs: int) -> Set:
+    """The new channels of a layer in which every output reads every input."""
+    made = Set(outputs)
+    found.along(f"{name}.weight", 0, made, outputs)
+    found.along(f"{name}.weight", 1, channels, inputs)
+    found.along(f"{name}.bias", 0, made, outputs)
+    return made
+
+
+def _each_channel(found: Found, name: str, value: Value, count: int) -> Value:
+    """The output of a layer with one weight and one bias per channel."""
+    for each in ("weight", "bias"):
+        found.along(f"{name}.{each}", 0, value.channels, count)
+    return value
+
+
+def _unknown(name: str, layer: nn.Module) -> InputError:
+    return cannot(f"the layer '{name}' is a {type(layer).__name__}, whose channels are not known")
 
 
 def _operation(node: Node, inputs: list[Value]) -> Value:
     if node.op == "call_function" and node.target in _KEEPING_FUNCTIONS:
         return inputs[0]
     if (node.op == "call_method" and node.target == "relu") or (node.target in _JOINING and len(inputs) == 1):
-        return inputs[0]  # a number added or multiplied
+        return inputs[0]  # the other operand is a number
     flattens = node.target is torch.flatten or (node.op == "call_method" and node.target == "flatten")
     if flattens and (*node.args[1:], *node.kwargs.values()) == (1,):
         return Value(inputs[0].channels, True)
@@ -148,11 +161,11 @@ def _operation(node: Node, inputs: list[Value]) -> Value:
 
 
 def _tied(one: Set, other: Set) -> Set:
-    """Two sets that are added channel by channel are one."""
+    """One set for two that are added or multiplied channel by channel."""
     one, other = one.found(), other.found()
     if one is not other:
         if one.count and other.count and one.count != other.count:
-            raise cannot(f"{one.count} channels meet {other.count}")
+            raise cannot(f"it adds {one.count} channels to {other.count}")
         one.grain, one.sliced = math.lcm(one.grain, other.grain), one.sliced and other.sliced
         one.count = one.count or other.count
         other.same = one

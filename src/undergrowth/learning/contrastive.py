@@ -1,4 +1,4 @@
-"""Contrastive: a loss term that pulls features towards those of one model and away from those of another."""
+"""Contrastive learning on devices: a loss term that compares the features of three models, and its client."""
 
 from __future__ import annotations
 
@@ -8,50 +8,41 @@ from dataclasses import dataclass, replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Carry, Context, Packet, Shard, State, Steps, Task, Weights
+from undergrowth.core import Context, Packet, Shard, State, Steps, Task
 from undergrowth.learning.features import features_of
-from undergrowth.learning.gradient_client import GradientClient
-from undergrowth.learning.objectives import Look, Objective
+from undergrowth.learning.gradient_client import GradientClient, Trained
+from undergrowth.learning.objectives import LossInputs, Objective
 
-NEAR, FAR = "near", "far"  # the entries of a batch that hold the features of the two models
+NEAR, FAR = "near", "far"  # entries of a batch: features of the received model, and of the device's previous one
 
 
 @dataclass(frozen=True)
 class Contrastive(Objective):
     """−log(exp(s(z, near)/τ) / (exp(s(z, near)/τ) + exp(s(z, far)/τ))), mean over the batch.
 
-    z are the features that enter the last layer, s is the cosine similarity, τ the temperature. The batches must have
-    been through `with_references`.
+    z are the features that enter the last layer, s is the cosine similarity, τ the temperature. Needs the batches of
+    a `ContrastiveClient`.
     """
 
     temperature: float = 0.5
     maps: Sequence[str] = ("head",)
 
-    def __call__(self, look: Look) -> Tensor:
-        z = look.output.maps["head"].flatten(1)
-        near, far = (F.cosine_similarity(z, look.batch[name]) for name in (NEAR, FAR))
-        # The same as the formula, and nothing in it overflows at a low temperature.
-        return look.mean(F.softplus((far - near) / self.temperature))
-
-
-def with_references(task: Task, steps: Steps, shard: Shard, near: Weights, far: Weights | None) -> Steps:
-    """The same steps, whose batches also hold the features of both models. `far` None: those of `near` again.
-
-    Both models stand still while the device trains and run in evaluation mode, so one pass over the samples
-    serves all epochs; a pass in training mode would also average over the batch, which the next epoch shuffles.
-    """
-    to = features_of(task, near, shard.x, "head").flatten(1)
-    away = to if far is None else features_of(task, far, shard.x, "head").flatten(1)
-    return replace(steps, data={**steps.data, NEAR: to, FAR: away})
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        z = inputs.output.maps["head"].flatten(1)
+        near, far = (F.cosine_similarity(z, inputs.batch[name]) for name in (NEAR, FAR))
+        # Equal to the formula, without overflow at a low temperature.
+        return inputs.mean(F.softplus((far - near) / self.temperature))
 
 
 @dataclass(frozen=True)
-class Remembering(GradientClient):
-    """Keeps the model that it sent, to tell the next one from it."""
+class ContrastiveClient(GradientClient):
+    """Adds the features of the received and of the previous model to the batches, and keeps the model that it sends."""
 
-    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        carry, steps = super().begin(task, down, shard, own, context)
-        return carry, with_references(task, steps, shard, down.tensors, own.get("model"))
+    def batches(self, task: Task, down: Packet, steps: Steps, shard: Shard, own: State, context: Context) -> Steps:
+        # Both models are fixed and run in evaluation mode, so that one pass over the samples serves all epochs.
+        near = features_of(task, down.tensors, shard.x, "head").flatten(1)
+        far = features_of(task, own["model"], shard.x, "head").flatten(1) if "model" in own else near
+        return replace(steps, data={**steps.data, NEAR: near, FAR: far})
 
-    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
-        return trained, {"model": dict(trained.tensors)}
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        return trained.packet, {"model": dict(trained.tensors)}

@@ -1,7 +1,7 @@
-"""Descent: gradient steps that large linear layers take by themselves, in the backward pass.
+"""Descent: plain SGD steps of large linear layers, done inside the backward pass.
 
-The gradient of such a layer's weights is a product of two thin matrices. Added to the weights while it is computed, it
-never has to be written down and read again, which for a large layer takes longer than its arithmetic.
+The gradient of such a layer's weights is a product of two thin matrices. Adding the product to the weights directly
+avoids writing the gradient to memory and reading it back, which takes longer than the arithmetic of a large layer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-LARGE = 1 << 19  # values; smaller weights are still in a cache when their gradient is there
+from undergrowth.core import tensors_in
+
+LARGE = 1 << 19  # fewest values of a weight; smaller ones are still in the cache when their gradient is ready
 
 
 class Descent:
-    """Plain steps of −lr · gradient.
+    """Steps of −lr · gradient in the backward pass.
 
-    A first step finds out which weights can take them by themselves; given these names, a later one has them do so.
-    The weights are changed where they lie.
+    The first step (`names` is None) finds out which weights qualify. Later steps get their names and update these
+    weights in place.
     """
 
     def __init__(self, lr: float, names: frozenset[str] | None) -> None:
@@ -34,25 +36,25 @@ class Descent:
 
     @contextmanager
     def over(self, trained: Mapping[str, Tensor]) -> Iterator[None]:
-        """Goes around the forward pass and the loss."""
+        """Run the forward pass and the loss in this block."""
         large = (
             {name for name, value in trained.items() if value.numel() >= LARGE and not value.is_meta}
             if self._first
             else set()
         )
         if large:
-            with _Watching(trained) as watching:
+            with _LayerSearch(trained) as search:
                 yield
-            self.found = frozenset(large & watching.found)
+            self.found = frozenset(large & search.found)
         elif self.done:
-            with _Descending({id(trained[name]) for name in self.done}, self.lr):
+            with _DescendingLayers({id(trained[name]) for name in self.done}, self.lr):
                 yield
         else:
             yield
 
 
-class _Watching(TorchFunctionMode):
-    """Looks for weights that one linear layer with a bias uses, once, and nothing else."""
+class _LayerSearch(TorchFunctionMode):
+    """Finds weights that are used exactly once, by a linear layer with a bias."""
 
     def __init__(self, trained: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -65,8 +67,8 @@ class _Watching(TorchFunctionMode):
         return {name for name, times in self._layers.items() if times == 1} - self._elsewhere
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        used = [self._names[id(value)] for value in _flat((args, kwargs)) if id(value) in self._names]
-        # Without a trained bias, nobody might ask for the gradients behind a layer.
+        used = [self._names[id(value)] for value in tensors_in((args, kwargs)) if id(value) in self._names]
+        # Without a trained bias, autograd might not visit the layer at all.
         if function is F.linear and len(args) == 3 and len(used) == 2 and id(args[0]) not in self._names:
             self._layers[used[0]] += 1
         else:
@@ -74,7 +76,7 @@ class _Watching(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class _Descending(TorchFunctionMode):
+class _DescendingLayers(TorchFunctionMode):
     def __init__(self, weights: set[int], lr: float) -> None:
         super().__init__()
         self._weights = weights
@@ -90,7 +92,7 @@ class _Descending(TorchFunctionMode):
 def descend(x: Tensor, weight: Tensor, bias: Tensor, lr: float) -> Tensor:
     """A linear layer whose weights take their step in the backward pass.
 
-    Like torch's own layers, one that an engine may take over for many clients at once.
+    An engine may override it for many clients at once, like torch's own layers.
     """
     if has_torch_function((x, weight, bias)):
         taken: Tensor = handle_torch_function(descend, (x, weight, bias), x, weight, bias, lr)
@@ -113,13 +115,3 @@ class _Linear(torch.autograd.Function):
         rows = gradient.reshape(-1, gradient.shape[-1])
         weight.detach().addmm_(rows.t(), x.reshape(-1, x.shape[-1]), alpha=-ctx.lr)
         return to_x, None, rows.sum(0), None
-
-
-def _flat(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, Mapping):
-        tree = tuple(tree.values())
-    if isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _flat(value)
-    else:
-        yield tree

@@ -1,38 +1,39 @@
-"""Distillation: models that learn what others make of the same samples, and training at the server."""
+"""Distillation: training at the server, and models that learn the logits of others on public data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import All, Context, Packet, Shard, Task, Weights
+from undergrowth.core import All, Context, InputError, Model, Packet, Shard, Task, Weights
+from undergrowth.core.names import X, Y
 from undergrowth.learning.gradient_client import GradientClient
-from undergrowth.learning.objectives import Look, Objective
+from undergrowth.learning.objectives import LossInputs, Objective
 from undergrowth.learning.optimisers import Sgd
 
-TEACHER = "teacher"  # the entry of a batch that holds the logits to learn
+TEACHER = "teacher"  # entry of a batch: the logits to learn
 LOSSES = ("l1", "ce", "l2")
 
 
 @dataclass(frozen=True)
 class Distillation(Objective):
-    """How far the logits are from the teacher's, mean over the batch.
-
-    l1: mean over the classes of |z − t|; l2: of (z − t)²; ce: −Σ softmax(t)·log softmax(z).
-    """
+    """The distance of the logits from the teacher's, mean over the batch; see `logit_distances`."""
 
     loss: str = "l1"
 
-    def __call__(self, look: Look) -> Tensor:
-        return look.mean(apart(self.loss, look.output.logits, look.batch[TEACHER]))
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return inputs.mean(logit_distances(self.loss, inputs.output.logits, inputs.batch[TEACHER]))
 
 
-def apart(loss: str, logits: Tensor, teacher: Tensor) -> Tensor:
-    """The distance of each sample's logits from the teacher's."""
+def logit_distances(loss: str, logits: Tensor, teacher: Tensor) -> Tensor:
+    """The distance of each sample's logits z from the teacher's t.
+
+    l1: mean over the classes of |z − t|; l2: of (z − t)²; ce: −Σ softmax(t)·log softmax(z).
+    """
     if loss == "ce":
         return -(teacher.softmax(1) * F.log_softmax(logits, 1)).sum(1)
     difference = logits - teacher
@@ -40,21 +41,30 @@ def apart(loss: str, logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def consensus(logits: Iterable[Tensor]) -> Tensor:
-    """The mean of what several models say of the same samples, each of which counts alike."""
+    """The mean of the logits of several models on the same samples, with equal weights."""
     return torch.stack(list(logits)).mean(0)
 
 
-def draw_of(public: Shard, samples: int, seed: float) -> Tensor:
-    """Positions of so many of the server's samples, or of all; whoever has the seed draws the same."""
+def public_data(task: Task, method: str, labelled: bool = False) -> Shard:
+    """The data that the server holds; an InputError if there is none, or if it has no labels and `labelled`."""
+    if task.public is None:
+        raise InputError(f"public: {method} needs data that the server holds; add public: 0.1, or -s public=0.1")
+    if labelled and bool((task.public.y < 0).any()):
+        raise InputError(f"public.labelled false: {method} learns from the labels of the server's data; write true")
+    return task.public
+
+
+def draw_public(public: Shard, samples: int, seed: float) -> Tensor:
+    """Positions of `samples` public samples, or of all if there are fewer; the same for the same seed."""
     return torch.randperm(len(public), generator=torch.Generator().manual_seed(int(seed)))[:samples]
 
 
 def draw_seed(context: Context) -> float:
-    """A fresh seed for `draw_of` that a packet can carry."""
+    """A new seed for `draw_public` that fits into a packet."""
     return float(context.key("public") >> 15)  # 48 bits: exact as a float
 
 
-def taught(
+def train_on_server(
     task: Task,
     weights: Weights,
     data: Mapping[str, Tensor],
@@ -66,12 +76,48 @@ def taught(
     batch: int,
     split: str | None = None,
 ) -> dict[str, Tensor]:
-    """The weights after plain SGD at the server. data: x, y, and what else the objective looks at, side by side."""
+    """The weights after plain SGD on `data`: inputs x, labels y, and other entries that the objective uses."""
     student = GradientClient(objective, split, All(), Sgd(), lr, epochs, batch)
-    down, shard = Packet(weights), Shard(data["x"], data["y"])
+    down, shard = Packet(weights), Shard(data[X], data[Y])
     carry, steps = student.begin(task, down, shard, {}, context)
     context.seed_torch(shard.x.device)
-    for some in replace(steps, data=data):
-        carry = student.step(task, carry, some)
+    for each in replace(steps, data=data):
+        carry = student.step(task, carry, each)
     trained, _ = student.finish(task, down, carry, shard, {}, context)
     return {**weights, **trained.tensors}
+
+
+def shared_levels(task: Task) -> tuple[str, ...]:
+    """The levels that all models of the run have, without `head`."""
+    models = (task.model, *task.ladder.values())
+    return tuple(level for level in task.model.levels if level != "head" and all(level in m.levels for m in models))
+
+
+def check_same_shapes(task: Task, x: Tensor, levels: Sequence[str], outlines: Sequence[str] = ()) -> None:
+    """Raise an InputError if a model of the ladder has outputs, or maps at `levels`, of another shape than the run's.
+
+    outlines: levels at which only height and width must be the same.
+    """
+    expected = _shapes(task.model, x, levels, outlines)
+    for name, model in task.ladder.items():
+        try:
+            shapes = _shapes(model, x, levels, outlines)
+        except InputError as error:
+            raise InputError(f"model.ladder '{name}': {error}") from None
+        for what, shape in shapes.items():
+            if shape != expected[what]:
+                raise InputError(
+                    f"model.ladder '{name}': its {what} are {shape} and those of the run's model {expected[what]}; "
+                    "they must be the same, as for Wide ResNets of one width"
+                )
+
+
+def _shapes(model: Model, x: Tensor, levels: Sequence[str], outlines: Sequence[str]) -> dict[str, str]:
+    with torch.no_grad():
+        output = model.run(model.initial(0), x[:1], maps=(*levels, *outlines))
+    shapes = {"outputs": tuple(output.logits.shape[1:])}
+    for level, features in output.maps.items():
+        shape = tuple(features.shape[1:])
+        # The first of several sizes is the number of channels; flat features have no channels.
+        shapes[f"maps at level '{level}'"] = shape[1:] if len(shape) > 1 and level not in levels else shape
+    return {what: "×".join(str(size) for size in shape) for what, shape in shapes.items()}

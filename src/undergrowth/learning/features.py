@@ -1,4 +1,4 @@
-"""Features: what crosses a split of the model, and the part above it as a model of its own."""
+"""Features: evaluation of a whole data set, and parts of a model used as models."""
 
 from __future__ import annotations
 
@@ -7,33 +7,46 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from undergrowth.core import Model, Output, Task, Weights
+from undergrowth.core import Model, Output, Shard, Task, Weights
 
-EVALUATION_BATCH = 512  # samples in one forward pass when nothing is trained
+EVALUATION_BATCH = 512  # samples in one forward pass without training
+
+
+def predictions(task: Task, weights: Weights, shard: Shard) -> Tensor:
+    """The model's logits for all samples, in evaluation mode and without gradients."""
+    with torch.no_grad():
+        return torch.cat([task.model(weights, batch) for batch in shard.x.split(EVALUATION_BATCH)])
 
 
 def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
-    """The maps that cross the split for all samples, in evaluation mode and without gradient.
+    """The feature maps of all samples at `level`, in evaluation mode and without gradients.
 
-    In evaluation mode the maps of a sample do not hang on the others of its batch, so they can be computed once
-    and kept for as long as the weights below the split stay the same.
+    In evaluation mode they do not depend on the other samples of a batch, so they can be computed once and kept until
+    the weights below `level` change.
     """
     with torch.no_grad():
-        return torch.cat([task.model.run(weights, some, stop=level).logits for some in x.split(EVALUATION_BATCH)])
+        return torch.cat([task.model.run(weights, batch, stop=level).logits for batch in x.split(EVALUATION_BATCH)])
 
 
-class UpperPart(Model):
-    """A model whose inputs are the feature maps at `level` of another: only the part above it runs.
+class ModelView(Model):
+    """Another way to run a model. It shares the module of `whole`, and the names of its parameters and buffers."""
 
-    Parameters and buffers are those of the whole model, by the same names.
-    """
+    whole: Model
+
+    def __init__(self, whole: Model) -> None:
+        super().__init__(whole.build, whole.torch_device, whole.mixed, whole.not_alone, whole.binding)
+        vars(self)["whole"] = whole
+
+
+class UpperModel(ModelView):
+    """The part of a model above `level`: its inputs are feature maps at that level."""
+
+    level: str
 
     def __init__(self, whole: Model, level: str) -> None:
-        vars(self).update(vars(whole))
-        self._stage(level)  # refuses a level that there is not
-        # Every pass goes through the whole model, because that knows in which mode its layers are.
-        self._whole = whole
-        self._input = level
+        super().__init__(whole)
+        self.stage_of(level)  # raises an InputError if there is no such level
+        vars(self)["level"] = level
 
     def run(
         self,
@@ -45,22 +58,26 @@ class UpperPart(Model):
         start: str | None = None,
         stop: str | None = None,
     ) -> Output:
-        return self._whole.run(weights, x, training=training, maps=maps, start=start or self._input, stop=stop)
+        return self.whole.run(weights, x, training=training, maps=maps, start=start or self.level, stop=stop)
 
 
-class LowerPart(Model):
-    """A model of which only the part below `level` is trained; the part above it is frozen, in evaluation mode.
+class LowerModel(ModelView):
+    """A model of which only the part below `level` is trained; the part above is frozen, in evaluation mode.
 
-    Inputs and outputs are those of the whole model, and so are the names. `inside`: the levels of the part below.
+    Inputs and outputs are those of the whole model. `inside`: the levels of the part below.
     """
 
+    level: str
+    inside: tuple[str, ...]
+
     def __init__(self, whole: Model, level: str) -> None:
-        vars(self).update(vars(whole))
-        self._whole = whole
-        self._split = level
+        super().__init__(whole)
         frozen = set(whole.trainable(level))
-        self.parameters = tuple(name for name in whole.parameters if name not in frozen)
-        self.inside = tuple(each for each in self.levels if self._stage(each) <= self._stage(level))
+        vars(self).update(
+            level=level,
+            parameters=tuple(name for name in whole.parameters if name not in frozen),
+            inside=tuple(each for each in self.levels if self.stage_of(each) <= self.stage_of(level)),
+        )
 
     def run(
         self,
@@ -73,10 +90,10 @@ class LowerPart(Model):
         stop: str | None = None,
     ) -> Output:
         if not training or start or stop:
-            return self._whole.run(weights, x, training=training, maps=maps, start=start, stop=stop)
+            return self.whole.run(weights, x, training=training, maps=maps, start=start, stop=stop)
         below = [level for level in maps if level in self.inside]
-        lower = self._whole.run(weights, x, training=True, maps=below, stop=self._split)
+        lower = self.whole.run(weights, x, training=True, maps=below, stop=self.level)
         crossing = lower.logits.float() if lower.logits.dtype is torch.bfloat16 else lower.logits
         above = [level for level in maps if level not in self.inside]
-        upper = self._whole.run(weights, crossing, maps=above, start=self._split)
+        upper = self.whole.run(weights, crossing, maps=above, start=self.level)
         return Output(upper.logits, {**lower.maps, **upper.maps}, lower.buffers)

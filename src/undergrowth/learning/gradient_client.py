@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from undergrowth.core import (
     Carry,
     Context,
     LoopClient,
+    Model,
     Packet,
     Selector,
     Shard,
@@ -23,18 +25,51 @@ from undergrowth.core import (
     Task,
     Weights,
 )
+from undergrowth.core.names import (
+    BUFFERS,
+    EPOCHS,
+    FINISH,
+    LOSS,
+    MODEL_NAME,
+    PARAMETERS,
+    RUNG,
+    SAMPLES,
+    WEIGHT,
+    X,
+    Y,
+)
 from undergrowth.learning.descent import Descent
-from undergrowth.learning.objectives import CrossEntropy, Look, Objective
-from undergrowth.learning.optimisers import Optimiser, Sgd, learning_rate, optimiser_of
+from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
+from undergrowth.learning.optimisers import Optimiser, Sgd, build_optimiser, learning_rate
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of local training, from which `GradientClient.upload` makes the packet to send."""
+
+    task: Task  # with the device's model
+    down: Packet
+    tensors: Mapping[str, Tensor]  # trained parameters, and the buffers that training changed
+    scalars: Mapping[str, float]  # samples; also the loss, and the rung of the ladder, if the server needs them
+    shard: Shard
+    own: State  # before this job
+    context: Context
+    lr: float
+    finish: Mapping[str, Any]  # the values that `begin` put into ``carry["finish"]``
+
+    @property
+    def packet(self) -> Packet:
+        """Tensors and scalars as a packet."""
+        return Packet(self.tensors, self.scalars)
 
 
 @dataclass(frozen=True)
 class GradientClient(LoopClient):
-    """Trains the received model, or the part above `split`, for some epochs and sends back what it trained.
+    """Trains the received model, or the part above `split`, and sends what it trained with its number of samples.
 
-    Settings that are None are the run's; a packet with the number `epochs` says how many of these. A method that
-    starts from something else than what came down, or sends or keeps something else than what was trained, overrides
-    `start` or `send`.
+    A setting that is None has the run's value. The scalar `epochs` of a packet replaces the run's epochs, and its tag
+    `model` names the device's model in the run's ladder. A method overrides `start`, `batches` or `upload` to train
+    from other weights, on other data, or to send something else.
     """
 
     objective: Objective = CrossEntropy()
@@ -44,76 +79,97 @@ class GradientClient(LoopClient):
     lr: float | None = None
     epochs: int | None = None
     batch: int | None = None
+    view: Callable[[Model], Model] | None = None  # trains `view(model)`, such as a slice of the model
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         """The weights that training starts from."""
         return down.tensors
 
-    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
-        """The upload and the device's own state, from what was trained and the number of samples."""
-        return trained, own
+    def batches(self, task: Task, down: Packet, steps: Steps, shard: Shard, own: State, context: Context) -> Steps:
+        """The steps of training. A method may add entries to the batches, or samples to the shard's."""
+        return steps
+
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        """The packet to send, and the device's own state after this job."""
+        return trained.packet, trained.own
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        name = down.tags.get(MODEL_NAME, "")
+        task = self._device_task(task, name)
         weights = self.start(task, down, own)
-        chosen = ordered(
+        selected = shuffled_steps(
             task,
             weights,
             shard,
             self.selector or task.selector,
-            int(down.scalars.get("epochs", task.train.epochs)) if self.epochs is None else self.epochs,
+            int(down.scalars.get(EPOCHS, task.train.epochs)) if self.epochs is None else self.epochs,
             self.batch or task.train.batch,
             context.generator("order"),
         )
-        steps = able(chosen, task.model.smallest_batch(self.split))
-        samples = len(chosen.epochs[0]) if chosen.epochs else len(shard)
+        steps = without_small_batches(selected, task.model.smallest_batch(self.split))
+        samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
-        carry = {
-            "parameters": parameters,
-            "buffers": {name: weights[name] for name in task.model.buffers},
+        carry: Carry = {
+            PARAMETERS: parameters,
+            BUFFERS: {name: weights[name] for name in task.model.buffers},
             "optimiser": self._optimiser(task).init(list(parameters.values())),
             "received": weights,
             "lr": learning_rate(task.train, context.round) if self.lr is None else self.lr,
-            "finish": {"samples": float(samples) if len(steps) or not chosen.epochs else 0.0},
+            FINISH: {SAMPLES: float(samples) if len(steps) or not selected.epochs else 0.0},
         }
+        if name:
+            carry[MODEL_NAME] = name
         if task.selection.needs_loss:
-            # Steps are counted as they are done: a deadline may leave room for only some of them.
-            carry["loss"], carry["steps"] = torch.zeros(2, device=shard.x.device)
-        return carry, steps
+            # Steps are counted as they are done, because a deadline may cut training short.
+            carry[LOSS], carry["steps"] = torch.zeros(2, device=shard.x.device)
+        return carry, self.batches(task, down, steps, shard, own, context)
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
-        optimiser, parameters = self._optimiser(task), dict(carry["parameters"])
+        task = self._device_task(task, carry.get(MODEL_NAME, ""))
+        optimiser, parameters = self._optimiser(task), dict(carry[PARAMETERS])
         plain = optimiser == Sgd() and not task.model.mixed
         descent = Descent(carry["lr"], carry.get("descending")) if plain else None
         gradients, buffers, loss = gradients_of(
-            task, self.objective, parameters, carry["buffers"], carry["received"], batch, self.split, descent
+            task, self.objective, parameters, carry[BUFFERS], carry["received"], batch, self.split, descent
         )
-        left = [name for name in parameters if descent is None or name not in descent.done]
+        remaining = [name for name in parameters if descent is None or name not in descent.done]
         updated, state = optimiser.update(
-            [parameters[name] for name in left], gradients, carry["optimiser"], carry["lr"], "stepped" in carry
+            [parameters[name] for name in remaining], gradients, carry["optimiser"], carry["lr"], "stepped" in carry
         )
-        parameters.update(zip(left, updated))
-        carry = {**carry, "parameters": parameters, "buffers": buffers, "optimiser": state, "stepped": True}
+        parameters.update(zip(remaining, updated, strict=True))
+        carry = {**carry, PARAMETERS: parameters, BUFFERS: buffers, "optimiser": state, "stepped": True}
         if descent is not None:
             carry["descending"] = descent.found
-        if "loss" in carry:
-            carry["loss"], carry["steps"] = carry["loss"] + loss.detach(), carry["steps"] + 1
+        if LOSS in carry:
+            carry[LOSS], carry["steps"] = carry[LOSS] + loss.detach(), carry["steps"] + 1
         return carry
 
     def finish(
         self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
     ) -> tuple[Packet, State]:
-        buffers = {name: carry["buffers"][name] for name in task.model.upper_buffers(self.split)}
-        scalars = {"samples": carry["finish"]["samples"]}
-        if "loss" in carry:
-            scalars["loss"] = float(carry["loss"] / carry["steps"].clamp_min(1))
-        trained = Packet({**carry["parameters"], **buffers}, scalars)
-        return self.send(task, down, trained, own)
+        name = down.tags.get(MODEL_NAME)
+        scalars = {SAMPLES: carry[FINISH][SAMPLES]}
+        if LOSS in carry:
+            scalars[LOSS] = float(carry[LOSS] / carry["steps"].clamp_min(1))
+        if name is not None:
+            scalars[RUNG] = float(list(task.ladder).index(name)) if name else 0.0
+        task = self._device_task(task, name or "")
+        buffers = {name: carry[BUFFERS][name] for name in task.model.upper_buffers(self.split)}
+        tensors = {**carry[PARAMETERS], **buffers}
+        return self.upload(Trained(task, down, tensors, scalars, shard, own, context, carry["lr"], carry[FINISH]))
+
+    def _device_task(self, task: Task, name: str) -> Task:
+        """The task with the model that this device trains."""
+        if not name and self.view is None:
+            return task
+        model = task.ladder[name] if name else task.model
+        return replace(task, model=model if self.view is None else self.view(model))
 
     def _optimiser(self, task: Task) -> Optimiser:
-        return optimiser_of(task.train) if self.optimiser is None else self.optimiser
+        return build_optimiser(task.train) if self.optimiser is None else self.optimiser
 
 
-def ordered(
+def shuffled_steps(
     task: Task,
     weights: Weights,
     shard: Shard,
@@ -122,27 +178,32 @@ def ordered(
     batch: int,
     generator: torch.Generator,
 ) -> Steps:
-    """The chosen samples, in a fresh random order for every epoch."""
+    """Batches of the selected samples, in a new random order in every epoch."""
     orders = []
-    picked = None
+    selected = None
     for _ in range(epochs):
         if isinstance(selector, All):
             order = torch.randperm(len(shard), generator=generator)
         else:
-            if picked is None or selector.again:
-                picked = selector.pick(task, weights, shard, generator)
-            order = picked[torch.randperm(len(picked), generator=generator)]
+            if selected is None or selector.again:
+                selected = selector.pick(task, weights, shard, generator)
+            order = selected[torch.randperm(len(selected), generator=generator)]
         orders.append(order)
-    return Steps({"x": shard.x, "y": shard.y}, tuple(orders), batch)
+    return Steps({X: shard.x, Y: shard.y}, tuple(orders), batch)
 
 
-def able(steps: Steps, smallest: int) -> Steps:
-    """Without a last batch of an epoch that is too small for the model; the next epoch leaves out another sample."""
+def without_small_batches(steps: Steps, smallest: int) -> Steps:
+    """The steps without the last batch of an epoch if it has fewer than `smallest` samples.
+
+    The next epoch has another order, so it leaves out another sample.
+    """
     rests = [len(order) % steps.batch for order in steps.epochs]
     if not any(0 < rest < smallest for rest in rests):
         return steps
-    cut = (order[: len(order) - rest] if rest < smallest else order for order, rest in zip(steps.epochs, rests))
-    return replace(steps, epochs=tuple(cut))
+    epochs = zip(steps.epochs, rests, strict=True)
+    return replace(
+        steps, epochs=tuple(order[: len(order) - rest] if rest < smallest else order for order, rest in epochs)
+    )
 
 
 def gradients_of(
@@ -157,16 +218,16 @@ def gradients_of(
 ) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
     """Gradients of the objective with respect to `parameters`, the buffers after the forward pass, and the loss.
 
-    With `split`, the part below it is frozen: it runs in evaluation mode and no gradient is computed through it.
-    With `descent`, those parameters are left out that are taken a step further at once.
+    split: the part below this level is frozen: it runs in evaluation mode and gets no gradients.
+    descent: parameters that take their step during the backward pass are left out of the gradients.
     """
     trained = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     weights = {**received, **buffers, **trained}
-    # An engine that computes many clients at once tells by this entry; the terms are then one number for each.
-    clients = len(next(iter(trained.values()))) if "share" in batch else None
+    # Only batches of several clients have sample weights; the loss then has one value per client.
+    clients = len(next(iter(trained.values()))) if WEIGHT in batch else None
     with nullcontext() if descent is None else descent.over(trained):
-        output = task.model.run(weights, batch["x"], training=split or True, maps=objective.maps)
-        loss = objective(Look(task, batch, output, trained, received, clients))
-    left = [value for name, value in trained.items() if descent is None or name not in descent.done]
-    gradients = torch.autograd.grad(loss.sum(), left, allow_unused=True, materialize_grads=True)
+        output = task.model.run(weights, batch[X], training=split or True, maps=objective.maps)
+        loss = objective(LossInputs(task, batch, output, trained, received, clients))
+    remaining = [value for name, value in trained.items() if descent is None or name not in descent.done]
+    gradients = torch.autograd.grad(loss.sum(), remaining, allow_unused=True, materialize_grads=True)
     return list(gradients), dict(output.buffers), loss

@@ -1,4 +1,4 @@
-"""Objectives: loss terms that add up, ``CrossEntropy() + 0.5 * Proximal(0.1)``."""
+"""Objectives: loss terms that can be added and scaled, ``CrossEntropy() + 0.5 * Proximal(0.1)``."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Batch, Output, Task, Weights
+from undergrowth.core.names import WEIGHT, Y
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a loss term may look at: one batch, what the model made of it, and the weights of the moment.
+class LossInputs:
+    """What a loss term may use: one batch, the model's output for it, and the current weights.
 
-    An engine may compute many clients at once. Their samples then stand in one long batch, parameters have the client
-    as their first dimension, and a term is one number for each client. A term that uses `mean` and `total`
-    instead of the tensors' own is right in both cases.
+    An engine may compute many clients at once. Their samples are then concatenated into one long batch, parameters
+    have the client as their first dimension, and a term has one value per client. A term that uses `mean` and
+    `total` instead of `Tensor.mean` and `Tensor.sum` is correct in both cases.
     """
 
     task: Task
     batch: Batch
     output: Output
-    trained: Mapping[str, Tensor]  # the parameters being trained
-    received: Weights  # the weights as the device got them
-    clients: int | None = None  # computed at once; None: one, without a dimension for it
+    trained: Mapping[str, Tensor]  # the parameters in training
+    received: Weights  # the weights that training started from
+    clients: int | None = None  # number of clients computed at once; None: one, without a dimension for it
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over the samples of a batch, of one value for each."""
+        """The mean over the samples of a batch, of one value per sample."""
         if self.clients is None:
             return values.mean()
-        # `share` is 1 / (samples of that client's batch), and 0 for samples that only fill up the stack.
-        return (values * self.batch["share"]).reshape(self.clients, -1).sum(1)
+        # A sample's weight is 1 / (size of its client's batch), and 0 for samples that only pad the stack.
+        return (values * self.batch[WEIGHT]).reshape(self.clients, -1).sum(1)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all values of a parameter."""
@@ -41,12 +42,15 @@ class Look:
 
 
 class Objective:
-    """A term of the loss. `maps` names the levels whose feature maps it wants in ``look.output.maps``."""
+    """A term of the loss."""
 
-    maps: Sequence[str] = ()
+    @property
+    def maps(self) -> Sequence[str]:
+        """Levels whose feature maps the term needs in ``inputs.output.maps``."""
+        return ()
 
-    def __call__(self, look: Look) -> Tensor:
-        raise NotImplementedError("an objective defines __call__(look)")
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        raise NotImplementedError("an objective defines __call__(inputs)")
 
     def __add__(self, other: Objective) -> Objective:
         return Total((*_terms(self), *_terms(other)))
@@ -60,13 +64,13 @@ class Total(Objective):
     terms: tuple[Objective, ...]
 
     @property
-    def maps(self) -> Sequence[str]:  # type: ignore[override]
+    def maps(self) -> Sequence[str]:
         return tuple(dict.fromkeys(level for term in self.terms for level in term.maps))
 
-    def __call__(self, look: Look) -> Tensor:
-        loss = self.terms[0](look)
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        loss = self.terms[0](inputs)
         for term in self.terms[1:]:
-            loss = loss + term(look)
+            loss = loss + term(inputs)
         return loss
 
 
@@ -76,21 +80,21 @@ class Scaled(Objective):
     term: Objective
 
     @property
-    def maps(self) -> Sequence[str]:  # type: ignore[override]
+    def maps(self) -> Sequence[str]:
         return self.term.maps
 
-    def __call__(self, look: Look) -> Tensor:
-        return self.factor * self.term(look)
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return self.factor * self.term(inputs)
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
     """Mean cross-entropy of the batch's labels."""
 
-    def __call__(self, look: Look) -> Tensor:
-        if look.clients is None:
-            return F.cross_entropy(look.output.logits, look.batch["y"])
-        return look.mean(F.cross_entropy(look.output.logits, look.batch["y"], reduction="none"))
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        if inputs.clients is None:
+            return F.cross_entropy(inputs.output.logits, inputs.batch[Y])
+        return inputs.mean(F.cross_entropy(inputs.output.logits, inputs.batch[Y], reduction="none"))
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,9 @@ class Proximal(Objective):
 
     mu: float
 
-    def __call__(self, look: Look) -> Tensor:
-        pairs = [(value, look.received[name]) for name, value in look.trained.items()]
-        return self.mu / 2 * torch.stack([look.total((value - start).pow(2)) for value, start in pairs]).sum(0)
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        pairs = [(value, inputs.received[name]) for name, value in inputs.trained.items()]
+        return self.mu / 2 * torch.stack([inputs.total((value - start).pow(2)) for value, start in pairs]).sum(0)
 
 
 def _terms(objective: Objective) -> tuple[Objective, ...]:

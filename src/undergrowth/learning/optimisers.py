@@ -1,19 +1,21 @@
 """Optimisers as pure functions of parameters, gradients and state, and learning-rate schedules over rounds.
 
-The arithmetic is that of `torch.optim`, operation by operation, so that a federation of one device gives the
-bits of ordinary training; large linear layers under plain SGD (`descent`) give them but for the last ones.
+The arithmetic is that of `torch.optim`, operation by operation, so that a federation of one device gives the same bits
+as ordinary training. Large linear layers under plain SGD (see `descent`) differ in the last bits.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from undergrowth.core import InputError, Train, nearest
+from undergrowth.core.notation import Form, Number, parse
 
 OptimiserState = dict[str, Any]
 Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -25,7 +27,7 @@ class Optimiser(Protocol):
     def update(
         self, parameters: Tensors, gradients: Tensors, state: OptimiserState, lr: float, reuse: bool = False
     ) -> tuple[Tensors, OptimiserState]:
-        """New parameters and state. With `reuse` they may take the memory of the old ones."""
+        """New parameters and state. `reuse`: they may overwrite the memory of the old ones."""
         ...
 
 
@@ -49,7 +51,7 @@ class Sgd:
         elif self.momentum:
             gradients = torch._foreach_add(torch._foreach_mul(state["velocity"], self.momentum), gradients)
             state = {"velocity": gradients}
-        if reuse:  # fresh memory in every step would be cold, and the system would have to clear it first
+        if reuse:  # new memory in every step would not be in the cache, and the system would clear it first
             torch._foreach_add_(parameters, gradients, alpha=-lr)
             return parameters, state
         return torch._foreach_add(parameters, gradients, alpha=-lr), state
@@ -87,8 +89,8 @@ class Adam:
         return moved, {"step": step, "mean": mean, "square": square}
 
 
-def optimiser_of(train: Train) -> Optimiser:
-    """The optimiser that the run's settings name."""
+def build_optimiser(train: Train) -> Optimiser:
+    """The optimiser that `train.optimiser` names."""
     if train.optimiser == "sgd":
         return Sgd(train.momentum, train.weight_decay)
     if train.optimiser in ("adam", "adamw"):
@@ -98,24 +100,30 @@ def optimiser_of(train: Train) -> Optimiser:
     )
 
 
+SCHEDULES = {
+    "constant": Form(),
+    "linear": Form(),
+    "cosine": Form(),
+    "step": Form(
+        (Number("EVERY", at_least=1, whole=True), Number("FACTOR", above=0, at_most=1)), example="step:10:0.5"
+    ),
+}
+
+
 def learning_rate(train: Train, round: int) -> float:
-    """The rate of a round under the run's schedule: constant, linear, cosine, or step:EVERY:FACTOR."""
-    kind, *arguments = train.schedule.split(":")
+    """The learning rate of a round under `train.schedule`: constant, linear, cosine or step:EVERY:FACTOR."""
+    kind, numbers = _parse_schedule(train.schedule)
     progress = min(round / train.rounds, 1.0)
-    if kind == "constant" and not arguments:
-        return train.lr
-    if kind == "linear" and not arguments:
+    if kind == "linear":
         return train.lr * (1 - progress)
-    if kind == "cosine" and not arguments:
+    if kind == "cosine":
         return train.lr * (1 + math.cos(math.pi * progress)) / 2
-    if kind == "step" and len(arguments) == 2:
-        try:
-            every, factor = int(arguments[0]), float(arguments[1])
-        except ValueError:
-            every, factor = 0, 0.0
-        if every > 0 and 0 < factor <= 1:
-            return train.lr * factor ** (round // every)
-    raise InputError(
-        f"train.schedule '{train.schedule}' is not known; write constant, linear, cosine or step:EVERY:FACTOR "
-        "(such as step:10:0.5)"
-    )
+    if kind == "step":
+        every, factor = numbers
+        return train.lr * factor ** (round // int(every))
+    return train.lr
+
+
+@cache
+def _parse_schedule(text: str) -> tuple[str, list[float]]:
+    return parse("train.schedule", text, SCHEDULES)

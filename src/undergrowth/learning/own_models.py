@@ -1,8 +1,8 @@
-"""OwnModels: a server that holds a model for every device, teaches it and sends it.
+"""OwnModelsServer: a server that holds a model for every device, trains it and sends it.
 
-Uploads are kept apart, so the root sees who sent what. An edge server passes them on under its own name; that is how
-the root knows which way a device's model has to go: the packet for an edge server holds the models of all below it.
-A device that has not answered yet starts with fresh weights of its model, which both ends can make from a seed.
+The reducer keeps uploads separate, so the root knows which device sent what. An edge server passes uploads on under its
+own name, from which the root learns the path to each device: the packet for an edge server holds the models of all
+devices below it. A device that has not answered yet starts with initial weights that both ends make from a seed.
 """
 
 from __future__ import annotations
@@ -12,110 +12,118 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from undergrowth.core import Collect, Context, Fitted, Packet, Plan, Server, State, Task, View, Weights
-from undergrowth.learning.ladder import MODEL, RUNG, ask_each, fitted, on_rung, rungs, rungs_of
-from undergrowth.learning.servers import unlike_model
+from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, RUNG, SEED
+from undergrowth.learning.ladder import assign_models, fit, ladder_names, with_ladder_model
+from undergrowth.learning.planning import ask_each
+from undergrowth.learning.servers import model_mismatch
 
 
 @dataclass(frozen=True)
-class OwnModels(Server):
-    """What it does with the uploads, `teach` says.
+class OwnModelsServer(Server):
+    """A method defines `teach`.
 
-    pretrain_epochs: in the first round all devices train so many epochs instead of the run's, without a deadline.
-    state: `devices` has for each device its model's name, its weights, and the way to it (the nodes in between).
+    state: `devices` has for each device the name of its model, its weights, and its path (the nodes in between).
     """
 
-    pretrain_epochs: int = 0
     reducer = Collect(by_path=True)
+
+    @property
+    def pretrain_epochs(self) -> int:
+        """Epochs that all devices train in the first round, without a deadline; 0: the run's epochs and deadline."""
+        return 0
 
     def teach(
         self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
     ) -> tuple[Weights, Mapping[str, Weights]]:
-        """The global model, and the models of those who sent something, after a round."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it teaches")
+        """The next global model, and the next models of the devices in `uploads`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define teach")
 
     def init(self, task: Task, context: Context) -> State:
         seed = float(context.key("device models") >> 15)  # 48 bits: exact as a float
-        return {**super().init(task, context), "seed": seed, "epochs": self.pretrain_epochs, "devices": {}}
+        return {**super().init(task, context), SEED: seed, EPOCHS: self.pretrain_epochs, "devices": {}}
 
     def steady_state(self, task: Task, state: State) -> State:
-        return {**state, "epochs": 0}
+        return {**state, EPOCHS: 0}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        held = {path: _kept(task, path, sent, sent.tensors) for path, sent in by_path(down).items()}
-        numbers = {name: down.scalars[name] for name in ("seed", "epochs")}
-        return {**numbers, "devices": {path.rpartition("/")[2]: kept for path, kept in held.items()}}
+        devices = {
+            path.rpartition("/")[2]: _device_state(task, path, sent, sent.tensors)
+            for path, sent in uploads_by_path(down).items()
+        }
+        return {SEED: down.scalars[SEED], EPOCHS: down.scalars[EPOCHS], "devices": devices}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        held, seed, epochs = state["devices"], state["seed"], state["epochs"]
+        held, seed, epochs = state["devices"], state[SEED], state[EPOCHS]
 
         @cache
-        def fresh(name: str) -> Packet:
-            return Packet(on_rung(task, name).model.initial(int(seed)), tags={MODEL: name})
+        def initial(name: str) -> Packet:
+            return Packet(with_ladder_model(task, name).model.initial(int(seed)), tags={MODEL_NAME: name})
 
         @cache
-        def longer(name: str) -> Packet:
-            return replace(fresh(name), scalars={"epochs": float(epochs)})
+        def pretraining(name: str) -> Packet:
+            return replace(initial(name), scalars={EPOCHS: float(epochs)})
 
         packets: dict[str, Packet] = {}
-        for device, name in rungs_of(task, view, fresh).items():
-            known = device in held and held[device][MODEL] == name
-            first = longer(name) if epochs else fresh(name)
-            packets[device] = Packet(held[device]["weights"], tags={MODEL: name}) if known else first
+        for device, name in assign_models(task, view, initial).items():
+            known = device in held and held[device]["model"] == name
+            first = pretraining(name) if epochs else initial(name)
+            packets[device] = Packet(held[device]["weights"], tags={MODEL_NAME: name}) if known else first
         for node in view.nodes.intersection(view.idle):
             below = {
-                "/".join([*kept["way"].split("/")[1:], device]): _sent(task, kept)
+                "/".join([*kept["way"].split("/")[1:], device]): _packet_of(task, kept)
                 for device, kept in held.items()
                 if kept["way"].split("/")[0] == node
             }
             joined = Packet.join(below)
-            packets[node] = replace(joined, scalars={**joined.scalars, "seed": seed, "epochs": float(epochs)})
+            packets[node] = replace(joined, scalars={**joined.scalars, SEED: seed, EPOCHS: float(epochs)})
         return ask_each(self, task, view, context, packets, everybody=epochs > 0)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        rung = up.scalars.get(RUNG, -1.0)
-        if rung not in range(len(rungs(task))):
-            return f"its model is number {rung:g} of {len(rungs(task))}"
-        return unlike_model(on_rung(task, rungs(task)[int(rung)]), Packet(weights_of(up)))
+        rung, names = up.scalars.get(RUNG, -1.0), ladder_names(task)
+        if rung not in range(len(names)):
+            return f"its model is number {rung:g} of {len(names)}"
+        return model_mismatch(with_ladder_model(task, names[int(rung)]), Packet(uploaded_weights(up)))
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        uploads = by_path(total)
-        model, taught = self.teach(task, state["model"], uploads, context)
+        uploads = uploads_by_path(total)
+        model, taught = self.teach(task, state[MODEL], uploads, context)
         devices = {
-            path.rpartition("/")[2]: _kept(task, path, uploads[path], weights) for path, weights in taught.items()
+            path.rpartition("/")[2]: _device_state(task, path, uploads[path], weights)
+            for path, weights in taught.items()
         }
-        return {**state, "model": model, "epochs": 0, "devices": {**state["devices"], **devices}}
+        return {**state, MODEL: model, EPOCHS: 0, "devices": {**state["devices"], **devices}}
 
 
-def by_path(packet: Packet, above: str = "") -> dict[str, Packet]:
-    """What each device sent or is sent, by the way to it: ``device`` below the server itself, ``edge/device``, …"""
+def uploads_by_path(packet: Packet, above: str = "") -> dict[str, Packet]:
+    """The part of each device in a packet, by its path: ``device`` directly below the server, or ``edge/device``."""
     found: dict[str, Packet] = {}
     for name, part in sorted(packet.parts().items()):
-        found.update({f"{above}{name}": part} if RUNG in part.scalars else by_path(part, f"{above}{name}/"))
+        found.update({f"{above}{name}": part} if RUNG in part.scalars else uploads_by_path(part, f"{above}{name}/"))
     return found
 
 
-def weights_of(up: Packet) -> Weights:
-    """The model in an upload: what has no prefix."""
+def uploaded_weights(up: Packet) -> Weights:
+    """The model in an upload: the tensors without a prefix."""
     return {name: value for name, value in up.tensors.items() if "/" not in name}
 
 
-def seen_by(task: Task, up: Packet) -> Task:
-    """The task of the device that sent this."""
-    return on_rung(task, rungs(task)[int(up.scalars[RUNG])])
+def sender_task(task: Task, up: Packet) -> Task:
+    """The task with the model of the device that sent `up`."""
+    return with_ladder_model(task, ladder_names(task)[int(up.scalars[RUNG])])
 
 
 def all_models(task: Task, state: State) -> dict[str, Weights | Fitted]:
-    """The global model, and those of the devices, for evaluation."""
+    """The global model and those of the devices, for `Method.models`."""
     devices = {
-        f"devices/{device}": fitted(task, kept[MODEL], kept["weights"]) for device, kept in state["devices"].items()
+        f"devices/{device}": fit(task, kept["model"], kept["weights"]) for device, kept in state["devices"].items()
     }
-    return {"global": state["model"], **devices}
+    return {"global": state[MODEL], **devices}
 
 
-def _kept(task: Task, path: str, sent: Packet, weights: Weights) -> State:
-    name = rungs(task)[int(sent.scalars[RUNG])]
-    return {MODEL: name, "way": path.rpartition("/")[0], "weights": dict(weights)}
+def _device_state(task: Task, path: str, sent: Packet, weights: Weights) -> State:
+    name = ladder_names(task)[int(sent.scalars[RUNG])]
+    return {"model": name, "way": path.rpartition("/")[0], "weights": dict(weights)}
 
 
-def _sent(task: Task, kept: State) -> Packet:
-    return Packet(kept["weights"], {RUNG: float(rungs(task).index(kept[MODEL]))})
+def _packet_of(task: Task, kept: State) -> Packet:
+    return Packet(kept["weights"], {RUNG: float(ladder_names(task).index(kept["model"]))})

@@ -1,9 +1,8 @@
-"""Selectors: on which of its samples a device trains."""
+"""Selectors: which of its samples a device trains on."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,23 +10,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import All, InputError, Selector, Shard, Task, Weights, nearest
+from undergrowth.core import All, InputError, Selector, Shard, Task, Weights
+from undergrowth.core.notation import Form, Number, parse
 from undergrowth.learning.clustering import representatives
-from undergrowth.learning.features import EVALUATION_BATCH, features_of
+from undergrowth.learning.features import features_of, predictions
 
 
 @dataclass(frozen=True)
-class Random(Selector):
-    """A random share of the samples."""
+class RandomSelector(Selector):
+    """A random fraction of the samples."""
 
-    share: float
+    fraction: float
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        return torch.randperm(len(shard), generator=generator)[: share_of(self.share, len(shard))].sort().values
+        count = count_of(self.fraction, len(shard))
+        return torch.randperm(len(shard), generator=generator)[:count].sort().values
 
 
 @dataclass(frozen=True)
-class FewShot(Selector):
+class FewShotSelector(Selector):
     """The same number of random samples of every class that the device has, drawn again each epoch."""
 
     shots: int = 10
@@ -38,96 +39,84 @@ class FewShot(Selector):
         order = torch.randperm(len(labels), generator=generator)
         shuffled = labels[order]
         drawn = [order[shuffled == label][: self.shots] for label in labels.unique()]
-        return torch.cat([order[:0], *drawn]).sort().values  # the first so that a device without samples draws none
+        return torch.cat([order[:0], *drawn]).sort().values  # order[:0]: the result for a device without samples
 
 
 @dataclass(frozen=True)
-class Entropy(Selector):
-    """The share of samples of which the model is least certain: highest entropy of softmax(logits / temperature)."""
+class EntropySelector(Selector):
+    """The fraction of samples with the highest entropy of softmax(logits / temperature)."""
 
-    share: float
+    fraction: float
     temperature: float = 0.1
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
         entropy = entropies(predictions(task, weights, shard), self.temperature)
-        # As logarithms in single precision: they tell the smallest apart, and a last digit of the logits not at all.
-        return highest(entropy.log().float(), share_of(self.share, len(shard)))
+        # Logarithms in single precision resolve the smallest entropies and ignore rounding in the logits.
+        return highest(entropy.log().float(), count_of(self.fraction, len(shard)))
 
 
 @dataclass(frozen=True)
-class HighestLoss(Selector):
-    """The share of samples with the highest loss."""
+class HighestLossSelector(Selector):
+    """The fraction of samples with the highest loss."""
 
-    share: float
+    fraction: float
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
         losses = F.cross_entropy(predictions(task, weights, shard), shard.y, reduction="none")
-        return highest(losses, share_of(self.share, len(shard)))
+        return highest(losses, count_of(self.fraction, len(shard)))
 
 
 @dataclass(frozen=True)
-class KMeans(Selector):
-    """A share of every class: those nearest to the centres of its clusters, by the features at `level`."""
+class KMeansSelector(Selector):
+    """A fraction of every class: the samples nearest to the centres of its clusters, by the features at `level`."""
 
-    share: float
+    fraction: float
     level: str = "head"
     components: int = 200
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
         features = features_of(task, weights, shard.x, self.level)
-        return representatives(features, shard.y, partial(share_of, self.share), self.components, generator)
+        return representatives(features, shard.y, partial(count_of, self.fraction), self.components, generator)
 
 
-SHARE = "with a share above 0 and at most 1"
-TEMPERATURE = "a temperature above 0 and at most 1000000000"
-# What can be written → the selector, how it is written, and how many numbers it takes.
-NAMES: dict[str, tuple[Callable[..., Selector], str, Container[int]]] = {
-    "all": (All, "all", (0,)),
-    "random": (Random, f"random:SHARE {SHARE}", (1,)),
-    "entropy": (Entropy, f"entropy:SHARE or entropy:SHARE:TEMPERATURE {SHARE} and {TEMPERATURE}", (1, 2)),
-    "loss": (HighestLoss, f"loss:SHARE {SHARE}", (1,)),
-    "kmeans": (KMeans, f"kmeans:SHARE {SHARE}", (1,)),
-    "few-shot": (FewShot, "few-shot:N with a whole number of samples of at least 1 and at most 1000000000", (1,)),
+_FRACTION = Number("FRACTION", above=0, at_most=1)
+_TEMPERATURE = Number("TEMPERATURE", above=0, at_most=1e9, default=0.1)
+_SHOTS = Number("N", at_least=1, at_most=1e9, whole=True)
+SELECTORS: dict[str, tuple[Callable[..., Selector], Form]] = {
+    "all": (All, Form()),
+    "random": (RandomSelector, Form((_FRACTION,), "random:0.5")),
+    "entropy": (EntropySelector, Form((_FRACTION, _TEMPERATURE), "entropy:0.1:0.1")),
+    "loss": (HighestLossSelector, Form((_FRACTION,), "loss:0.5")),
+    "kmeans": (KMeansSelector, Form((_FRACTION,), "kmeans:0.1")),
+    "few-shot": (FewShotSelector, Form((_SHOTS,), "few-shot:10")),
 }
 
 
-def selector(text: str) -> Selector:
-    """all, random:SHARE, entropy:SHARE[:TEMPERATURE], loss:SHARE, kmeans:SHARE or few-shot:N, by name."""
-    kind, *texts = text.split(":")
-    if kind not in NAMES:
-        raise InputError(f"train.selector '{text}' is not known; {nearest(kind, NAMES)}")
-    make, wanted, counts = NAMES[kind]
-    try:
-        numbers = [int(number) if kind == "few-shot" else float(number) for number in texts]
-    except ValueError:
-        numbers = [math.nan]
-    most = (1e9 if kind == "few-shot" else 1.0, 1e9)  # of the first number, which else is a share, and of the second
-    if len(numbers) not in counts or not all(0 < number <= limit for number, limit in zip(numbers, most)):
-        raise InputError(f"train.selector '{text}' must be {wanted}")
-    return make(*numbers)
+def build_selector(text: str) -> Selector:
+    """The selector that `train.selector` names.
 
-
-def predictions(task: Task, weights: Weights, shard: Shard) -> Tensor:
-    """The model's logits for all samples, in evaluation mode."""
-    with torch.no_grad():
-        return torch.cat([task.model(weights, x) for x in shard.x.split(EVALUATION_BATCH)])
+    all, random:FRACTION, entropy:FRACTION[:TEMPERATURE], loss:FRACTION, kmeans:FRACTION or few-shot:N.
+    """
+    name, numbers = parse("train.selector", text, {name: form for name, (_, form) in SELECTORS.items()})
+    return SELECTORS[name][0](*numbers)
 
 
 def entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """−Σ p·log p with p = softmax(logits / temperature), for every sample.
 
-    In double precision: in single, all samples that a model is sure of would have none, and nothing ranked them.
+    In double precision: in single precision the entropy of every confident prediction rounds to zero.
     """
-    return torch.special.entr((logits.double() / temperature).softmax(-1)).sum(-1)
+    entropy: Tensor = torch.special.entr((logits.double() / temperature).softmax(-1)).sum(-1)
+    return entropy
 
 
 def highest(scores: Tensor, count: int) -> Tensor:
-    """Positions of the highest scores, in ascending order; among equal ones the earlier sample wins."""
+    """Positions of the `count` highest scores, in ascending order. Of equal scores the earlier sample wins."""
     return scores.cpu().sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def share_of(share: float, count: int) -> int:
-    """How many samples a share is: at least one, if there is any."""
-    if not 0 < share <= 1:
-        raise InputError(f"share {share} must lie above 0 and at most at 1")
-    return min(count, max(1, round(share * count)))
+def count_of(fraction: float, total: int) -> int:
+    """The number of samples that `fraction` of `total` is: at least one, if there is any."""
+    if not 0 < fraction <= 1:
+        raise InputError(f"fraction {fraction} must be above 0 and at most 1")
+    return min(total, max(1, round(fraction * total)))

@@ -1,10 +1,17 @@
-"""Staleness: how much less an update counts for every version of the model that it missed."""
+"""Staleness: the weight of an update by its age, the number of model versions since its device was asked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from undergrowth.core import InputError
+from undergrowth.core.notation import Form, Number, parse
+
+FORMS = {
+    "constant": Form(),
+    "polynomial": Form((Number("A", at_least=0),), "polynomial:0.5"),
+    "hinge": Form((Number("A", at_least=0), Number("B", at_least=0)), "hinge:10:4"),
+}
 
 
 @dataclass(frozen=True)
@@ -13,24 +20,17 @@ class Staleness:
 
     text: str = "constant"
 
+    def __post_init__(self) -> None:
+        self._parsed  # noqa: B018  (raises an InputError for a text that cannot be read)
+
     def __call__(self, age: int) -> float:
-        kind, *numbers = self._parts()
+        kind, numbers = self._parsed
         if kind == "polynomial":
             return float((1 + age) ** -numbers[0])
         if kind == "hinge":
             return 1.0 if age <= numbers[1] else 1 / (1 + numbers[0] * (age - numbers[1]))
         return 1.0
 
-    def _parts(self) -> tuple[str, *tuple[float, ...]]:
-        kind, *texts = self.text.split(":")
-        try:
-            numbers = tuple(float(text) for text in texts)
-        except ValueError:
-            numbers = (-1.0,)
-        wanted = {"constant": 0, "polynomial": 1, "hinge": 2}
-        if wanted.get(kind) != len(numbers) or not all(0 <= number < float("inf") for number in numbers):
-            raise InputError(
-                f"method.staleness '{self.text}' is not known; write constant, polynomial:A or hinge:A:B "
-                "with numbers of at least 0, such as polynomial:0.5"
-            )
-        return kind, *numbers
+    @cached_property
+    def _parsed(self) -> tuple[str, list[float]]:
+        return parse("method.staleness", self.text, FORMS)

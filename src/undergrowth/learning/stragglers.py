@@ -1,4 +1,4 @@
-"""Stragglers: devices that cannot do the full update in a round, and what they are asked for instead."""
+"""Stragglers: devices that cannot do the full update in a round, and the smaller update that they do instead."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from dataclasses import dataclass, replace
 import torch
 
 from undergrowth.core import Context, InputError, Packet, Plan, Server, State, Task, View, option
+from undergrowth.core.names import EPOCHS, MODEL
 from undergrowth.core.selection import share_of
-from undergrowth.learning.servers import Averaging
+from undergrowth.learning.planning import group_by_packet
+from undergrowth.learning.servers import AveragingServer
 
 EACH_ROUND, FIXED = "each-round", "fixed"
-
-Light = Callable[[str], Packet]  # what a straggler is sent
 
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerOptions:
-    """The options of every method that can say who is a straggler and have stragglers do less."""
+    """Options of a method in which stragglers do less than other devices, and the rule for who is a straggler.
+
+    A straggler is a device that would miss the deadline with the full update. With `f_n` devices are drawn instead:
+    that fraction of them are no stragglers, `f_fs` of them are stragglers that take part, and the rest is not asked.
+    The draw depends on the seed, the device and, unless fixed, the round: it is the same for all methods.
+    """
 
     f_n: float | None = option(
-        None, "share of the devices that are no stragglers; None: who is one shows by the deadline", above=0, at_most=1
+        None, "fraction of devices that are not stragglers; None: the deadline decides", above=0, at_most=1
     )
     f_fs: float | None = option(
-        None, "share of the devices that are stragglers who take part; None: all of them", at_least=0, at_most=1
+        None, "fraction of devices that are stragglers and take part; None: all stragglers do", at_least=0, at_most=1
     )
     stragglers: str = option(EACH_ROUND, "with f_n: when stragglers are drawn", choices=(EACH_ROUND, FIXED))
     reduced_epochs: int = option(0, "epochs of the full update that stragglers do; 0: none", at_least=0)
@@ -38,83 +43,73 @@ class StragglerOptions:
         if self.random_epochs and not self.reduced_epochs:
             raise InputError("method.random_epochs True needs method.reduced_epochs of at least 1, the fewest epochs")
 
-    @property
-    def rule(self) -> Stragglers:
-        return Stragglers(self.f_n, self.f_fs, self.stragglers == FIXED, self.reduced_epochs, self.random_epochs)
-
-    def averaging(self, lr: float = 1.0, accepts_partial: bool = False) -> Averaging:
-        """The server that averages models, and treats stragglers as the options say."""
+    def averaging_server(self, lr: float = 1.0, accepts_partial: bool = False) -> AveragingServer:
+        """The server that averages models and treats stragglers by these options."""
         if self.f_n is None and not self.reduced_epochs:
-            return Averaging(lr, accepts_partial=accepts_partial)
-        return Sparing(lr, accepts_partial=accepts_partial, rule=self.rule)
+            return AveragingServer(lr, accepts_partial=accepts_partial)
+        return StragglerServer(lr, accepts_partial=accepts_partial, options=self)
 
-
-@dataclass(frozen=True)
-class Stragglers:
-    """Who is a straggler in a round: who would miss the deadline with the full update, or who is drawn.
-
-    With `f_n`, so large a share of the devices is drawn to be no stragglers and `f_fs` of them to be stragglers who
-    take part; the others are not asked. The draw hangs on the seed, the device and, unless `fixed`, the round: it
-    is the same for all methods.
-    """
-
-    f_n: float | None = None
-    f_fs: float | None = None
-    fixed: bool = False
-    epochs: int = 0  # of the full update that stragglers do
-    random: bool = False  # epochs are the fewest, and the run's the most
-
-    def plan(self, server: Server, task: Task, view: View, context: Context, full: Packet, light: Light | None) -> Plan:
-        """The server's plan: `full` for those who can do it, `light` for stragglers; None: they are not asked."""
-        able, slow = self.split(task, view, context, full)
-        asked = {*able, *(slow if light else ())}
-        idle = tuple(child for child in view.idle if child in view.nodes or child in asked)
-        plan = server.ask(task, replace(view, idle=idle), context, full)
-        if light is None:
-            return plan
-        stragglers = set(slow)
-        sends = {child: light(child) if child in stragglers else full for child in plan.sends}
-        # Those with the same packet one after the other: links and prices remember the latest.
-        places: dict[int, int] = {}
-        for packet in (full, *sends.values()):
-            places.setdefault(id(packet), len(places))
-        return replace(plan, sends=dict(sorted(sends.items(), key=lambda sent: places[id(sent[1])])))
-
-    def split(self, task: Task, view: View, context: Context, full: Packet) -> tuple[Sequence[str], Sequence[str]]:
-        """The devices that are no stragglers, and the stragglers that take part."""
+    def split_devices(
+        self, task: Task, view: View, context: Context, full: Packet
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """The devices that do the full update, and the stragglers that take part."""
         devices, deadline = view.devices, task.train.deadline
         if self.f_n is not None:
-            at = context._replace(round=0 if self.fixed else context.round, turn=0)
+            fixed = self.stragglers == FIXED
+            at = context._replace(round=0 if fixed else context.round, turn=0)
             order = sorted(devices, key=lambda device: at._replace(node=device).key("straggler"))
             able = share_of(self.f_n, len(order))
-            helpers = len(order) if self.f_fs is None else round(self.f_fs * len(order))
-            return order[:able], order[able : able + helpers]
+            taking_part = len(order) if self.f_fs is None else round(self.f_fs * len(order))
+            return order[:able], order[able : able + taking_part]
         if deadline is None:
             return devices, ()
         in_time = [device for device in devices if view.knows.seconds(device, full) <= deadline]
         return in_time, sorted(set(devices).difference(in_time))
 
     def epochs_of(self, device: str, task: Task, context: Context) -> int:
-        """How many epochs of the full update this straggler does."""
-        if not self.random:
-            return self.epochs
-        most = max(self.epochs, task.train.epochs)
-        drawn = context._replace(node=device).generator("epochs")
-        return int(torch.randint(self.epochs, most + 1, (), generator=drawn))
+        """The epochs of the full update that this straggler does."""
+        if not self.random_epochs:
+            return self.reduced_epochs
+        most = max(self.reduced_epochs, task.train.epochs)
+        generator = context._replace(node=device).generator("epochs")
+        return int(torch.randint(self.reduced_epochs, most + 1, (), generator=generator))
+
+    def plan_round(
+        self,
+        server: Server,
+        task: Task,
+        view: View,
+        context: Context,
+        full: Packet,
+        light: Callable[[str], Packet] | None,
+    ) -> Plan:
+        """The server's plan: `full` for devices that can do it, `light(device)` for stragglers.
+
+        light: None leaves the stragglers out.
+        """
+        able, slow = self.split_devices(task, view, context, full)
+        candidates = {*able, *(slow if light else ())}
+        idle = tuple(child for child in view.idle if child in view.nodes or child in candidates)
+        plan = server.ask(task, replace(view, idle=idle), context, full)
+        if light is None:
+            return plan
+        stragglers = set(slow)
+        sends = {child: light(child) if child in stragglers else full for child in plan.sends}
+        return replace(plan, sends=group_by_packet(sends, (full, *sends.values())))
 
 
 @dataclass(frozen=True)
-class Sparing(Averaging):
+class StragglerServer(AveragingServer):
     """Averages models; stragglers do fewer epochs, or are not asked."""
 
-    rule: Stragglers = Stragglers()
+    options: StragglerOptions = StragglerOptions()
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        full = Packet(state["model"])
-        packets: dict[int, Packet] = {}  # one for all who do so many epochs
+        packets: dict[int, Packet] = {}  # one packet for all devices with the same number of epochs
 
         def light(device: str) -> Packet:
-            epochs = self.rule.epochs_of(device, task, context)
-            return packets.setdefault(epochs, Packet(state["model"], {"epochs": float(epochs)}))
+            epochs = self.options.epochs_of(device, task, context)
+            return packets.setdefault(epochs, Packet(state[MODEL], {EPOCHS: float(epochs)}))
 
-        return self.rule.plan(self, task, view, context, full, light if self.rule.epochs else None)
+        full = Packet(state[MODEL])
+        return self.options.plan_round(self, task, view, context, full, light if self.options.reduced_epochs else None)

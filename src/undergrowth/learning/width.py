@@ -1,8 +1,8 @@
 """Width: which channels of a model belong together, and slices of the model that have only some of them.
 
-A channel that a layer makes is an output of that layer, an input of every layer that reads it and, across a residual
-sum, a channel of other layers too: a slice keeps it everywhere or nowhere. Who belongs together is read off the
-module's graph, once. The channels of the input and the classes are never sliced.
+A channel is an output of one layer, an input of every layer that reads it and, across a residual sum, a channel of
+other layers too: a slice keeps it everywhere or nowhere. `channels` finds out from the module's graph, once per model,
+which channels belong together. The channels of the input and the classes are never sliced.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ _KNOWN: WeakKeyDictionary[Model, Widths] = WeakKeyDictionary()
 
 
 class Axis(NamedTuple):
-    """A dimension of a tensor: which set of channels lies along it, and how many entries each channel has."""
+    """A dimension of a tensor: the set of channels along it, and the number of entries per channel."""
 
     dimension: int
-    channels: int  # a place in `Widths.channels`
-    block: int  # above 1 where maps were flattened: the pixels of a channel lie side by side
+    channels: int  # index into `Widths.channels`
+    block: int  # above 1 after flattening: the pixels of one channel are adjacent
 
 
 @dataclass(frozen=True)
 class Channels:
-    """A set of channels that layers share. `grain`: so many are kept or left together (one group of a GroupNorm)."""
+    """A set of channels that layers share. `grain`: channels are kept in units of this size (groups of a GroupNorm)."""
 
     count: int
     grain: int
 
     def kept(self, ratio: float) -> int:
-        """The channels of a slice: that share of them, rounded up."""
-        # Rounded first, so that 0.1 of 30 is 3 and not a hair more.
+        """The number of channels in a slice: this fraction of them, rounded up."""
+        # round() first, so that float error does not make 0.1 · 30 a little more than 3.
         return self.grain * max(1, math.ceil(round(ratio * self.count / self.grain, 9)))
 
     def window(self, ratio: float, offset: int) -> Tensor:
-        """Which ones: a window that starts `offset` grains from the first and goes on at the start after the last."""
+        """The channels of a slice: a window that starts `offset` grains after the first one and wraps around."""
         grains = torch.arange(self.kept(ratio) // self.grain).add(offset).remainder(self.count // self.grain)
-        # Sorted, so that a window over all channels is the model as it is.
+        # Sorted, so that a window over all channels is the unchanged model.
         return _blocks(grains.sort().values, self.grain)
 
 
 @dataclass(frozen=True)
 class Widths:
-    """How the tensors of one model are sliced. A slice is told by its ratio and its offset."""
+    """How the tensors of one model are sliced. A slice is identified by its ratio and its offset."""
 
     shapes: Mapping[str, torch.Size]
     channels: tuple[Channels, ...]
-    axes: Mapping[str, tuple[Axis, ...]]  # of the tensors that are sliced
-    grouped: Mapping[str, tuple[str, int]]  # layer that works on groups of channels → its attribute, channels of one
+    axes: Mapping[str, tuple[Axis, ...]]  # of each sliced tensor
+    grouped: Mapping[str, tuple[str, int]]  # layer that groups channels → its attribute, channels per group
 
     def shape(self, name: str, ratio: float) -> torch.Size:
-        """That of a tensor of the model in a slice."""
+        """The shape of a tensor of the model in a slice."""
         sizes = list(self.shapes[name])
         for axis in self.axes.get(name, ()):
             sizes[axis.dimension] = self.channels[axis.channels].kept(ratio) * axis.block
         return torch.Size(sizes)
 
-    def share(self, ratio: float) -> float:
-        """The weights of a slice as a share of the model's."""
+    def fraction(self, ratio: float) -> float:
+        """The number of weights in a slice divided by that of the model."""
         whole, kept = (sum(self.shape(name, part).numel() for name in self.shapes) for part in (1.0, ratio))
         return kept / whole
 
@@ -84,25 +84,26 @@ class Widths:
         return sliced
 
     def spread(self, cut: Weights, ratio: float, offset: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The tensors of a slice at their places in tensors of full size, and masks of these places."""
+        """The tensors of a slice at their positions in tensors of full size, and masks of these positions."""
         windows = [channels.window(ratio, offset) for channels in self.channels]
         values: dict[str, Tensor] = {}
         masks: dict[str, Tensor] = {}
         for name, value in cut.items():
-            places: list[Tensor] = [torch.arange(size) for size in self.shapes[name][:2]]
+            positions: list[Tensor] = [torch.arange(size) for size in self.shapes[name][:2]]
             for axis in self.axes.get(name, ()):
-                places[axis.dimension] = _blocks(windows[axis.channels], axis.block)
-            at = tuple(place.to(value.device) for place in torch.meshgrid(places, indexing="ij")) if places else ()
+                positions[axis.dimension] = _blocks(windows[axis.channels], axis.block)
+            grid = torch.meshgrid(positions, indexing="ij") if positions else ()
+            at = tuple(position.to(value.device) for position in grid)
             values[name] = value.new_zeros(self.shapes[name]).index_put(at, value) if at else value
             masks[name] = torch.zeros(self.shapes[name], dtype=torch.bool, device=value.device)
             masks[name][at or ...] = True
         return values, masks
 
     def masks(self, weights: Weights, kept: Tensor) -> dict[str, Tensor]:
-        """Where the first channels of each set lie in these weights, for those that are sliced.
+        """Masks of the first channels of each set in the sliced tensors of `weights`.
 
-        kept: how many of each set, … × sets. What stands before the sets comes first in the masks too, as it does
-        in the weights of many clients that an engine computes at once.
+        kept: the number of channels of each set, with shape (..., sets). Leading dimensions come first in the masks
+        too, as they do in the weights of several clients that an engine computes at once.
         """
         masks: dict[str, Tensor] = {}
         for name in weights.keys() & self.axes.keys():
@@ -117,23 +118,23 @@ class Widths:
         return masks
 
     @contextmanager
-    def fitting(self, model: Model, weights: Weights) -> Iterator[None]:
-        """While entered, layers that work on groups of channels have as many groups as these weights have."""
+    def set_groups(self, model: Model, weights: Weights) -> Iterator[None]:
+        """Run the block with the number of groups of each layer set to the one that these weights have."""
         layers = [(model.module.get_submodule(name), *rest) for name, rest in self.grouped.items()]
         before = [getattr(layer, attribute) for layer, attribute, _ in layers]
         try:
-            for name, (layer, attribute, size) in zip(self.grouped, layers):
+            for name, (layer, attribute, size) in zip(self.grouped, layers, strict=True):
                 weight = f"{name}.weight"
-                # Counted from the back: in a stack of clients the client is the first dimension.
+                # Indexed from the back: in a stack of clients the client is the first dimension.
                 setattr(layer, attribute, weights[weight].shape[-len(self.shapes[weight])] // size)
             yield
         finally:
-            for (layer, attribute, _), number in zip(layers, before):
+            for (layer, attribute, _), number in zip(layers, before, strict=True):
                 setattr(layer, attribute, number)
 
 
 def widths_of(model: Model) -> Widths:
-    """How a model is sliced; an InputError where it cannot be."""
+    """How a model is sliced; an InputError if it cannot be sliced."""
     known = _KNOWN.get(model)
     if known is None:
         known = _KNOWN[model] = _widths(dict(model.shapes), find_channels(model.module))
@@ -150,5 +151,5 @@ def _widths(shapes: Mapping[str, torch.Size], found: Found) -> Widths:
 
 
 def _blocks(index: Tensor, size: int) -> Tensor:
-    """The entries of these channels, so many each."""
+    """The positions of the entries of these channels, `size` entries per channel."""
     return index if size == 1 else (index[:, None] * size + torch.arange(size)).flatten()

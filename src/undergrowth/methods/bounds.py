@@ -1,7 +1,8 @@
 """The bounds that tables compare with: every device alone, and all data in one place.
 
-local: a device trains a model of its own from the common start. Down: the seed of that start. Up: a receipt. The
-run's accuracy is the mean over the devices' models. central: the same on the pooled samples of all devices.
+local: a device trains a model of its own from common initial weights. Down: the seed of these weights. Up: only the
+number of samples. The run's accuracy is the mean over the devices' models. central: the same for one device that holds
+the samples of all.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="local", rounds=2)
@@ -15,36 +16,37 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from undergrowth.core import Context, Each, Method, Packet, Plan, Server, State, Sum, Task, View, Weights, not_finite
-from undergrowth.learning import GradientClient
+from undergrowth.core.names import SEED
+from undergrowth.learning import GradientClient, Trained
 
 
 @dataclass(frozen=True)
-class Alone(GradientClient):
-    """Goes on training its own model, which the seed in the first packet starts."""
+class LocalClient(GradientClient):
+    """Continues to train its own model; the seed in the packet gives its initial weights."""
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
-        return own.get("model") or common_start(task, down.scalars["seed"])
+        return own.get("model") or task.model.initial(int(down.scalars[SEED]))
 
-    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
-        problem = not_finite(trained)
-        tags = {"problem": problem} if problem else {}  # no tensor goes up, so the device has to say it itself
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        problem = not_finite(trained.packet)
+        tags = {"problem": problem} if problem else {}  # no tensor is sent, so the device reports the problem itself
         return Packet(scalars=trained.scalars, tags=tags), {"model": dict(trained.tensors)}
 
 
 @dataclass(frozen=True)
-class Seeding(Server):
-    """Sends the seed of the common start, round after round, and learns nothing."""
+class SeedServer(Server):
+    """Sends the seed of the initial weights in every round, and learns nothing."""
 
     reducer = Sum()
 
     def init(self, task: Task, context: Context) -> State:
-        return {"seed": float(context.key("model") >> 15)}  # 48 bits: exact as a float
+        return {SEED: float(context.key("model") >> 15)}  # 48 bits: exact as a float
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        return {"seed": down.scalars["seed"]}
+        return {SEED: down.scalars[SEED]}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        return self.ask(task, view, context, Packet(scalars={"seed": state["seed"]}))
+        return self.ask(task, view, context, Packet(scalars={SEED: state[SEED]}))
 
     def check(self, task: Task, up: Packet) -> str | None:
         return up.tags.get("problem")
@@ -55,32 +57,26 @@ class Seeding(Server):
 
 @dataclass(frozen=True)
 class Bound(Method):
-    """What the two share: the models are the devices' own."""
+    """The base of both methods: the models are the devices' own."""
 
-    client = Alone()
-    server = Seeding()
+    client = LocalClient()
+    server = SeedServer()
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         trained = Each(own, lambda device: own[device]["model"])
-        return trained or {"start": common_start(task, state["seed"])}
+        return trained or {"start": task.model.initial(int(state[SEED]))}
 
     def personal(self, task: Task, state: State, own: State) -> Weights:
-        return own["model"] if own else common_start(task, state["seed"])
+        return own["model"] if own else task.model.initial(int(state[SEED]))
 
 
 @dataclass(frozen=True)
 class Local(Bound):
     """Every device alone: what a device gets without taking part."""
 
-    pooled: ClassVar[bool] = False
-
 
 @dataclass(frozen=True)
 class Central(Bound):
-    """All samples in one place: what a federation gives up."""
+    """All samples in one place: the accuracy that a federation gives up."""
 
     pooled: ClassVar[bool] = True
-
-
-def common_start(task: Task, seed: float) -> Weights:
-    return task.model.initial(int(seed))

@@ -3,8 +3,8 @@
 Down: w. A device: E epochs of SGD from w. Up: w_k and its number of samples n_k.
 Server: w ← w + server_lr·Σ p_k·(w_k − w), p_k = n_k / Σ n. With server_lr = 1 that is the mean.
 
-Stragglers are dropped at the deadline. With reduced_epochs they do so many epochs instead, "FedAvg+" of Shi (Sheffield
-thesis, §4.5.2); with f_n they are drawn, each round or once.
+Stragglers are dropped at the deadline. With reduced_epochs they do that many epochs instead, "FedAvg+" of Shi
+(Sheffield thesis, §4.5.2); with f_n they are drawn at random, each round or once.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedavg", rounds=2)
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core import Method, option
-from undergrowth.learning import Averaging, GradientClient, StragglerOptions
+from undergrowth.learning import AveragingServer, GradientClient, StragglerOptions
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class FedAvg(StragglerOptions, Method):
     client = GradientClient()
 
     @property
-    def server(self) -> Averaging:  # type: ignore[override]
-        return self.averaging(self.server_lr)
+    def server(self) -> AveragingServer:
+        return self.averaging_server(self.server_lr)

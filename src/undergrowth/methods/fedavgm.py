@@ -1,6 +1,7 @@
 """FedAvgM (Hsu et al. 2019): FedAvg with momentum at the server.
 
-v ← momentum·v + Δ and w ← w + server_lr·v, where Δ is the weighted mean of w_k − w.
+v ← momentum·v + Δ and w ← w + server_lr·v, where Δ is the weighted mean of w_k − w. Buffers of BatchNorm are averaged
+without momentum.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedavgm", options={"momentum": 0.9}, rounds=2)
@@ -10,17 +11,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undergrowth.core import Method, option
-from undergrowth.learning import GradientClient, Momentum
+import torch
+
+from undergrowth.core import Context, Method, Packet, Server, State, Task, WeightedMean, option
+from undergrowth.core.names import MODEL
+from undergrowth.learning import GradientClient
+from undergrowth.learning.servers import has_no_samples, mean_changes, model_mismatch, with_mean_buffers
+
+
+@dataclass(frozen=True)
+class MomentumServer(Server):
+    options: FedAvgM
+    reducer = WeightedMean()
+
+    def init(self, task: Task, context: Context) -> State:
+        state = super().init(task, context)
+        return {**state, "velocity": {k: torch.zeros_like(state[MODEL][k]) for k in task.model.parameters}}
+
+    def check(self, task: Task, up: Packet) -> str | None:
+        return model_mismatch(task, up)
+
+    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+        if has_no_samples(total):
+            return state
+        model, velocity = state[MODEL], dict(state["velocity"])
+        for name, change in mean_changes(task, model, total).items():
+            velocity[name] = velocity[name] * self.options.momentum + change
+        updated = {name: model[name] + self.options.server_lr * velocity[name] for name in velocity}
+        return {**state, MODEL: {**with_mean_buffers(task, model, total), **updated}, "velocity": velocity}
 
 
 @dataclass(frozen=True)
 class FedAvgM(Method):
-    momentum: float = option(0.9, "share of the last step that is kept", at_least=0, below=1)
+    momentum: float = option(0.9, "fraction of the last step that is kept", at_least=0, below=1)
     server_lr: float = option(1.0, "step of the server", at_least=0)
 
     client = GradientClient()
 
     @property
-    def server(self) -> Momentum:  # type: ignore[override]
-        return Momentum(self.server_lr, self.momentum)
+    def server(self) -> MomentumServer:
+        return MomentumServer(self)

@@ -1,10 +1,10 @@
-"""FedBuff (Nguyen et al. 2022): no rounds; the server steps whenever K changes have come, however old they are.
+"""FedBuff (Nguyen et al. 2022): no rounds; the server steps whenever it has received K changes of any age.
 
-Down: w. A device: E epochs of SGD. Up: Δ_k = w_k − w and n_k. `concurrency` devices are at work at any time; who
-comes back is replaced at once. With K changes in the buffer: w ← w + server_lr·Σ p_k·s(age_k)·Δ_k, where the age
-counts the versions since the device was sent w. The paper weighs all devices alike (weighting="uniform"); here
-p_k = n_k / Σ n by default, so that K = concurrency = all devices, equally fast, is FedAvg. The statistics of BatchNorm
-take their mean change whatever server_lr is, and its counters the largest that came.
+Down: w. A device: E epochs of SGD. Up: Δ_k = w_k − w and n_k. `concurrency` devices are at work at any time; a device
+that answers is replaced at once. With K changes in the buffer: w ← w + server_lr·Σ p_k·s(age_k)·Δ_k, where the age is
+the number of versions since the device was sent w. The paper gives all devices equal weight (weighting="uniform"); here
+p_k = n_k / Σ n by default, so that K = concurrency = all devices, equally fast, is FedAvg. BatchNorm statistics take
+their mean change, independent of server_lr, and its counters the maximum.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedbuff", options={"buffer": 5, "concurrency": 10}, rounds=4)
@@ -31,63 +31,66 @@ from undergrowth.core import (
     WeightedMean,
     option,
 )  # fmt: skip
-from undergrowth.learning import GradientClient, Staleness, unlike_model
+from undergrowth.core.names import MODEL, SAMPLES
+from undergrowth.learning import GradientClient, Staleness, Trained, model_mismatch
 
 
 @dataclass(frozen=True)
-class SendsChange(GradientClient):
-    """Sends what changed: the server no longer has the version that this device started from."""
+class FedBuffClient(GradientClient):
+    """Sends the change of the model: the server no longer has the version that this device started from."""
 
-    def send(self, task: Task, down: Packet, trained: Packet, own: State) -> tuple[Packet, State]:
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
         change = {
-            name: value - down.tensors[name] if value.is_floating_point() else value  # counters as they are
+            name: value - trained.down.tensors[name] if value.is_floating_point() else value  # counters unchanged
             for name, value in trained.tensors.items()
         }
-        count = Packet(scalars={"samples": trained.scalars["samples"]})
-        return Packet.join({"change": Packet(change, trained.scalars), "count": count}), own
+        count = Packet(scalars={SAMPLES: trained.scalars[SAMPLES]})
+        return Packet.join({"change": Packet(change, trained.scalars), "count": count}), trained.own
 
 
 @dataclass(frozen=True)
-class Buffer(Server):
-    buffer: int
-    concurrency: int
-    lr: float
-    weight: str | None
-    staleness: Staleness
+class FedBuffServer(Server):
+    options: FedBuff
     asynchronous = True
     waits_for_all = False
 
     @property
+    def weight(self) -> str | None:
+        """The scalar of an upload that it is weighed by."""
+        return SAMPLES if self.options.weighting == "samples" else None
+
+    @property
     def reducer(self) -> Reducer:
-        return Named({"change": WeightedMean(self.weight, self.staleness), "count": WeightedMean(self.weight)})
+        change = WeightedMean(self.weight, Staleness(self.options.staleness))
+        return Named({"change": change, "count": WeightedMean(self.weight)})
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        return self.ask(task, view, context, Packet(state["model"]), self.concurrency - len(view.out))
+        return self.ask(task, view, context, Packet(state[MODEL]), self.options.concurrency - len(view.out))
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return unlike_model(task, up.part("change"))
+        return model_mismatch(task, up.part("change"))
 
     def ready(self, progress: Progress) -> bool:
-        return progress.arrived >= self.buffer
+        return progress.arrived >= self.options.buffer
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
         change, weight = total.part("change"), self.weight or "uploads"
-        everything = total.part("count").scalars[weight]
-        if not everything:
+        undiscounted = total.part("count").scalars[weight]
+        if not undiscounted:
             return state
         # The mean is over discounted weights; a stale buffer must also make a smaller step.
-        share = change.scalars[weight] / everything
-        moved = {}
-        for name, value in state["model"].items():
+        discount = change.scalars[weight] / undiscounted
+        updated = {}
+        for name, value in state[MODEL].items():
             if not value.is_floating_point():
-                moved[name] = torch.maximum(value, change.tensors[name])
+                updated[name] = torch.maximum(value, change.tensors[name])
             elif name in task.model.parameters:
-                moved[name] = value + (self.lr * share * change.tensors[name]).to(value.dtype)
+                updated[name] = value + (self.options.server_lr * discount * change.tensors[name]).to(value.dtype)
             else:
-                # Statistics have no rate of the server's; and an old change must not make a variance negative.
-                after = value + (share * change.tensors[name]).to(value.dtype)
-                moved[name] = after.clamp_min(0) if name.endswith("running_var") else after
-        return {**state, "model": moved}
+                # server_lr is for parameters only. A stale change must not make a variance negative.
+                after = value + (discount * change.tensors[name]).to(value.dtype)
+                updated[name] = after.clamp_min(0) if name.endswith("running_var") else after
+        return {**state, MODEL: updated}
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,14 @@ class FedBuff(Method):
     buffer: int = option(5, "changes that make a step", at_least=1)
     concurrency: int = option(10, "devices at work at any time", at_least=1)
     server_lr: float = option(1.0, "step of the server", at_least=0)
-    staleness: str = option("polynomial:0.5", "weight of an old change: constant, polynomial:A or hinge:A:B")
-    weighting: str = option("samples", "how changes are weighed besides their age", choices=("samples", "uniform"))
+    staleness: str = option("polynomial:0.5", "weight of a change by age: constant, polynomial:A or hinge:A:B")
+    weighting: str = option("samples", "weight of a change besides its age", choices=("samples", "uniform"))
 
-    client = SendsChange()
+    client = FedBuffClient()
 
     def check(self) -> None:
-        Staleness(self.staleness)(0)
+        Staleness(self.staleness)
 
     @property
-    def server(self) -> Buffer:  # type: ignore[override]
-        weight = "samples" if self.weighting == "samples" else None
-        return Buffer(self.buffer, self.concurrency, self.server_lr, weight, Staleness(self.staleness))
+    def server(self) -> FedBuffServer:
+        return FedBuffServer(self)

@@ -1,16 +1,18 @@
-"""FedFT, FedFT-RDS, FedFT-EDS (Shi, Sheffield thesis, §6.4): φ below `split` is fixed, only θ above it is tuned.
+"""FedFT, FedFT-RDS, FedFT-EDS (Shi, Sheffield thesis, §6.4): only θ above `split` is tuned, φ below it is fixed.
 
-A device picks samples with the received model, trains θ on them for `epochs` and sends θ_k and their number n_k:
-fedft those of the run's selector, all by default; fedft-rds a random share; fedft-eds those of highest entropy
-H = −Σ p·log p, p = softmax(z/ρ), with ρ = `temperature`. Server: θ ← Σ p_k·θ_k, p_k = n_k / Σ n. The first time a
-device is asked it gets φ as well and keeps it; after that only θ travels. φ runs in evaluation mode, so its BatchNorm
-statistics stay what they are. With share = 1 and all samples for fedft, all three are the same, bit for bit.
+A device selects samples with the received model, trains θ on them for `epochs` and sends θ_k and their number n_k.
+fedft uses the samples of the run's selector, all by default; fedft-rds a random fraction `share`; fedft-eds the
+fraction with the highest entropy H = −Σ p·log p, p = softmax(z/ρ), with ρ = `temperature`. Server: θ ← Σ p_k·θ_k,
+p_k = n_k / Σ n. The first time a device is asked it also gets φ and keeps it; after that only θ travels. φ runs in
+evaluation mode, so its BatchNorm statistics do not change. With share = 1 and all samples for fedft, all three are the
+same, bit for bit.
 
-The source pretrains: weights of a source domain (here `model.weights`), then one round of FedAvg by all devices without
-a deadline, then all are given φ. `warm_rounds` is the number of such rounds, in which everybody trains the whole model
-with the run's epochs and selector; the round after them hands out φ to all, also without a deadline.
+epochs: the source trains 5; the default is the run's. The source pretrains: weights of a source domain (here
+`model.weights`), then one round of FedAvg by all devices without a deadline, then all get φ. `warm_rounds` is the
+number of such rounds, in which all devices train the whole model with the run's epochs and selector. The round after
+them sends φ to all, also without a deadline.
 
-cache_features: φ(x) never changes, so a device computes it once, keeps it, and later picks and trains from there.
+cache_features: φ(x) never changes, so a device computes it once, keeps it, and selects and trains from there.
 
     >>> import undergrowth as ug
     >>> options = {"share": 0.5, "cache_features": True, "warm_rounds": 1}
@@ -20,89 +22,168 @@ cache_features: φ(x) never changes, so a device computes it once, keeps it, and
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from undergrowth.core import Context, Method, Packet, Plan, State, Task, View, option
-from undergrowth.learning import WARM, All, Averaging, Entropy, FineTuning, GradientClient, Random, Selector
+from torch import Tensor
 
-HANDING = "handing out"  # the phase of the round after the warm ones
+from undergrowth.core import (
+    All,
+    Batch,
+    Carry,
+    Context,
+    LoopClient,
+    Method,
+    Packet,
+    Plan,
+    Selector,
+    Shard,
+    State,
+    Steps,
+    Task,
+    View,
+    option,
+)  # fmt: skip
+from undergrowth.core.names import FINISH, MODEL, PHASE
+from undergrowth.learning import (
+    AveragingServer,
+    EntropySelector,
+    GradientClient,
+    RandomSelector,
+    UpperModel,
+    features_of,
+)
+
+WARM = "warm"  # phase in which devices train the whole model; also a scalar of the uploads of that phase
+HANDING = "handing out"  # phase of the round after the warm ones
 
 
 @dataclass(frozen=True)
-class Parts(Averaging):
-    """Sends φ to whoever has not answered in a round in which it was fixed, and to the others θ alone."""
+class FedFTClient(LoopClient):
+    """Trains the whole model in a warm round, and else the upper part, which alone is sent.
 
-    split: str = "mid"
-    warm_rounds: int = 0
+    own: `lower` is the lower part, from the first packet after the warm rounds; `maps` the cached features.
+    """
+
+    options: FineTuning
+
+    @property
+    def upper(self) -> GradientClient:
+        options = self.options
+        view = partial(UpperModel, level=options.split) if options.cache_features else None
+        return GradientClient(split=options.split, selector=options.selector, epochs=options.epochs, view=view)
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        if self.options.cache_features:
+            task.model.stage_of(self.options.split)  # raises an InputError if the model cannot be split there
+        if down.tags.get(PHASE) == WARM:
+            carry, steps = GradientClient().begin(task, down, shard, own, context)
+            return {**carry, "split": None}, steps
+        model = replace(down, tensors={**own.get("lower", {}), **down.tensors})
+        maps = self._maps(task, down, model, shard, own) if self.options.cache_features else None
+        above = shard if maps is None else Shard(maps, shard.y)
+        carry, steps = self.upper.begin(task, model, above, own, context)
+        return {**carry, "split": self.options.split, FINISH: {**carry[FINISH], "maps": maps}}, steps
+
+    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        client = GradientClient() if carry["split"] is None else self.upper
+        return client.step(task, carry, batch)
+
+    def finish(
+        self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
+    ) -> tuple[Packet, State]:
+        if carry["split"] is None:
+            up, own = GradientClient().finish(task, down, carry, shard, own, context)
+            return replace(up, scalars={**up.scalars, WARM: 1.0}), own
+        up, own = self.upper.finish(task, down, carry, shard, own, context)
+        maps = carry[FINISH]["maps"]
+        lower = {name: value for name, value in down.tensors.items() if name not in up.tensors}
+        if not lower and maps is own.get("maps"):
+            return up, own  # the same object, so that it is not written to disk again
+        return up, {"lower": lower or own.get("lower", {}), **({} if maps is None else {"maps": maps})}
+
+    def _maps(self, task: Task, down: Packet, model: Packet, shard: Shard, own: State) -> Tensor:
+        kept: Tensor | None = own.get("maps")
+        # Not usable if φ came again, which a server does that knows of no answer, or if the samples are others.
+        if kept is not None and len(kept) == len(shard) and own["lower"].keys().isdisjoint(down.tensors):
+            return kept
+        return features_of(task, model.tensors, shard.x, self.options.split)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFTServer(AveragingServer):
+    """Sends φ to devices that have not answered since it was fixed, and only θ to the others."""
+
+    options: FineTuning
 
     def init(self, task: Task, context: Context) -> State:
-        return {**super().init(task, context), "phase": WARM if self.warm_rounds else "", "rounds": 0}
+        return {**super().init(task, context), PHASE: WARM if self.options.warm_rounds else "", "rounds": 0}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        return {"model": {**state.get("model", {}), **down.tensors}, "phase": down.tags.get("phase", "")}
+        return {MODEL: {**state.get(MODEL, {}), **down.tensors}, PHASE: down.tags.get(PHASE, "")}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        model, phase = state["model"], state["phase"]
-        names = (*task.model.trainable(self.split), *task.model.upper_buffers(self.split))
+        model, phase, split = state[MODEL], state[PHASE], self.options.split
         if phase:
-            return Plan(dict.fromkeys(view.idle, Packet(model, tags={"phase": phase})))
+            return Plan(dict.fromkeys(view.idle, Packet(model, tags={PHASE: phase})))
+        names = (*task.model.trainable(split), *task.model.upper_buffers(split))
         whole, upper = Packet(model), Packet({name: model[name] for name in names})
-        holders = {child for child, said in view.heard.items() if WARM not in said}
+        holders = {child for child, heard in view.heard.items() if WARM not in heard}
         plan = self.ask(task, view, context, upper if holders.issuperset(view.idle) else whole)
         return replace(plan, sends={child: upper if child in holders else whole for child in plan.sends})
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        rounds = state["rounds"] + 1
-        after = HANDING if rounds == self.warm_rounds else ""
-        phase = WARM if rounds < self.warm_rounds else after
-        return {**super().step(task, state, total, context), "phase": phase, "rounds": rounds}
+        rounds, warm_rounds = state["rounds"] + 1, self.options.warm_rounds
+        after = HANDING if rounds == warm_rounds else ""
+        phase = WARM if rounds < warm_rounds else after
+        return {**super().step(task, state, total, context), PHASE: phase, "rounds": rounds}
 
 
 @dataclass(frozen=True)
-class Tuned(Method):
-    """What the three share; they differ in the samples that a device trains on."""
+class FineTuning(Method):
+    """The base of the three methods, which differ in the samples that a device trains on."""
 
     split: str = option("mid", "level of the model below which nothing is trained")
-    epochs: int | None = option(5, "epochs of tuning a round; None: the run's", at_least=1)
-    cache_features: bool = option(False, "devices keep the features of their samples instead of computing them again")
+    epochs: int | None = option(None, "epochs of tuning a round; None: the run's", at_least=1)
+    cache_features: bool = option(False, "devices keep the features of their samples instead of recomputing them")
     warm_rounds: int = option(0, "rounds at the start in which all devices train the whole model", at_least=0)
 
     @property
     def selector(self) -> Selector | None:
-        return None  # the run's
+        """The samples to train on; None: the run's selector."""
+        return None
 
     @property
-    def client(self) -> FineTuning:  # type: ignore[override]
-        tuned = GradientClient(split=self.split, selector=self.selector, epochs=self.epochs)
-        return FineTuning(tuned, self.cache_features)
+    def client(self) -> FedFTClient:
+        return FedFTClient(self)
 
     @property
-    def server(self) -> Parts:  # type: ignore[override]
-        return Parts(split=self.split, warm_rounds=self.warm_rounds)
+    def server(self) -> FedFTServer:
+        return FedFTServer(options=self)
 
 
 @dataclass(frozen=True)
-class FedFT(Tuned):
+class FedFT(FineTuning):
     """Federated fine-tuning of the upper part on the samples of the run's selector."""
 
 
 @dataclass(frozen=True)
-class FedFTRDS(Tuned):
+class FedFTRDS(FineTuning):
     """Federated fine-tuning of the upper part on random samples."""
 
-    share: float = option(0.1, "share of the samples that a device trains on", above=0, at_most=1)
+    share: float = option(0.1, "fraction of the samples that a device trains on", above=0, at_most=1)
 
     @property
     def selector(self) -> Selector:
-        return Random(self.share) if self.share < 1 else All()
+        return RandomSelector(self.share) if self.share < 1 else All()
 
 
 @dataclass(frozen=True)
-class FedFTEDS(Tuned):
+class FedFTEDS(FineTuning):
     """Federated fine-tuning of the upper part on the samples that the model is least certain of."""
 
-    share: float = option(0.1, "share of the samples that a device trains on", above=0, at_most=1)
+    share: float = option(0.1, "fraction of the samples that a device trains on", above=0, at_most=1)
     temperature: float = option(0.1, "divides the logits before the entropy; below 1 it hardens", above=0)
 
     @property
     def selector(self) -> Selector:
-        return Entropy(self.share, self.temperature) if self.share < 1 else All()
+        return EntropySelector(self.share, self.temperature) if self.share < 1 else All()

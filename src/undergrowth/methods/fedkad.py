@@ -1,19 +1,19 @@
 """FedKAD (Shi, Sheffield thesis, §5.5): device models of any size, taught by their consensus and by prototypes.
 
 Down: w_k, the device's own model. A device: E epochs of SGD; then the prototype F_k,c of every class c that it has,
-the mean of its maps at `level`. Up: w_k, n_k, the prototypes and how many samples each class has.
-Server: z = (1/K)·Σ z_k, the mean logits of the devices' models on `samples` generic samples, drawn anew every round;
+the mean of its maps at `level`. Up: w_k, n_k, the prototypes and the number of samples of each class.
+Server: z = (1/K)·Σ z_k, the mean logits of the devices' models on `samples` public samples, drawn anew every round;
 F_c, the mean of F_k,c over the devices that have the class (others are left out, not counted as zeros). The global
 model and every w_k learn KD(z) + beta·CE of the part above `level` on the pairs (F_c, c).
 KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z).
 
-The generic data is what the server holds: `public: 0.1`; its labels are not used. Device models are those of
-`model.ladder`; all must have maps of one shape at `level`, the last one before the pooling and the classifier.
+The public data is `public: 0.1`; its labels are not used. Device models are those of `model.ladder`; all must have maps
+of one shape at `level`, the last one before the pooling and the classifier.
 
-pretrain_epochs: in the first round every device trains so long on its own data, without a deadline. The source trains
-until a model stops improving; a fixed number of epochs can be priced before it is done. A device that is first
-reached in a later round goes without. Departures: losses are means over samples and classes (the source writes
-sums); prototypes pass BatchNorm in evaluation mode.
+pretrain_epochs: in the first round every device trains that long on its own data, without a deadline. The source trains
+until a model stops improving; a fixed number of epochs can be priced in advance. A device that is first reached in a
+later round does not pretrain. Departures: losses are means over samples and classes (the source writes sums);
+prototypes pass BatchNorm in evaluation mode.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedkad", options={"pretrain_epochs": 5}, public=0.1, clients=4, rounds=2)
@@ -21,65 +21,133 @@ sums); prototypes pass BatchNorm in evaluation mode.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from undergrowth.core import Context, Fitted, Method, Packet, Shard, State, Task, Weights, option
-from undergrowth.learning.distillation import LOSSES, TEACHER, Distillation, consensus, draw_of, draw_seed, taught
-from undergrowth.learning.ladder import LadderClient, check_alike, generic_data
-from undergrowth.learning.own_models import OwnModels, all_models, seen_by, weights_of
-from undergrowth.learning.prototypes import PrototypeLoss, mean_prototypes, prototypes_of
-from undergrowth.learning.selectors import predictions
+from undergrowth.core.names import X, Y
+from undergrowth.learning.distillation import (
+    LOSSES,
+    TEACHER,
+    Distillation,
+    check_same_shapes,
+    consensus,
+    draw_public,
+    draw_seed,
+    public_data,
+    train_on_server,
+)
+from undergrowth.learning.features import features_of, predictions
+from undergrowth.learning.gradient_client import GradientClient, Trained
+from undergrowth.learning.objectives import LossInputs, Objective
+from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
+
+
+def prototypes_of(task: Task, weights: Weights, shard: Shard, level: str) -> tuple[Tensor, Tensor]:
+    """For each class the mean of the maps at `level` (classes × map), and the number of samples.
+
+    A class without samples has zeros, and a count of 0.
+    """
+    counts = torch.zeros(task.classes, device=shard.x.device)
+    sums: Tensor | None = None
+    # In batches of the training size, so that a device that can train has enough memory for this too.
+    batches = zip(shard.x.split(task.train.batch), shard.y.split(task.train.batch), strict=True)
+    for x, y in batches:
+        maps = features_of(task, weights, x, level)
+        sums = maps.new_zeros(task.classes, *maps.shape[1:]) if sums is None else sums
+        sums = sums.index_add(0, y, maps)
+        counts = counts.index_add(0, y, torch.ones_like(y, dtype=counts.dtype))
+    if sums is None:
+        raise ValueError("there are no samples to make prototypes of")
+    return sums / counts.clamp_min(1).reshape(-1, *[1] * (sums.dim() - 1)), counts
+
+
+def mean_prototypes(sent: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The mean prototype of every class that some device has, and these classes.
+
+    sent: prototypes and counts. Devices that hold the class have equal weight; the others are ignored.
+    """
+    pairs = list(sent)
+    has = torch.stack([counts for _, counts in pairs]) > 0
+    maps = torch.stack([each for each, _ in pairs])
+    present = has.any(0)
+    weights = has.to(maps.dtype) / has.sum(0).clamp_min(1)
+    mean = torch.einsum("dc,dc...->c...", weights, maps)
+    return mean[present], present.nonzero().flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class PrototypeCrossEntropy(Objective):
+    """Mean cross-entropy of the part above `level` on the prototypes.
+
+    That part runs in evaluation mode, so that a few means do not become the statistics of its BatchNorm layers.
+    """
+
+    level: str
+    prototypes: Tensor
+    classes: Tensor
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        weights = {**inputs.received, **inputs.output.buffers, **inputs.trained}
+        logits = inputs.task.model.run(weights, self.prototypes, start=self.level).logits
+        return F.cross_entropy(logits, self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedKADClient(GradientClient):
+    """Sends the prototypes of its classes beside the model."""
+
+    options: FedKAD
+
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        maps, counts = prototypes_of(trained.task, trained.tensors, trained.shard, self.options.level)
+        tensors = {**trained.tensors, "prototypes/maps": maps, "prototypes/counts": counts}
+        return Packet(tensors, trained.scalars), trained.own
 
 
 @dataclass(frozen=True)
-class PrototypeClient(LadderClient):
-    """Sends the mean map of each of its classes along."""
+class FedKADServer(OwnModelsServer):
+    """Teaches all models the consensus of the devices' models and the prototypes."""
 
-    level: str = "up"
+    options: FedKAD
 
-    def conclude(
-        self, task: Task, down: Packet, trained: Packet, shard: Shard, own: State, context: Context
-    ) -> tuple[Packet, State]:
-        maps, counts = prototypes_of(task, trained.tensors, shard, self.level)
-        return replace(trained, tensors={**trained.tensors, "prototypes/maps": maps, "prototypes/counts": counts}), own
-
-
-@dataclass(frozen=True)
-class Consenting(OwnModels):
-    """Teaches all models what the devices' models agree on, and the prototypes."""
-
-    beta: float = 1.0
-    loss: str = "l1"
-    level: str = "up"
-    samples: int = 5000
-    lr: float = 0.1
-    epochs: int = 5
-    batch: int = 64
-    device_beta: float | None = None
+    @property
+    def pretrain_epochs(self) -> int:
+        return self.options.pretrain_epochs
 
     def init(self, task: Task, context: Context) -> State:
-        check_alike(task, generic_data(task, "fedkad").x, (self.level,))
+        check_same_shapes(task, public_data(task, "fedkad").x, (self.options.level,))
         return super().init(task, context)
 
     def teach(
         self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
     ) -> tuple[Weights, Mapping[str, Weights]]:
-        public = generic_data(task, "fedkad")
-        some = public.take(draw_of(public, self.samples, draw_seed(context)))
-        logits = consensus(predictions(seen_by(task, up), weights_of(up), some) for up in uploads.values())
+        options, public = self.options, public_data(task, "fedkad")
+        drawn = public.take(draw_public(public, options.samples, draw_seed(context)))
+        logits = consensus(predictions(sender_task(task, up), uploaded_weights(up), drawn) for up in uploads.values())
         sent = [up.part("prototypes").tensors for up in uploads.values()]
         maps, classes = mean_prototypes((each["maps"], each["counts"]) for each in sent)
-        data = {"x": some.x, "y": some.y, TEACHER: logits}
 
-        def learned(task: Task, weights: Weights, beta: float) -> Weights:
-            objective = Distillation(self.loss) + beta * PrototypeLoss(self.level, maps, classes)
-            return taught(task, weights, data, objective, context, lr=self.lr, epochs=self.epochs, batch=self.batch)
+        def train(task: Task, weights: Weights, beta: float) -> Weights:
+            return train_on_server(
+                task,
+                weights,
+                {X: drawn.x, Y: drawn.y, TEACHER: logits},
+                Distillation(options.loss) + beta * PrototypeCrossEntropy(options.level, maps, classes),
+                context,
+                lr=options.server_lr,
+                epochs=options.server_epochs,
+                batch=options.server_batch,
+            )
 
-        of_devices = self.beta if self.device_beta is None else self.device_beta
-        return learned(task, model, self.beta), {
-            path: learned(seen_by(task, up), weights_of(up), of_devices) for path, up in uploads.items()
+        device_beta = options.beta if options.device_beta is None else options.device_beta
+        return train(task, model, options.beta), {
+            path: train(sender_task(task, up), uploaded_weights(up), device_beta) for path, up in uploads.items()
         }
 
 
@@ -90,7 +158,7 @@ class FedKAD(Method):
     beta: float = option(1.0, "weight of the cross-entropy on prototypes", at_least=0)
     loss: str = option("l1", "distance of logits from the consensus", choices=LOSSES)
     level: str = option("up", "level whose maps are averaged")
-    samples: int = option(5000, "generic samples that are drawn for a round", at_least=1)
+    samples: int = option(5000, "public samples that are drawn for a round", at_least=1)
     server_lr: float = option(0.1, "learning rate at the server", above=0)
     server_epochs: int = option(5, "epochs at the server", at_least=1)
     server_batch: int = option(64, "samples in a batch of the server's training", at_least=1)
@@ -98,15 +166,12 @@ class FedKAD(Method):
     device_beta: float | None = option(None, "beta for the devices' models; None: the same", at_least=0)
 
     @property
-    def client(self) -> PrototypeClient:  # type: ignore[override]
-        return PrototypeClient(level=self.level)
+    def client(self) -> FedKADClient:
+        return FedKADClient(options=self)
 
     @property
-    def server(self) -> Consenting:  # type: ignore[override]
-        return Consenting(
-            self.pretrain_epochs, self.beta, self.loss, self.level, self.samples, self.server_lr, self.server_epochs,
-            self.server_batch, self.device_beta,
-        )  # fmt: skip
+    def server(self) -> FedKADServer:
+        return FedKADServer(self)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
         return all_models(task, state)

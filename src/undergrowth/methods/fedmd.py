@@ -1,17 +1,17 @@
-"""FedMD (Li and Wang 2019; with a global model: Shi, Sheffield thesis, §5.6): devices agree on logits of public data.
+"""FedMD (Li and Wang 2019; with a global model: Shi, Sheffield thesis, §5.6): devices share logits of public data.
 
-Down: the consensus of the last round, and two numbers from which a device draws the same public samples as the
-server: those that the consensus is about, and those of this round. A device keeps its model w_k, which may be of any
-size (`model.ladder`). It digests: `digest_epochs` of learning the consensus, KD; then it trains E epochs on its own
-data. Up: its logits on this round's `samples` public samples. Server: consensus z = (1/K)·Σ z_k; a global model learns
-KD(z). KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z).
+Down: the consensus of the last round, and two seeds from which a device draws the same public samples as the server:
+those of the consensus, and those of this round. A device keeps its model w_k, which may be of any size
+(`model.ladder`). It learns the consensus for `digest_epochs`, KD, then trains E epochs on its own data. Up: its logits
+on this round's `samples` public samples. Server: consensus z = (1/K)·Σ z_k; a global model learns KD(z).
+KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z).
 
-The public data is `public: 0.1`; nobody reads its labels. Devices are taken to have it: getting it is in no price.
-Evaluated are the global model and, as "accuracy/devices", the mean of the devices' models.
+The public data is `public: 0.1`; its labels are not used. Devices are assumed to have it: sending it is in no price.
+The global model is evaluated and, as "accuracy/devices", the mean of the devices' models.
 
-pretrain_epochs: in the first round every device trains so long on its own data, without a deadline (the source: until
-it stops improving). A device that is first reached later goes without. Departures: the source first trains devices on
-labelled public data too. Digesting has the run's optimiser, rate and batches.
+pretrain_epochs: in the first round every device trains that long on its own data, without a deadline (in the source
+until it stops improving). A device that is first reached later does not pretrain. Departures: the source first trains
+devices on labelled public data too. Learning the consensus uses the run's optimiser, learning rate and batch size.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedmd", options={"pretrain_epochs": 5}, public=0.1, clients=4, rounds=2)
@@ -24,72 +24,174 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
-from undergrowth.core import Context, Each, Fitted, Method, Packet, Plan, Server, State, Task, View, Weights, option
-from undergrowth.core.reducers import WeightedMean
-from undergrowth.learning.digestion import CONSENSUS, DIGESTED, DRAW, SEED, Digesting, Digestion
-from undergrowth.learning.distillation import LOSSES, TEACHER, Distillation, draw_of, draw_seed, taught
-from undergrowth.learning.ladder import MODEL, ask_each, check_alike, fitted, generic_data, rungs_of
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from undergrowth.core import (
+    All,
+    Context,
+    Each,
+    Fitted,
+    Method,
+    Packet,
+    Plan,
+    Server,
+    Shard,
+    State,
+    Steps,
+    Task,
+    View,
+    WeightedMean,
+    Weights,
+    option,
+)  # fmt: skip
+from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, SEED, X, Y
+from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained, train_on_server
+from undergrowth.learning.distillation import (
+    LOSSES,
+    TEACHER,
+    check_same_shapes,
+    draw_public,
+    draw_seed,
+    logit_distances,
+    public_data,
+)
+from undergrowth.learning.gradient_client import shuffled_steps, without_small_batches
+from undergrowth.learning.ladder import assign_models, fit
+from undergrowth.learning.planning import ask_each
+
+CONSENSUS = "consensus"  # tensor of a packet
+DIGESTED, DRAW = "digested", "draw"  # scalars: seeds of the public samples of the consensus, and of this round
+PUBLIC = "public"  # entry of a batch: whether a sample is public
 
 
 @dataclass(frozen=True)
-class Agreeing(Server):
-    """Sends the consensus of the last round, makes the next one, and teaches it to a global model.
+class Digestion(Objective):
+    """The distance from the consensus for public samples, and the cross-entropy for the device's own."""
 
-    state: `known` is what all are sent; `epochs` those of the first round, and then 0.
+    loss: str = "l1"
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        logits, batch = inputs.output.logits, inputs.batch
+        own = F.cross_entropy(logits, batch[Y].clamp_min(0), reduction="none")
+        if TEACHER not in batch:
+            return inputs.mean(own)
+        return inputs.mean(torch.where(batch[PUBLIC], logit_distances(self.loss, logits, batch[TEACHER]), own))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMDClient(GradientClient):
+    """Learns the consensus, trains on its own samples, and sends its logits on this round's public samples."""
+
+    options: FedMD
+
+    def start(self, task: Task, down: Packet, own: State) -> Weights:
+        if own.get("model") == down.tags[MODEL_NAME]:
+            kept: Weights = own["weights"]
+            return kept
+        return task.model.initial(int(down.scalars[SEED]))
+
+    def batches(self, task: Task, down: Packet, steps: Steps, shard: Shard, own: State, context: Context) -> Steps:
+        teacher = down.tensors.get(CONSENSUS)
+        if teacher is None:
+            return steps
+        public, drawn = self._draw(task, down.scalars[DIGESTED])
+        count = len(drawn)
+        # Public and own samples in one data set; each epoch, and so each batch, has samples of one kind only.
+        data = {X: _concatenate(public.x, drawn, shard.x), Y: _concatenate(public.y, drawn, shard.y)}
+        data[TEACHER] = torch.cat([teacher, teacher.new_zeros(len(shard), teacher.shape[1])])
+        data[PUBLIC] = torch.arange(count + len(shard), device=shard.x.device) < count
+        shown, generator = Shard(data[X][:count], data[Y][:count]), context.generator("digest")
+        digesting = shuffled_steps(task, {}, shown, All(), self.options.digest_epochs, steps.batch, generator)
+        first = without_small_batches(digesting, task.model.smallest_batch()).epochs
+        return Steps(data, (*first, *(order + count for order in steps.epochs)), steps.batch)
+
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        task, weights = trained.task, dict(trained.tensors)
+        public, drawn = self._draw(task, trained.down.scalars[DRAW])
+        with torch.no_grad():
+            # In batches of the training size, so that a device that can train has enough memory for this too.
+            logits = torch.cat([task.model(weights, public.x[rows]) for rows in drawn.split(task.train.batch)])
+        own = {"model": trained.down.tags[MODEL_NAME], "weights": weights}
+        return Packet({"logits": logits}, trained.scalars), own
+
+    def _draw(self, task: Task, seed: float) -> tuple[Shard, Tensor]:
+        public = public_data(task, "fedmd")
+        return public, draw_public(public, self.options.samples, seed).to(public.x.device)
+
+
+def _concatenate(public: Tensor, drawn: Tensor, own: Tensor) -> Tensor:
+    """The drawn public samples followed by the device's own, without a temporary copy of the former."""
+    both = own.new_empty(len(drawn) + len(own), *own.shape[1:])
+    torch.index_select(public, 0, drawn, out=both[: len(drawn)])
+    both[len(drawn) :].copy_(own)
+    return both
+
+
+@dataclass(frozen=True)
+class FedMDServer(Server):
+    """Sends the consensus of the last round, computes the next one, and trains the global model on it.
+
+    state: `known` is the packet for all devices; `epochs` those of the first round, and then 0.
     """
 
-    pretrain_epochs: int = 0
-    loss: str = "l1"
-    samples: int = 5000
-    lr: float = 0.1
-    epochs: int = 5
-    batch: int = 64
+    options: FedMD
     reducer = WeightedMean(None)
 
     def init(self, task: Task, context: Context) -> State:
-        check_alike(task, generic_data(task, "fedmd").x, ())
+        check_same_shapes(task, public_data(task, "fedmd").x, ())
         known = Packet(scalars={SEED: float(context.key("device models") >> 15)})  # 48 bits: exact as a float
-        return {**super().init(task, context), "known": known, "epochs": self.pretrain_epochs}
+        return {**super().init(task, context), "known": known, EPOCHS: self.options.pretrain_epochs}
 
     def steady_state(self, task: Task, state: State) -> State:
-        known, public = state["known"], generic_data(task, "fedmd")
+        known, public = state["known"], public_data(task, "fedmd")
         if CONSENSUS not in known.tensors:
             one = task.model(task.model.initial(0), public.x[:1]).detach()
-            consensus = one.new_zeros(min(self.samples, len(public)), one.shape[1])
+            consensus = one.new_zeros(min(self.options.samples, len(public)), one.shape[1])
             known = Packet({CONSENSUS: consensus}, {**known.scalars, DIGESTED: 0.0})
-        return {**state, "known": known, "epochs": 0}
+        return {**state, "known": known, EPOCHS: 0}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        numbers = {name: down.scalars[name] for name in (SEED, DIGESTED) if name in down.scalars}
-        known = Packet(down.tensors, numbers)
-        return {"known": known, DRAW: down.scalars[DRAW], "epochs": int(down.scalars.get("epochs", 0))}
+        seeds = {name: down.scalars[name] for name in (SEED, DIGESTED) if name in down.scalars}
+        known = Packet(down.tensors, seeds)
+        return {"known": known, DRAW: down.scalars[DRAW], EPOCHS: int(down.scalars.get(EPOCHS, 0))}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         def packet(state: State) -> Packet:
-            numbers = {DRAW: state.get(DRAW, draw_seed(context)), **state["known"].scalars}
-            epochs = {"epochs": float(state["epochs"])} if state["epochs"] else {}
-            return replace(state["known"], scalars={**numbers, **epochs})
+            seeds = {DRAW: state.get(DRAW, draw_seed(context)), **state["known"].scalars}
+            epochs = {EPOCHS: float(state[EPOCHS])} if state[EPOCHS] else {}
+            return Packet(state["known"].tensors, {**seeds, **epochs})
 
-        whole, later = packet(state), packet(self.steady_state(task, state))
-        asking = cache(lambda name: replace(whole, tags={MODEL: name}))
-        chosen = rungs_of(task, view, cache(lambda name: replace(later, tags={MODEL: name})))
-        packets = {device: asking(name) for device, name in chosen.items()}
-        packets.update(dict.fromkeys(view.nodes, whole))
-        return ask_each(self, task, view, context, packets, everybody=state["epochs"] > 0)
+        first, later = packet(state), packet(self.steady_state(task, state))
+        named = cache(lambda name: replace(first, tags={MODEL_NAME: name}))
+        assigned = assign_models(task, view, cache(lambda name: replace(later, tags={MODEL_NAME: name})))
+        packets = {device: named(name) for device, name in assigned.items()}
+        packets.update(dict.fromkeys(view.nodes, first))
+        return ask_each(self, task, view, context, packets, everybody=state[EPOCHS] > 0)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        count = min(self.samples, len(generic_data(task, "fedmd")))
+        count = min(self.options.samples, len(public_data(task, "fedmd")))
         if up.tensors.keys() != {"logits"} or up.tensors["logits"].shape[0] != count:
             return f"it must be the logits of {count} public samples"
         return None
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        public, draw, logits = generic_data(task, "fedmd"), draw_seed(context), total.tensors["logits"]
-        some = public.take(draw_of(public, self.samples, draw))
-        data, objective = {"x": some.x, "y": some.y, TEACHER: logits}, Distillation(self.loss)
-        model = taught(task, state["model"], data, objective, context, lr=self.lr, epochs=self.epochs, batch=self.batch)
-        known = Packet({CONSENSUS: logits}, {SEED: state["known"].scalars[SEED], DIGESTED: draw})
-        return {**state, "model": model, "known": known, "epochs": 0}
+        options, public, seed = self.options, public_data(task, "fedmd"), draw_seed(context)
+        logits = total.tensors["logits"]
+        drawn = public.take(draw_public(public, options.samples, seed))
+        model = train_on_server(
+            task,
+            state[MODEL],
+            {X: drawn.x, Y: drawn.y, TEACHER: logits},
+            Distillation(options.loss),
+            context,
+            lr=options.server_lr,
+            epochs=options.server_epochs,
+            batch=options.server_batch,
+        )
+        known = Packet({CONSENSUS: logits}, {SEED: state["known"].scalars[SEED], DIGESTED: seed})
+        return {**state, MODEL: model, "known": known, EPOCHS: 0}
 
 
 @dataclass(frozen=True)
@@ -101,25 +203,24 @@ class FedMD(Method):
     digest_epochs: int = option(1, "epochs in which a device learns the consensus", at_least=1)
     server_lr: float = option(0.1, "learning rate of the global model", above=0)
     server_epochs: int = option(5, "epochs of the global model", at_least=1)
-    server_batch: int = option(64, "samples in a batch of it", at_least=1)
+    server_batch: int = option(64, "samples in a batch of the global model", at_least=1)
     pretrain_epochs: int = option(20, "epochs of every device in the first round; 0: the run's", at_least=0)
 
     @property
-    def client(self) -> Digesting:  # type: ignore[override]
-        return Digesting(Digestion(self.loss), samples=self.samples, digest_epochs=self.digest_epochs)
+    def client(self) -> FedMDClient:
+        return FedMDClient(Digestion(self.loss), options=self)
 
     @property
-    def server(self) -> Agreeing:  # type: ignore[override]
-        training = (self.server_lr, self.server_epochs, self.server_batch)
-        return Agreeing(self.pretrain_epochs, self.loss, self.samples, *training)
+    def server(self) -> FedMDServer:
+        return FedMDServer(self)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
         def read(name: str) -> Weights | Fitted:
             if name == "global":
-                weights: Weights = state["model"]
+                weights: Weights = state[MODEL]
                 return weights
             kept = own[names[name]]
-            return fitted(task, kept[MODEL], kept["weights"])
+            return fit(task, kept["model"], kept["weights"])
 
         names = {"global": "", **{f"devices/{device}": device for device in own}}
         return Each(names, read)

@@ -1,16 +1,16 @@
-"""MOON (Li et al. 2021): FedAvg with features that stay near the global model's and leave the device's last ones.
+"""MOON (Li et al. 2021): FedAvg with features near the global model's and away from the device's previous model's.
 
 Down: w. A device minimises its loss + mu·c with, for every sample,
-c = −log(exp(s(z, z_glob)/τ) / (exp(s(z, z_glob)/τ) + exp(s(z, z_prev)/τ)));
+c = −log(exp(s(z, z_glob)/τ) / (exp(s(z, z_glob)/τ) + exp(s(z, z_prev)/τ))).
 z are the features that enter the last layer of the model in training, z_glob those of the received model, z_prev those
-of the model that the device itself sent last, s is the cosine similarity and τ the temperature. Up: w_k and n_k.
-A device that is asked for the first time takes the received model as its previous one: the two sides then cancel
-and it trains as in FedAvg. With mu = 0 it is FedAvg, bit for bit. With reduced_epochs stragglers do so many epochs,
-"MOON+" of Shi (Sheffield thesis, §4.5.2); with f_n they are drawn, each round or once.
+of the model that the device sent last, s is the cosine similarity and τ the temperature. Up: w_k and n_k.
+A device that is asked for the first time uses the received model as its previous one: c is then constant and it trains
+as in FedAvg. With mu = 0 it is FedAvg, bit for bit. With reduced_epochs stragglers do that many epochs, "MOON+" of Shi
+(Sheffield thesis, §4.5.2); with f_n they are drawn at random, each round or once.
 
-Departures: the paper puts a projection of two layers before the comparison; here the model stays as it is. z_glob and
-z_prev are of models that stand still, in evaluation mode as in the authors' code, and are computed once for a job
-instead of in every epoch: the same values at a fraction of the price.
+Departures: the paper puts a projection of two layers before the comparison; here the model is unchanged. z_glob and
+z_prev are computed once per job instead of in every epoch. Their models are fixed and in evaluation mode, as in the
+authors' code, so the values are the same at a fraction of the price.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="moon", options={"mu": 0.1}, rounds=2)
@@ -21,7 +21,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core import Method, option
-from undergrowth.learning import Averaging, Contrastive, CrossEntropy, GradientClient, Remembering, StragglerOptions
+from undergrowth.learning import (
+    AveragingServer,
+    Contrastive,
+    ContrastiveClient,
+    CrossEntropy,
+    GradientClient,
+    StragglerOptions,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,11 @@ class Moon(StragglerOptions, Method):
     temperature: float = option(0.5, "divides the similarities: the lower, the more the nearest counts", above=0)
 
     @property
-    def server(self) -> Averaging:  # type: ignore[override]
-        return self.averaging()
+    def server(self) -> AveragingServer:
+        return self.averaging_server()
 
     @property
-    def client(self) -> GradientClient:  # type: ignore[override]
+    def client(self) -> GradientClient:
         if not self.mu:
             return GradientClient()
-        return Remembering(CrossEntropy() + self.mu * Contrastive(self.temperature))
+        return ContrastiveClient(CrossEntropy() + self.mu * Contrastive(self.temperature))

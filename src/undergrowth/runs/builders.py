@@ -171,18 +171,22 @@ def _check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
         )
 
 
-def check_models(task: Task, x: torch.Tensor) -> None:
-    """Raises `InputError` if the output of a model for the single sample `x` does not fit the labels."""
-    _check_model(task, x)
+def check_models(task: Task, x: torch.Tensor) -> Task:
+    """The task, with models that know at which levels they cannot be trained on one sample.
+
+    Raises `InputError` if the output of a model for the single sample `x` does not fit the labels.
+    """
+    checked, ladder = _check_model(task, x), {}
     for name, model in task.ladder.items():
         try:
-            _check_model(replace(task, model=model), x)
+            ladder[name] = _check_model(replace(task, model=model), x)
         except InputError as error:
             raise InputError(f"model.ladder '{name}': {str(error).removeprefix('model: ')}") from None
+    return replace(task, model=checked, ladder=ladder)
 
 
-def _check_model(task: Task, x: torch.Tensor) -> None:
-    weights = task.model.initial(0)
+def _check_model(task: Task, x: torch.Tensor) -> Model:
+    model, weights = task.model, task.model.initial(0)
     try:
         with torch.no_grad():
             copy = x.clone()
@@ -193,8 +197,8 @@ def _check_model(task: Task, x: torch.Tensor) -> None:
     if copy._version:
         raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
     if not _trains(task.model, weights, x, True):
-        above = (level for level in task.model.levels if not _trains(task.model, weights, x, level))
-        task.model.not_alone = frozenset((None, *above))
+        above = (level for level in model.levels if not _trains(model, weights, x, level))
+        model = model.with_not_alone(frozenset((None, *above)))
     if not isinstance(output, torch.Tensor):
         raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
     if output.dim() != 2 or output.shape[1] < task.classes:
@@ -202,6 +206,7 @@ def _check_model(task: Task, x: torch.Tensor) -> None:
             f"model: its output for one sample has shape {tuple(output.shape[1:])}; "
             f"the data needs ({task.classes},), one value for each class"
         )
+    return model
 
 
 def _trains(model: Model, weights: Weights, x: torch.Tensor, part: str | bool) -> bool:

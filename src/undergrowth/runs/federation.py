@@ -17,7 +17,7 @@ from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, Settings, States, World
 from undergrowth.exchange import Driver, Links
-from undergrowth.learning import selection, selector
+from undergrowth.learning import build_sampler, build_selector
 from undergrowth.runs.builders import (
     build_ladder,
     build_method,
@@ -86,7 +86,7 @@ def federate(
     sample = population.train(with_samples[0]).x[:1]
     task = _task(experiment, population, public, model)
     if not isinstance(model, Model) or task.ladder:
-        check_models(task, sample.to(task.model.device))
+        task = check_models(task, sample.to(task.model.torch_device))
     topology = build_topology("star" if method.pooled else experiment.topology, population.devices)
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
@@ -94,7 +94,7 @@ def federate(
     nodes = _nodes(experiment, method, task, topology, set(with_samples))
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
-    device = task.model.device
+    device = task.model.torch_device
     world = World(task, method.client, servers, population, States(device=device), links, device)
     clock = build_clock(experiment, devices, population, world, sample.dtype)
     for node in nodes.values():
@@ -130,13 +130,12 @@ def _task(
 ) -> Task:
     train = experiment.train_settings()
     functional, ladder = build_model(experiment, population, model), build_ladder(experiment, population, model)
-    asks, picks = selection(experiment.train.sampler, train), selector(experiment.train.selector)
-    for each in (functional, *ladder.values()):
-        each.mixed = experiment.run.precision == "bf16"
+    asks, picks = build_sampler(experiment.train.sampler, train), build_selector(experiment.train.selector)
     places = [check_torch_device(name) for name in engine_settings(experiment).devices]
     # Worker processes have torch devices of their own, and the server then computes on the CPU.
     device = "cpu" if experiment.run.engine == "processes" else places[0]
-    return Task(functional, population.classes, train, asks, public, picks, ladder).to(device)
+    task = Task(functional, population.classes, train, asks, public, picks, ladder).to(device)
+    return task.with_models(lambda each: each.with_precision(experiment.run.precision == "bf16"))
 
 
 def _nodes(

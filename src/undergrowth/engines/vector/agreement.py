@@ -9,8 +9,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from undergrowth.core import Model
-
 # Between a step in a stack and the same alone, as a share of the length of the step: in all tensors together, and in
 # any one. Rounding can take a single value over a kink of an activation, which a small tensor behind it feels.
 ALLOWED, ALLOWED_IN_ONE = 0.02, 0.2
@@ -18,15 +16,13 @@ ROUNDING = 1e-6  # of the length of all that stands beside it, for what is zero 
 
 
 @contextmanager
-def full_precision(model: Model) -> Iterator[None]:
+def full_precision() -> Iterator[None]:
     """Without the shortcuts that a run may take: what is compared must differ by rounding alone."""
-    mixed, model.mixed = model.mixed, False
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        model.mixed = mixed
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Carry, tensors_in
+from undergrowth.core.names import FINISH
 
 MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
-FINISH = "finish"  # the entry of a carry that no step looks at
 
 
 def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, LoopClient, tensors_in
+from undergrowth.core.names import WEIGHT
 from undergrowth.engines.vector.carries import apart, copied, part
 from undergrowth.engines.vector.stack import Batches, borders
 
@@ -116,7 +117,7 @@ class Recording:
 
     def __init__(self, step: Callable[..., Carry], carry: Carry, batch: Batch, weights: Tensor) -> None:
         self.carry, self.tensors = carry, list(tensors_in(carry))
-        self.batch, self.weights = {**batch, "share": weights[0].flatten()}, weights
+        self.batch, self.weights = {**batch, WEIGHT: weights[0].flatten()}, weights
         self.pool: Any = None
         self.possible = True
         self._step = step

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Carry, LoopClient, Shard, State, Steps, tensors_in
-from undergrowth.engines.vector.carries import FINISH, signature
+from undergrowth.core.names import FINISH, WEIGHT
+from undergrowth.engines.vector.carries import signature
 from undergrowth.engines.vector.room import GPU_CLIENTS
 from undergrowth.engines.world import Job
 
@@ -107,18 +108,18 @@ class Batches:
         self.active = (real > 0).sum(0).tolist()  # by step: clients that still do it
         self._full = (real == batch).all(0, where=real > 0).tolist()
         inside = np.arange(batch) < real[:, :, None]
-        share = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(np.float32)
+        weight = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(np.float32)
         mask = (inside | (real[:, :, None] == 0)).astype(np.float32)
         # By step, then client: what one step needs lies together.
         self._table = _there(table.transpose(1, 0, 2), device)
-        self._weights = _there(np.stack([share, mask]).transpose(2, 0, 1, 3), device)
+        self._weights = _there(np.stack([weight, mask]).transpose(2, 0, 1, 3), device)
 
     def at(self, step: int, places: int) -> tuple[dict[str, Tensor], Tensor | None]:
         """The long batch of the first so many places, and which of its samples are real (None: all)."""
         positions = self._table[step, :places].reshape(-1)
         batch = {name: values.index_select(0, positions) for name, values in self.pool.items()}
-        share, mask = self._weights[step, :, :places]
-        batch["share"] = share.reshape(-1)
+        weight, mask = self._weights[step, :, :places]
+        batch[WEIGHT] = weight.reshape(-1)
         return batch, None if self._full[step] else mask
 
     def room(self, places: int) -> tuple[dict[str, Tensor], Tensor]:

@@ -15,10 +15,11 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, InputError, LoopClient, Packet, State, Updates, joined, shares
+from undergrowth.core import Batch, Carry, InputError, LoopClient, Packet, State, Task, Updates, joined, shares
+from undergrowth.core.names import FINISH
 from undergrowth.engines.states import room
 from undergrowth.engines.vector.agreement import close, full_precision
-from undergrowth.engines.vector.carries import FINISH, apart, changed, part, stacked
+from undergrowth.engines.vector.carries import apart, changed, part, stacked
 from undergrowth.engines.vector.ended import Ended
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.recording import Recording, Recordings, Shelf, shelves, size_for
@@ -45,6 +46,7 @@ class Stacking:
         weights = 4 * sum(shape.numel() for shape in world.task.model.shapes.values())
         self._room = Room(world.device, settings.chunk, weights)
         self._recordings = Recordings(self._step, self.cuda)
+        self._exact_task = world.task.with_models(lambda model: model.with_precision(False))  # to compare steps
 
     def done(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Done]]:
         """All jobs, as many at a time as there is room for."""
@@ -185,9 +187,17 @@ class Stacking:
             ended = [*shelf.carries(), *ended]
         yield chunk, ended
 
-    def _step(self, carry: Carry, batch: Batch, mask: Tensor | None, client: LoopClient, clients: int) -> Carry:
+    def _step(
+        self,
+        carry: Carry,
+        batch: Batch,
+        mask: Tensor | None,
+        client: LoopClient,
+        clients: int,
+        task: Task | None = None,
+    ) -> Carry:
         with Stacked(clients, mask):
-            return client.step(self.world.task, carry, batch)
+            return client.step(task or self.world.task, carry, batch)
 
     def _finish(self, chunk: list[Begun], carries: list[Carry], left: Counter[str]) -> Ended:
         """The jobs of which nothing is left to do."""
@@ -233,7 +243,7 @@ class Stacking:
                 return False
             if len(some) == 1:
                 some.append(some[0].altered)
-            with full_precision(self.world.task.model):
+            with full_precision():
                 self._stackable[kind] = self._agrees(kind, some)
         return self._stackable[kind]
 
@@ -255,7 +265,7 @@ class Stacking:
             batch, mask = Batches(some, self.world.device, len(some)).at(0, len(some))
             before = stacked([each.carry for each in some])
             self._room.begin()
-            after = self._step(before, batch, mask, client=some[0].client, clients=len(some))
+            after = self._step(before, batch, mask, client=some[0].client, clients=len(some), task=self._exact_task)
             self._room.measure(kind, len(some))
             self._recordings.learn(kind, before, after)
 
@@ -263,10 +273,10 @@ class Stacking:
         def as_number(value: Tensor) -> Tensor:
             return value.to(number) if value.dtype == torch.float32 else value
 
-        client, task = some[0].client, self.world.task
+        client, task = some[0].client, self._exact_task
         carries = [changed(each.carry, as_number) for each in some]
         batch, mask = changed(Batches(some, self.world.device, len(some)).at(0, len(some)), as_number)
-        together = self._step(stacked(carries), batch, mask, client=client, clients=len(some))
+        together = self._step(stacked(carries), batch, mask, client=client, clients=len(some), task=task)
         for place, (each, carry) in enumerate(zip(some, carries)):
             alone = client.step(task, carry, changed(next(iter(each.steps)), as_number))
             if not all(close(part(together[key], place), alone[key], carry.get(key)) for key in together):

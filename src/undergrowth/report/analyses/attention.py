@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import InputError
-from undergrowth.learning import attention_map
+from undergrowth.methods.fedat import attention_map
 from undergrowth.report.analyses.analysis import SHADES, Analysis, Numbers, Seen, several
 from undergrowth.report.analyses.finished import Finished
 from undergrowth.report.figures import Figure, axis, figure

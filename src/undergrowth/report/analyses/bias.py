@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import InputError
-from undergrowth.learning import FewShot, GradientClient, Sgd
-from undergrowth.learning.selectors import predictions
+from undergrowth.learning import FewShotSelector, GradientClient, Sgd, predictions
 from undergrowth.report.analyses.analysis import Analysis, Numbers, Seen, heat_map, rounded, several
 from undergrowth.report.analyses.finished import Finished
 from undergrowth.report.figures import Figure
@@ -25,7 +24,7 @@ from undergrowth.report.tables import score
 SHOTS = 10
 # The settings of the source.
 _FEW_SHOT = GradientClient(
-    split="head", selector=FewShot(SHOTS), optimiser=Sgd(momentum=0.9, weight_decay=1e-3), lr=0.01, epochs=10, batch=4
+    split="head", selector=FewShotSelector(SHOTS), optimiser=Sgd(0.9, weight_decay=1e-3), lr=0.01, epochs=10, batch=4
 )
 _UPDATES = {"full": GradientClient(), "few_shot": _FEW_SHOT}
 _WORDS = {"full": "full update", "few_shot": "few-shot update"}

@@ -12,9 +12,9 @@ from itertools import combinations
 import torch
 
 from undergrowth.core import InputError
-from undergrowth.learning import cka, hsic
 from undergrowth.report.analyses.analysis import Analysis, Numbers, Seen, heat_map, rounded, several
 from undergrowth.report.analyses.finished import Finished
+from undergrowth.report.analyses.similarity import cka, hsic
 from undergrowth.report.figures import COLOURS, Figure, axis, figure, run_group
 from undergrowth.report.html import Page
 from undergrowth.report.record import Record

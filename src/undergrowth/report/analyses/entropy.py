@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from undergrowth.core import InputError
-from undergrowth.learning.selectors import entropies, predictions
+from undergrowth.learning import predictions
+from undergrowth.learning.selectors import entropies
 from undergrowth.report.analyses.analysis import Analysis, Numbers, Seen, rounded, several
 from undergrowth.report.analyses.finished import Finished
 from undergrowth.report.figures import COLOURS, Figure, axis, figure, with_key

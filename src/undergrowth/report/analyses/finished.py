@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from undergrowth.core import Client, Context, InputError, Method, Packet, Shard, Task, Weights, not_finite
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import set_torch, torch_restored
-from undergrowth.learning import Adaptive, Averaging, GradientClient, Momentum
+from undergrowth.learning import AveragingServer, GradientClient
+from undergrowth.methods.fedavgm import MomentumServer
+from undergrowth.methods.fedopt import AdaptiveServer
 from undergrowth.report.record import Record
 from undergrowth.runs.builders import check_torch_device
 from undergrowth.runs.config import Experiment
@@ -108,7 +110,7 @@ class Finished:
     def own_client(self) -> Client | None:
         """The method's client, if it makes a model from a model and nothing else; or None."""
         method = self.federation.method
-        if not isinstance(method.server, Averaging | Momentum | Adaptive):
+        if not isinstance(method.server, AveragingServer | MomentumServer | AdaptiveServer):
             return None  # what comes back may bear the names of the model and be something else: a change, a sum
         try:
             self.trained(method.client, self.devices[-1])  # the smallest of them

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import InputError
-from undergrowth.learning import Entropy, features_of
+from undergrowth.learning import EntropySelector, features_of
 from undergrowth.learning.clustering import principal, representatives
-from undergrowth.learning.selectors import share_of
+from undergrowth.learning.selectors import count_of
 from undergrowth.report.analyses.analysis import Analysis, Numbers, Seen, rounded, several
 from undergrowth.report.analyses.finished import Finished
 from undergrowth.report.figures import COLOURS, Figure, axis, figure, with_key
@@ -46,8 +46,8 @@ def look(record: Record, run: Callable[[], Finished]) -> Numbers:
     shown = shard.take(drawn.to(shard.y.device))
     features = features_of(finished.task, finished.weights, shown.x, level).flatten(1).cpu()
     generator = context.generator("tsne selection")
-    certain = Entropy(_SHARE).pick(finished.task, finished.weights, shown, generator)
-    central = representatives(features, shown.y, lambda number: share_of(_SHARE, number), _COMPONENTS, generator)
+    certain = EntropySelector(_SHARE).pick(finished.task, finished.weights, shown, generator)
+    central = representatives(features, shown.y, lambda number: count_of(_SHARE, number), _COMPONENTS, generator)
     working = finished.bar.add_task("tsne: map", total=None)
     points = principal(features.double(), _COMPONENTS)
     placed = _embedded(points, context.key("tsne") % 2**32)

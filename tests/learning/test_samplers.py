@@ -1,4 +1,4 @@
-"""Selections against direct computations, with devices of which everything is known."""
+"""Samplers against direct computations, with devices of which everything is known."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from undergrowth.core import Context, InputError, Packet, Train, Uniform, View
-from undergrowth.learning import selection
-from undergrowth.learning.selection import Available, ByData, FedCS, Oort, PowerOfChoice
+from undergrowth.learning import build_sampler
+from undergrowth.learning.samplers import AvailableSampler, DataSampler, FedCSSampler, OortSampler, PowerOfChoiceSampler
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,15 @@ def choose(rule, count, seen, number=0):
     return list(rule.choose(count, seen, Packet(), Context(7, "server", number)))
 
 
-EVERY = [Uniform(), ByData(), Available(), FedCS(10.0), PowerOfChoice(2.0), Oort(None), Oort(5.0)]
+EVERY = [
+    Uniform(),
+    DataSampler(),
+    AvailableSampler(),
+    FedCSSampler(10.0),
+    PowerOfChoiceSampler(2.0),
+    OortSampler(None),
+    OortSampler(5.0),
+]
 
 
 @pytest.mark.parametrize("rule", EVERY, ids=lambda rule: type(rule).__name__)
@@ -58,22 +66,24 @@ def test_every_selection_gives_as_many_different_devices_as_asked_or_all_and_no_
         assert chosen == choose(rule, count, seen, number), "the same context gives the same devices"
 
 
-@pytest.mark.parametrize("rule", [Uniform(), ByData(), Available(), PowerOfChoice(1.0), Oort(None)])
+@pytest.mark.parametrize(
+    "rule", [Uniform(), DataSampler(), AvailableSampler(), PowerOfChoiceSampler(1.0), OortSampler(None)]
+)
 def test_rounds_differ_in_whom_they_ask(rule):
     assert len({tuple(sorted(choose(rule, 2, view("abcdef"), number))) for number in range(30)}) > 5
 
 
 def test_by_data_asks_in_proportion_to_the_samples():
     counts = {"a": 10, "b": 30, "c": 60, "d": 0}
-    draws = Counter(choose(ByData(), 1, view("abcd", sample_counts=counts), number)[0] for number in range(2000))
+    draws = Counter(choose(DataSampler(), 1, view("abcd", sample_counts=counts), number)[0] for number in range(2000))
     assert draws["d"] == 0
     for device, share in (("a", 0.1), ("b", 0.3), ("c", 0.6)):
         assert draws[device] / 2000 == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 2000))
 
 
 def test_by_data_never_asks_a_device_without_samples():
-    assert choose(ByData(), 3, view("abc", sample_counts={"a": 0, "b": 0, "c": 0})) == []
-    assert choose(ByData(), 3, view("abc", sample_counts={"a": 0, "b": 4, "c": 1})) == ["b", "c"]
+    assert choose(DataSampler(), 3, view("abc", sample_counts={"a": 0, "b": 0, "c": 0})) == []
+    assert choose(DataSampler(), 3, view("abc", sample_counts={"a": 0, "b": 4, "c": 1})) == ["b", "c"]
 
 
 def test_uniform_asks_all_equally_often():
@@ -83,27 +93,29 @@ def test_uniform_asks_all_equally_often():
 
 def test_available_asks_only_those_who_stay_long_enough_for_their_own_work():
     seen = view("abcd", times={"a": 5.0, "b": 5.0, "c": 1.0}, windows={"a": 4.9, "b": 5.0, "c": 0.5, "d": 2.0})
-    assert choose(Available(), 4, seen) == ["b", "d"]
-    assert {choose(Available(), 1, seen, number)[0] for number in range(40)} == {"b", "d"}
-    assert choose(Available(), 2, view("ab", windows={"a": 0.5, "b": 0.6})) == ["b"]  # somebody has to try
+    assert choose(AvailableSampler(), 4, seen) == ["b", "d"]
+    assert {choose(AvailableSampler(), 1, seen, number)[0] for number in range(40)} == {"b", "d"}
+    assert choose(AvailableSampler(), 2, view("ab", windows={"a": 0.5, "b": 0.6})) == ["b"]  # somebody has to try
 
 
 def test_fedcs_takes_the_fastest_that_meet_the_deadline():
     times = {"a": 9.0, "b": 2.0, "c": 10.0, "d": 10.1, "e": math.inf}
-    assert choose(FedCS(10.0), 9, view("abcde", times=times)) == ["b", "a", "c"]
-    assert choose(FedCS(10.0), 2, view("abcde", times=times)) == ["b", "a"]
-    assert choose(FedCS(1.0), 2, view("abcde", times=times)) == []
+    assert choose(FedCSSampler(10.0), 9, view("abcde", times=times)) == ["b", "a", "c"]
+    assert choose(FedCSSampler(10.0), 2, view("abcde", times=times)) == ["b", "a"]
+    assert choose(FedCSSampler(1.0), 2, view("abcde", times=times)) == []
 
 
 def test_power_of_choice_takes_the_highest_losses_and_the_unheard_first():
     heard = {"a": 0.2, "b": 3.0, "c": 1.0, "d": 2.0}
-    everybody = PowerOfChoice(100.0)
+    everybody = PowerOfChoiceSampler(100.0)
     assert choose(everybody, 3, view("abcd", heard=heard)) == ["b", "d", "c"]
     assert choose(everybody, 3, view("abcdef", heard=heard))[2:] == ["b"]
     assert set(choose(everybody, 2, view("abcdef", heard=heard))) == {"e", "f"}
 
 
-@pytest.mark.parametrize("rule", [PowerOfChoice(100.0), Oort(None, explore=0.0)], ids=["power-of-choice", "oort"])
+@pytest.mark.parametrize(
+    "rule", [PowerOfChoiceSampler(100.0), OortSampler(None, explore=0.0)], ids=["power-of-choice", "oort"]
+)
 def test_a_loss_is_heard_in_whichever_part_of_an_upload_it_is(rule):
     whole = view("abcd", heard={"a": 0.2, "b": 3.0, "c": 1.0, "d": 2.0})
     parts = {device: {"change/samples": 1.0, "change/loss": said["loss"]} for device, said in whole.heard.items()}
@@ -114,22 +126,22 @@ def test_power_of_choice_draws_its_candidates_by_their_data():
     heard = dict.fromkeys("abcdef", 1.0)
     seen = view("abcdef", heard=heard, sample_counts={"a": 0, "b": 0, "c": 0})
     for number in range(20):
-        chosen = choose(PowerOfChoice(1.5), 2, seen, number)
+        chosen = choose(PowerOfChoiceSampler(1.5), 2, seen, number)
         assert set(chosen) <= set("def")
-        assert chosen == choose(ByData(), 3, seen, number)[:2], "equal losses leave the draw as it was"
+        assert chosen == choose(DataSampler(), 3, seen, number)[:2], "equal losses leave the draw as it was"
 
 
 def test_power_of_choice_without_spare_candidates_is_by_data():
     seen = view("abcdef", heard={"a": 5.0, "b": 0.1})
     for number in range(10):
-        assert set(choose(PowerOfChoice(1.0), 3, seen, number)) == set(choose(ByData(), 3, seen, number))
+        assert set(choose(PowerOfChoiceSampler(1.0), 3, seen, number)) == set(choose(DataSampler(), 3, seen, number))
 
 
 def test_oort_asks_by_samples_times_loss_and_discounts_who_is_slower_than_the_deadline():
     heard = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
     counts, times = {"a": 10, "b": 4, "c": 4, "d": 4}, {"a": 1.0, "b": 4.0, "c": 6.0, "d": 20.0}
     utility = {"a": 10 * 1.0, "b": 4 * 2.0, "c": 4 * 3.0 * (5 / 6) ** 2, "d": 4 * 4.0 * (5 / 20) ** 2}
-    chosen = choose(Oort(5.0, explore=0.0), 4, view("abcd", heard=heard, sample_counts=counts, times=times))
+    chosen = choose(OortSampler(5.0, explore=0.0), 4, view("abcd", heard=heard, sample_counts=counts, times=times))
     assert chosen == sorted(utility, key=utility.__getitem__, reverse=True) == ["a", "c", "b", "d"]
 
 
@@ -137,36 +149,37 @@ def test_oort_without_a_deadline_prefers_the_median_time_of_those_it_knows():
     heard = dict.fromkeys("abc", 1.0)
     times, counts = {"a": 1.0, "b": 2.0, "c": 8.0}, {"a": 3, "b": 2, "c": 40}
     # c: 40 · (2 / 8)² = 2.5
-    assert choose(Oort(None, explore=0.0), 3, view("abc", heard=heard, times=times, sample_counts=counts)) == list(
-        "acb"
-    )
+    assert choose(
+        OortSampler(None, explore=0.0), 3, view("abc", heard=heard, times=times, sample_counts=counts)
+    ) == list("acb")
 
 
 @pytest.mark.parametrize(("count", "new"), [(5, 1), (10, 2), (2, 0)])
 def test_oort_keeps_a_share_for_devices_it_never_tried(count, new):
     heard = dict(zip("abcdefghijkl", range(1, 13)))
-    chosen = choose(Oort(None), count, view("abcdefghijklmnopqrst", heard=heard))
+    chosen = choose(OortSampler(None), count, view("abcdefghijklmnopqrst", heard=heard))
     assert len(chosen) == count
     assert sum(device not in heard for device in chosen) == new
     assert chosen[: count - new] == list("lkjihgfedcba")[: count - new]
 
 
 def test_oort_tries_new_devices_where_it_knows_too_few():
-    chosen = choose(Oort(None), 4, view("abcdef", heard={"a": 0.1}))
+    chosen = choose(OortSampler(None), 4, view("abcdef", heard={"a": 0.1}))
     assert chosen[0] == "a" and len(set(chosen)) == 4
-    assert len(choose(Oort(None), 4, view("abcdef"))) == 4
-    assert choose(Oort(None), 4, view("ab", heard={"a": 1.0, "b": 2.0})) == ["b", "a"]
+    assert len(choose(OortSampler(None), 4, view("abcdef"))) == 4
+    assert choose(OortSampler(None), 4, view("ab", heard={"a": 1.0, "b": 2.0})) == ["b", "a"]
 
 
 NAMES = {
-    "uniform": Uniform(), "data": ByData(), "available": Available(), "fedcs": FedCS(3.0), "oort": Oort(3.0),
-    "power-of-choice": PowerOfChoice(2.0), "power-of-choice:1.5": PowerOfChoice(1.5),
+    "uniform": Uniform(), "data": DataSampler(), "available": AvailableSampler(), "fedcs": FedCSSampler(3.0),
+    "oort": OortSampler(3.0),
+    "power-of-choice": PowerOfChoiceSampler(2.0), "power-of-choice:1.5": PowerOfChoiceSampler(1.5),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "rule"), NAMES.items())
-def test_every_name_gives_its_selection(text, rule):
-    assert selection(text, Train(deadline=3.0)) == rule
+def test_every_name_gives_its_sampler(text, rule):
+    assert build_sampler(text, Train(deadline=3.0)) == rule
     assert rule.needs_loss == (text.startswith(("power", "oort")))
 
 
@@ -174,16 +187,16 @@ def test_every_name_gives_its_selection(text, rule):
     ("text", "words"),
     [
         ("unform", "did you mean 'uniform'"),
-        ("data:2", "is not known"),
-        ("oort:x", "did you mean 'oort'"),
+        ("data:2", "must be data"),
+        ("oort:x", "must be oort"),
         ("", "choose one of: available, data, fedcs, oort, power-of-choice, uniform"),
-        ("power-of-choice:0.5", "at least 1 times"),
-        ("power-of-choice:many", "at least 1 times"),
-        ("power-of-choice:nan", "at least 1 times"),
-        ("power-of-choice:inf", "at least 1 times"),
+        ("power-of-choice:0.5", "TIMES a finite number of at least 1"),
+        ("power-of-choice:many", "TIMES a finite number of at least 1"),
+        ("power-of-choice:nan", "TIMES a finite number of at least 1"),
+        ("power-of-choice:inf", "TIMES a finite number of at least 1"),
         ("fedcs", "needs a deadline: set fleet.deadline"),
     ],
 )
 def test_a_wrong_name_is_refused_with_what_would_be_right(text, words):
     with pytest.raises(InputError, match=rf"train\.sampler '{text}'.*{words}"):
-        selection(text, Train())
+        build_sampler(text, Train())

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import InputError
-from undergrowth.learning import attention_map, cka, hsic
 from undergrowth.learning.selectors import entropies
+from undergrowth.methods.fedat import attention_map
+from undergrowth.report.analyses.similarity import cka, hsic
 
 GENERATOR = torch.Generator().manual_seed(3)
 A = torch.randn(600, 20, generator=GENERATOR) * torch.linspace(0.2, 3, 20)

@@ -3,18 +3,18 @@
 Down: the base model {θ, φ}. Full update: E epochs with the objective of `base` (fedavg, fedprox, moon); up: w_k, n_k.
 Few-shot update, from the second round on: φ is frozen (also its BatchNorm statistics), θ is trained for
 `few_shot_epochs` on `shots` random samples of every class that the device has, drawn again each epoch; up: θ_fs,k − θ.
-Server: base model ← Σ p_k·w_k, p_k = n_k / Σ n; θ_fs = mean of the θ_fs,k, all alike. The global model, which is
-evaluated, is {θ_fs, φ} with the φ that θ_fs was trained on; before there is a θ_fs it is the base model.
+Server: base model ← Σ p_k·w_k, p_k = n_k / Σ n; θ_fs = mean of the θ_fs,k with equal weights. The global model, which
+is evaluated, is {θ_fs, φ} with the φ that θ_fs was trained on; before there is a θ_fs it is the base model.
 
 fedfsc: every device that is asked does both updates. fedfsc-plus: stragglers do the few-shot update only, the others
 the full update only. With reduced_epochs = E_r stragglers do E_r epochs of the full update and the few-shot update
 ("FedFSC+(baseline+)"). Stragglers are the devices that would miss the run's deadline with the full update. With f_n
 instead, f_n of all devices are drawn each round to do the full update and f_fs of all, from the others, to be
-stragglers; who is drawn is the same for all methods with these options. Without deadline and f_n both are a half.
+stragglers; the draw is the same for all methods with these options. Without deadline and f_n both are a half.
 
 fscprox: the full update also minimises mu·‖θ − θ_fs‖² (eq. 4.3) with the last θ_fs, which is sent along; stragglers
 train it as in fedfsc-plus. evaluate="base" gives "FedAvg with FSCProx", "few-shot" gives "FedFSC+(FedAvg) with
-FSCProx". towards="base" is baseProx: the same pull towards the received θ; nobody does few-shot updates.
+FSCProx". towards="base" is baseProx: the same term with the received θ; there are no few-shot updates.
 
 Departures: changes of θ travel instead of θ itself, the same to float error, so that compressed uplinks can be used.
 
@@ -28,113 +28,86 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from undergrowth.core import Method, State, Task, Weights, option
-from undergrowth.learning import (
-    Contrastive,
-    CrossEntropy,
-    FewShot,
-    FewShotClient,
-    FewShotServer,
-    FullAndFewShot,
-    GradientClient,
-    Objective,
-    Proximal,
-    Pull,
-    Remembering,
-    Sgd,
-    StragglerOptions,
-)  # fmt: skip
+from undergrowth.core.names import MODEL
+from undergrowth.learning import Objective, StragglerOptions
+from undergrowth.methods.fedfsc.client import AnchorProximal, FedFSCClient
+from undergrowth.methods.fedfsc.server import FedFSCServer
 
 
 @dataclass(frozen=True)
-class FewShotLearning(StragglerOptions, Method):
-    """What the three share."""
+class FewShotMethod(StragglerOptions, Method):
+    """The base of the three methods."""
 
     base: str = option("fedavg", "objective of the full update", choices=("fedavg", "fedprox", "moon"))
     base_mu: float = option(0.1, "strength of the term that fedprox or moon adds", at_least=0)
-    temperature: float = option(0.5, "of moon's similarities", above=0)
+    temperature: float = option(0.5, "temperature of moon's similarities", above=0)
     shots: int = option(10, "samples of every class in an epoch of the few-shot update", at_least=1)
     few_shot_epochs: int = option(10, "epochs of the few-shot update; 0: there is none", at_least=0)
     few_shot_lr: float = option(0.01, "learning rate of the few-shot update", above=0)
     few_shot_batch: int = option(4, "samples in a step of the few-shot update", at_least=1)
     split: str = option("head", "level of the model above which the classifier begins")
 
+    both_updates: ClassVar[bool] = False  # devices that do the full update do the few-shot update too
+    anchored: ClassVar[bool] = False  # devices are sent the last few-shot classifier
+
     @property
-    def pull(self) -> Objective | None:
-        """What the full update minimises besides."""
+    def few_shot(self) -> bool:
+        """Whether there are few-shot updates."""
+        return self.few_shot_epochs > 0
+
+    @property
+    def anchor_term(self) -> Objective | None:
+        """The term that the full update adds to its objective."""
         return None
 
     @property
-    def client(self) -> FullAndFewShot:  # type: ignore[override]
-        objective: Objective = CrossEntropy()
-        if self.base_mu and self.base != "fedavg":
-            proximal = self.base == "fedprox"
-            objective += Proximal(self.base_mu) if proximal else self.base_mu * Contrastive(self.temperature)
-        if self.pull is not None:
-            objective += self.pull
-        full = (Remembering if self.base == "moon" and self.base_mu else GradientClient)(objective)
-        few_shot = FewShotClient(
-            split=self.split,
-            selector=FewShot(self.shots),
-            optimiser=Sgd(0.9, 1e-3),
-            lr=self.few_shot_lr,
-            epochs=self.few_shot_epochs,
-            batch=self.few_shot_batch,
-        )
-        return FullAndFewShot(full, few_shot)
-
-    def averages(self, few_shot: bool = True, everybody: bool = False, anchored: bool = False) -> FewShotServer:
-        return FewShotServer(
-            accepts_partial=self.base == "fedprox",
-            split=self.split,
-            few_shot=few_shot and self.few_shot_epochs > 0,
-            everybody=everybody,
-            anchored=anchored,
-            rule=self.rule,
-        )
+    def client(self) -> FedFSCClient:
+        return FedFSCClient(self)
 
     @property
-    def server(self) -> FewShotServer:  # type: ignore[override]
-        return self.averages()
+    def server(self) -> FedFSCServer:
+        return FedFSCServer(accepts_partial=self.base == "fedprox", options=self)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        return {"global": state.get("global", state["model"]), "base": state["model"]}
+        return {"global": state.get("global", state[MODEL]), "base": state[MODEL]}
 
     def personal(self, task: Task, state: State, own: State) -> Weights:
         return self.models(task, state, {})["global"]
 
 
 @dataclass(frozen=True)
-class FedFSC(FewShotLearning):
+class FedFSC(FewShotMethod):
     """Every device does the full and the few-shot update."""
 
-    @property
-    def server(self) -> FewShotServer:  # type: ignore[override]
-        return self.averages(everybody=True)
+    both_updates: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class FedFSCPlus(FewShotLearning):
+class FedFSCPlus(FewShotMethod):
     """Stragglers do the few-shot update."""
 
 
 @dataclass(frozen=True)
-class FSCProx(FewShotLearning):
-    """The full update is pulled towards the few-shot classifier."""
+class FSCProx(FewShotMethod):
+    """The full update has a proximal term towards the few-shot classifier."""
 
-    mu: float = option(0.1, "strength of the pull of the classifier", at_least=0)
-    towards: str = option("few-shot", "what it is pulled towards", choices=("few-shot", "base"))
+    mu: float = option(0.1, "strength of the proximal term", at_least=0)
+    towards: str = option("few-shot", "centre of the proximal term", choices=("few-shot", "base"))
     evaluate: str = option("base", "which of the two models is the global one", choices=("base", "few-shot"))
 
-    @property
-    def pull(self) -> Objective | None:
-        return Pull(self.mu, self.split, self.towards == "base") if self.mu else None
+    anchored: ClassVar[bool] = True
 
     @property
-    def server(self) -> FewShotServer:  # type: ignore[override]
-        return self.averages(few_shot=self.towards == "few-shot", anchored=True)
+    def few_shot(self) -> bool:
+        return self.few_shot_epochs > 0 and self.towards == "few-shot"
+
+    @property
+    def anchor_term(self) -> Objective | None:
+        return AnchorProximal(self.mu, self.split, self.towards == "base") if self.mu else None
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        both = {"base": state["model"], "few-shot": state.get("global", state["model"])}
+        both = {"base": state[MODEL], "few-shot": state.get("global", state[MODEL])}
         return {"global": both.pop(self.evaluate), **both}

@@ -1,0 +1,25 @@
+"""Names that several packages agree on: the keys of batches, carries, packets and states."""
+
+from __future__ import annotations
+
+# Batches (`Steps.data`, and what `LoopClient.step` receives).
+X, Y = "x", "y"  # inputs and labels of the samples
+WEIGHT = "weight"  # weight of each sample; only in batches that hold the samples of several clients, see LossInputs
+
+# Carries (what `LoopClient.begin` and `step` hand on).
+PARAMETERS, BUFFERS = "parameters", "buffers"  # of the model in training, by name
+FINISH = "finish"  # values that only `finish` reads; engines neither stack nor compare them
+
+# Scalars of packets.
+SAMPLES = "samples"  # upload: number of samples trained on; WeightedMean weighs by it
+LOSS = "loss"  # upload: mean training loss; sent if the run's sampler needs it
+EPOCHS = "epochs"  # download: epochs to train instead of the run's
+SEED = "seed"  # download: seed of the initial weights of a device that receives none
+RUNG = "rung"  # upload: position of the device's model in the run's ladder
+
+# Tags of packets.
+MODEL_NAME = "model"  # download: name of the device's model in the run's ladder; "" is the run's model
+PHASE = "phase"  # download: the phase of a method that has several
+
+# Server states.
+MODEL = "model"  # weights of the server's model; evaluated by default
