@@ -11,6 +11,7 @@ import pytest
 
 import undergrowth as ug
 from tests.report.conftest import record
+from undergrowth.exchange import Entry
 from undergrowth.report import device_activity
 from undergrowth.report.device_activity import DeviceActivity, load_activity
 from undergrowth.report.participation import lost_classes, outcomes_by_tier
@@ -19,7 +20,6 @@ from undergrowth.report.run_page import build_page
 from undergrowth.report.run_record import learning_efficiency, load_records
 from undergrowth.report.timeline_figure import timeline_figure
 from undergrowth.runs import Store
-from undergrowth.simulation import Entry
 
 RUNS = {
     "flat": {"fleet": "mixed-edge", "deadline": 0.011},  # about half of the devices miss it

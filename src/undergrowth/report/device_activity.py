@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from undergrowth.exchange import Entry
 from undergrowth.runs import Store
-from undergrowth.simulation import Entry
 
 _MIN_ROUNDS = 12  # in a run without common rounds: exchanges per device
 _ENOUGH_ENTRIES = 600  # fill a timeline

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from undergrowth.exchange import Entry
 from undergrowth.report.figures import OUTCOMES, Figure, add_legend, axis, build_figure, time_unit
 from undergrowth.report.run_record import RunRecord, finite
 from undergrowth.report.tables import count, duration
-from undergrowth.simulation import Entry
 
 _MAX_DEVICES = 60
 _MAX_ROUND_LINES = 40  # with more rounds, as in asynchronous runs, their ends are not marked
