@@ -23,7 +23,7 @@ def compare(
     Example: undergrowth compare 20260102-101500 last
     """
     from undergrowth.core import InputError
-    from undergrowth.report.run_record import common_accuracy, differences, load_records
+    from undergrowth.report.run_record import best_accuracy, common_accuracy, differences, load_records
     from undergrowth.report.tables import COSTS, NO_VALUE, score, table
 
     with open_store(out) as store:
@@ -45,7 +45,7 @@ def compare(
     rows: list[tuple[Any, ...]] = [(path, *values) for path, values in changed.items()]
     rows.append(("status", *(record.row["status"] for record in records)))
     rows.append(("accuracy", *(score(record.totals.get("accuracy")) for record in records)))
-    rows.append(("best accuracy", *(score(record.best_accuracy) for record in records)))
+    rows.append(("best accuracy", *(score(best_accuracy(record.rounds)) for record in records)))
     rows.append(("loss", *(score(record.totals.get("loss")) for record in records)))
     for key, title, formatted in COSTS:
         rows.append((title, *(formatted(record.totals.get(key)) for record in records)))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 _JSON_KEYS = (
     "name", "title", "shape", "classes", "train", "test", "megabytes", "licence", "how_to_get", "layout", "fields",
@@ -15,7 +15,7 @@ _JSON_KEYS = (
 
 
 def datasets(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show the details of this data set.")] = None,
+    name: EntryName = None,
     plot: Annotated[
         str | None, typer.Option(metavar="FILE.html", help="Write a page that plots the samples of each device.")
     ] = None,
@@ -35,6 +35,7 @@ def datasets(
     """
     from undergrowth.core import InputError
     from undergrowth.data import describe, names
+    from undergrowth.report.partition import write_partition_page
     from undergrowth.report.tables import count, table
 
     if name is None and plot is not None:
@@ -42,7 +43,9 @@ def datasets(
     if name is not None:
         entry = describe(name)
         if plot is not None:
-            _write_plot(name, plot, {"partition": partition, "clients": clients, "path": path}, seed)
+            given = {"name": name, "partition": partition, "clients": clients, "path": path}
+            section = {key: value for key, value in given.items() if value is not None}
+            typer.echo(f"wrote the plot to '{write_partition_page(section, seed, plot)}'", err=True)
         _print_entry(entry, json)
         return
     entries = [describe(each) for each in names()]
@@ -77,14 +80,6 @@ def _print_entry(entry: Any, json: bool) -> None:
     screen = console()
     screen.print(f"{entry.name}: {entry.title}\n")
     screen.print(facts(rows))
-
-
-def _write_plot(name: str, target: str, section: dict[str, Any], seed: int) -> None:
-    from undergrowth.report.partition import write_partition_page
-
-    given = {key: value for key, value in section.items() if value is not None}
-    path = write_partition_page({"name": name, **given}, seed, target)
-    typer.echo(f"wrote the plot to '{path}'", err=True)
 
 
 def _json_entry(entry: Any) -> dict[str, Any]:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 
-def engines(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show the details of this engine.")] = None,
-    json: AsJson = False,
-) -> None:
+def engines(name: EntryName = None, json: AsJson = False) -> None:
     """List the engines. With NAME: its description and an example.
 
     Example: undergrowth engines processes

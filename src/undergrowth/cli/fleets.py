@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 
-def fleets(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show the details of this fleet or fleet file.")
-    ] = None,
-    json: AsJson = False,
-) -> None:
+def fleets(name: EntryName = None, json: AsJson = False) -> None:
     """List the fleets. With NAME or a fleet file: its device classes with speed, memory, network and power.
 
     Examples:

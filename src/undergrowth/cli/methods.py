@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING, fields
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 
-def methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show the details of this method.")] = None,
-    json: AsJson = False,
-) -> None:
+def methods(name: EntryName = None, json: AsJson = False) -> None:
     """List the methods. With NAME: its paper and formula, its options, and an example.
 
     Example: undergrowth methods fedprox

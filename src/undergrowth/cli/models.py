@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 
-def models(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show the details of this model, such as wrn-16-1.")
-    ] = None,
-    json: AsJson = False,
-) -> None:
+def models(name: EntryName = None, json: AsJson = False) -> None:
     """List the models. With NAME: split levels, options, number of parameters, and an example.
 
     Capital letters in a name stand for numbers: wrn-D-K is written as wrn-16-1.

@@ -9,34 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from undergrowth.cli import run
 from undergrowth.cli.output import AsJson, console, print_json
-from undergrowth.cli.run import (
-    Clients,
-    DataName,
-    Deadline,
-    ExperimentFile,
-    FleetName,
-    ModelName,
-    SettingOptions,
-    build_raw_experiment,
-    print_dropped,
-)
 
 if TYPE_CHECKING:
     from undergrowth.runs.config import Experiment
 
 
 def plan(
-    file: ExperimentFile = None,
+    file: run.ExperimentFile = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Method to plan. Repeatable. (Default: all methods.)")
     ] = None,
-    data: DataName = None,
-    model: ModelName = None,
-    clients: Clients = None,
-    fleet: FleetName = None,
-    deadline: Deadline = None,
-    settings: SettingOptions = None,
+    data: run.DataName = None,
+    model: run.ModelName = None,
+    clients: run.Clients = None,
+    fleet: run.FleetName = None,
+    deadline: run.Deadline = None,
+    settings: run.SettingOptions = None,
     json: AsJson = False,
     target: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE.html", help="Also write an HTML page with figures.")
@@ -61,8 +51,8 @@ def plan(
         "method": methods[0] if methods else None,  # method options in -s belong to the first method
         "data": data, "model": model, "clients": clients, "fleet": fleet, "deadline": deadline,
     }  # fmt: skip
-    raw, dropped = build_raw_experiment(file, settings or [], flags)
-    print_dropped(dropped, file)
+    raw, dropped = run.build_raw_experiment(file, settings or [], flags)
+    run.print_dropped(dropped, file)
     planned = experiment(raw)
     population = population_or_outline(planned)
     notes = []

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,10 +156,9 @@ def _print_result(result: TableResult, conditions: list[str], target: str | None
     screen.print()
     for line in conditions:
         screen.print(f"note: {line}")
-    for cell, reason in result.left_out.items():
-        screen.print(f"left out: {cell}: {reason}")
-    for cell, reason in result.failed.items():
-        screen.print(f"failed: {cell}: {reason}")
+    for title, reasons in (("left out", result.left_out), ("failed", result.failed)):
+        for cell, reason in reasons.items():
+            screen.print(f"{title}: {cell}: {reason}")
     if target is not None:
         screen.print(f"wrote the page to '{target}'")
 
@@ -176,13 +176,7 @@ def _json_result(result: TableResult, conditions: list[str]) -> dict[str, Any]:
             }
             for each in result.cells
         ],
-        "orderings": [
-            {
-                "pair": each.pair, "claim": each.claim, "held": each.held, "broken": each.broken, "gap": each.gap,
-                "seeds": each.seeds, "published_held": each.published_held, "published_gap": each.published_gap,
-            }
-            for each in result.orderings
-        ],
+        "orderings": [asdict(each) for each in result.orderings],
         "left_out": dict(result.left_out),
         "failed": dict(result.failed),
         "notes": conditions,

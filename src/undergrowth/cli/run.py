@@ -57,7 +57,7 @@ def run(
 
     Flags override -s, and -s overrides the file.
 
-    If --method, --data or --model differs from the file, the options that the file gives for its own are dropped.
+    If --method, --data or --model replaces the one in the file, the options of the replaced one are dropped.
 
     Examples:
 

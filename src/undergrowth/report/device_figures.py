@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +34,13 @@ _COSTS = {
     "memory": ("Peak memory per device", "B"),
 }
 COSTS = tuple(_COSTS)
-Array = NDArray[np.float64]
+Array = NDArray[Any]
 
 
 def histogram(records: Sequence[RunRecord], labels: Sequence[str], key: str) -> Figure | None:
     """The number of devices by accuracy, samples or rounds."""
-    values = [_values(record, key) for record in records]
+    found = [[finite(device.get(key)) for device in record.devices] for record in records]
+    values = [np.array([value for value in each if value is not None]) for each in found]
     together = np.concatenate(values) if values else np.empty(0)
     if not len(together):
         return None
@@ -103,11 +105,6 @@ def cost_boxes(records: Sequence[RunRecord], labels: Sequence[str], cost: str) -
         return None
     y_axis = axis("", tickformat="~s", ticksuffix=suffix, rangemode="tozero")
     return build_figure(boxes, title, axis("", type="category"), y_axis, boxmode="group")
-
-
-def _values(record: RunRecord, key: str) -> Array:
-    values = (finite(device.get(key)) for device in record.devices)
-    return np.array([value for value in values if value is not None])
 
 
 def _bin_edges(values: Array, key: str) -> Array:

@@ -67,10 +67,8 @@ class Page:
             self.add(f'<div class="figures">{"".join(boxes)}</div>')
         return bool(boxes)
 
-    def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: bool = True, marked: Iterable[int] = ()
-    ) -> None:
-        self.add(html_table(columns, rows, numbers, marked))
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], **options: Any) -> None:
+        self.add(html_table(columns, rows, **options))
 
     def render(self) -> str:
         from plotly.offline import get_plotlyjs  # imported here because it reads five megabytes

@@ -51,7 +51,9 @@ def build_page(records: Sequence[RunRecord], analyses: AnalysisNumbers | None = 
     labels = short_labels(records)
     page = Page(_title(records))
     page.section(page.title, _subtitle(records), level=1)
-    cards = "".join(_card(record, label, place) for place, (record, label) in enumerate(_labelled(records, labels)))
+    cards = "".join(
+        _card(record, label, place) for place, (record, label) in enumerate(zip(records, labels, strict=True))
+    )
     page.add(f'<div class="cards">{cards}</div>')
     if len(records) > 1:
         page.add(_legend(labels))
@@ -66,10 +68,6 @@ def build_page(records: Sequence[RunRecord], analyses: AnalysisNumbers | None = 
     _add_notes(page, records, labels)
     _add_device_tables(page, records, labels)
     return page
-
-
-def _labelled(records: Sequence[RunRecord], labels: Sequence[str]) -> list[tuple[RunRecord, str]]:
-    return list(zip(records, labels, strict=True))
 
 
 def _title(records: Sequence[RunRecord]) -> str:
@@ -175,20 +173,21 @@ def _add_settings(page: Page, records: Sequence[RunRecord], labels: Sequence[str
 
 
 def _add_notes(page: Page, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
-    with_notes = [(record.row["notes"], label) for record, label in _labelled(records, labels) if record.row["notes"]]
-    if with_notes:
+    if any(record.row["notes"] for record in records):
         page.section("Notes")
-    for notes, label in with_notes:
-        if len(records) > 1:
+    for record, label in zip(records, labels, strict=True):
+        notes = record.row["notes"]
+        if notes and len(records) > 1:
             page.text(label)
-        page.add(f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>")
+        if notes:
+            page.add(f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>")
 
 
 def _add_device_tables(page: Page, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
     columns = (
         "device", "class", "samples", "accuracy", "rounds", "down", "up", "FLOPs", "energy", "computing", "memory",
     )  # fmt: skip
-    for record, label in _labelled(records, labels):
+    for record, label in zip(records, labels, strict=True):
         if not record.devices:
             continue
         shown = record.devices[:: -(-len(record.devices) // _MAX_DEVICE_ROWS)]

@@ -50,10 +50,6 @@ class RunRecord:
             totals["learning_efficiency"] = learning_efficiency(self.rounds, seconds)
         return totals
 
-    @property
-    def best_accuracy(self) -> float | None:
-        return best_accuracy(self.rounds)
-
     def first_round_with(self, accuracy: float) -> dict[str, Any] | None:
         """The first round that reached `accuracy`."""
         return next((row for row in self.rounds if (finite(row["accuracy"]) or -1.0) >= accuracy), None)
@@ -102,7 +98,7 @@ def differences(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
 
 def common_accuracy(records: Sequence[RunRecord]) -> float | None:
     """The highest accuracy that every run reached."""
-    best = [record.best_accuracy for record in records]
+    best = [best_accuracy(record.rounds) for record in records]
     known = [accuracy for accuracy in best if accuracy is not None]
     return min(known) if known and len(known) == len(best) else None
 

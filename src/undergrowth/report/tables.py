@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from rich import box
@@ -31,19 +32,9 @@ def amount(value: float | None, unit: str) -> str:
     return f"{_three_digits(value / 1000.0**step)} {prefix}{unit}"
 
 
-def size(value: float | None) -> str:
-    """A number of bytes."""
-    return amount(value, "B")
-
-
-def operations(value: float | None) -> str:
-    """A number of floating-point operations."""
-    return amount(value, "FLOP")
-
-
-def energy(value: float | None) -> str:
-    """An energy in joules."""
-    return amount(value, "J")
+size = partial(amount, unit="B")
+operations = partial(amount, unit="FLOP")
+energy = partial(amount, unit="J")
 
 
 def duration(value: float | None) -> str:

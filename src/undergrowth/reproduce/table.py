@@ -2,11 +2,8 @@
 
 Each file in `tables/` is one table. The experiment of a cell is merged from layers; later layers override earlier ones:
 `experiment` of the table, the column, the row, the matching `cells`, then `experiment` and matching `cells` of the
-scale. Besides the sections of an experiment, a layer may contain
-
-- `metric`: the reported value. A column of the rounds, whose best value is taken (default: `accuracy`), `final`
-  (accuracy after the last round), or `class 9` (final accuracy on one class).
-- `start`: the name of a pretraining in `starts`, whose final weights initialise the model.
+scale. Besides the sections of an experiment, a layer may contain `metric`, the reported value (see `results.measure`,
+default: `accuracy`), and `start`, the name of a pretraining in `starts` whose final weights initialise the model.
 """
 
 from __future__ import annotations
@@ -69,10 +66,7 @@ class CellSettings(Section):
 
 
 class Ordering(Section):
-    """A conclusion of the authors as pairs, such as "FedFSC(FedAvg) > FedAvg".
-
-    A pair holds column by column, for the columns that match `columns`; a side written as ROW @ COLUMN is one cell.
-    """
+    """A conclusion of the authors as pairs such as "FedFSC > FedAvg", for every matching column, or ROW @ COLUMN."""
 
     claim: str
     pairs: tuple[str, ...]

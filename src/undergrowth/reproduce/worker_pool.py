@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from undergrowth.reproduce.jobs import Job, RunIndex
 from undergrowth.reproduce.worker import run_job
@@ -20,13 +19,12 @@ OnProgress = Callable[[Job, float], None]
 Reply = dict[str, Any]  # {"run": id}, or {"failed": reason, "input": whether the input is invalid}
 
 
-@dataclass
-class JobResults:
+class JobResults(NamedTuple):
     """The finished runs and the reasons of failures, by the keys of the jobs."""
 
-    runs: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    wrong_input: bool = False  # at least one job failed because the user's input is invalid
+    runs: dict[str, str]
+    failed: dict[str, str]
+    wrong_input: bool  # at least one job failed because the user's input is invalid
 
 
 class WorkerProcess:
@@ -121,9 +119,8 @@ class WorkerPool:
             if "run" not in start:
                 return {"failed": "its pretraining failed", "input": start["input"]}
             described = job.with_weights(self.index.weights_file(start["run"]))
-        request = {
-            "raw": described.raw, "run": self.index.unfinished_run(described), "out": str(self.index.folder),
-        }  # fmt: skip
+        unfinished = self.index.unfinished_run(described)
+        request = {"raw": described.raw, "run": unfinished, "out": str(self.index.folder)}
         if len(self.workers) == 1:
             return run_job(request, lambda fraction: self.on_progress(job, fraction))
         worker = self._idle.get()

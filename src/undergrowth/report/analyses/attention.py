@@ -84,12 +84,10 @@ def _attention_figure(numbers: Numbers) -> Figure:
         trace |= {"x0": column + trace["dx"] / 2, "y0": row + trace["dy"] / 2}
     columns = list(zip(numbers["classes"], numbers["predicted"], strict=True))
     captions = [label if label == guess else f"{label}, predicted {guess}" for label, guess in columns]
-    plain = {"showgrid": False, "tickmode": "array"}
-    x_axis = axis(
-        "", tickvals=_centres(columns), ticktext=captions, range=[0, len(columns)], constrain="domain", **plain
-    )
+    plain = {"showgrid": False, "tickmode": "array", "constrain": "domain"}
+    x_axis = axis("", tickvals=_centres(columns), ticktext=captions, range=[0, len(columns)], **plain)
     y_axis = axis("", tickvals=_centres(rows), ticktext=rows, range=[len(rows), 0], scaleanchor="x", **plain)
-    figure = build_figure(traces, "Attention: Σ over channels of |f|²", x_axis, y_axis | {"constrain": "domain"})
+    figure = build_figure(traces, "Attention: Σ over channels of |f|²", x_axis, y_axis)
     figure["layout"]["height"] = 100 + 125 * len(rows)
     return figure
 

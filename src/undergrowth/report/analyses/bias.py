@@ -8,6 +8,7 @@ predicted classes on the central test set are compared with the true ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -61,8 +62,8 @@ def render(page: Page, runs: Sequence[RunNumbers]) -> None:
     for run in runs:
         add_run_heading(page, runs, run)
         numbers = run.numbers
-        bias = {update: _mean(numbers[update]["bias"]) for update in _UPDATES}
-        accuracy = {update: _mean(numbers[update]["accuracy"]) for update in ("before", *_UPDATES)}
+        bias = {update: fmean(numbers[update]["bias"]) for update in _UPDATES}
+        accuracy = {update: fmean(numbers[update]["accuracy"]) for update in ("before", *_UPDATES)}
         page.text(
             f"Bias is the fraction of predictions that must change so that each class is predicted as often as it "
             f"occurs. It is {bias['full']:.0%} after a full update and {bias['few_shot']:.0%} after a few-shot update. "
@@ -72,7 +73,7 @@ def render(page: Page, runs: Sequence[RunNumbers]) -> None:
         page.figures(_prediction_figure(numbers, update) for update in _UPDATES)
         page.figures(_logit_figure(numbers, update) for update in _UPDATES)
     rows = [
-        (run.label, words, score(_mean(run.numbers[update]["accuracy"])), score(_mean(run.numbers[update]["bias"])))
+        (run.label, words, score(fmean(run.numbers[update]["accuracy"])), score(fmean(run.numbers[update]["bias"])))
         for run in runs
         for update, words in {"before": "final model", **_WORDS}.items()
     ]
@@ -104,10 +105,6 @@ def _mean_logits(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Mean logits of the samples of each class; NaN for a class without samples."""
     sums = torch.zeros(classes, classes, dtype=torch.float64).index_add_(0, labels.cpu(), logits.double().cpu())
     return sums / torch.bincount(labels.cpu(), minlength=classes)[:, None]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 BIAS = Analysis(

@@ -50,15 +50,18 @@ def render(page: Page, runs: Sequence[RunNumbers]) -> None:
     for run in runs:
         add_run_heading(page, runs, run)
         means = {level: value for level, value in run.numbers["mean"].items() if value is not None}
-        count = len(run.numbers["devices"])
+        devices = run.numbers["devices"]
         if means:
             lowest, highest = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
             page.text(
-                f"{count} devices trained the final model once more, with {run.numbers['trained_by']}. The mean "
+                f"{len(devices)} devices trained the final model once more, with {run.numbers['trained_by']}. The mean "
                 f"similarity of two models is highest at {highest} ({means[highest]:.3f}) and lowest at {lowest} "
                 f"({means[lowest]:.3f}); 1 means that the models did not drift apart."
             )
-        page.figures(_similarity_figure(run, level, grid) for level, grid in run.numbers["similarity"].items())
+        page.figures(
+            heat_map(devices, devices, grid, f"Similarity at {level}", zmin=0, zmax=1)
+            for level, grid in run.numbers["similarity"].items()
+        )
     page.figures([_mean_figure(runs)])
     rows = []
     for run in runs:
@@ -67,11 +70,6 @@ def render(page: Page, runs: Sequence[RunNumbers]) -> None:
             extremes = (min(pairs), max(pairs)) if pairs else (None, None)
             rows.append((run.label, level, score(_mean(pairs)), *map(score, extremes)))
     page.table(("run", "level", "mean similarity", "lowest", "highest"), rows)
-
-
-def _similarity_figure(run: RunNumbers, level: str, grid: list[list[float | None]]) -> Figure:
-    devices = run.numbers["devices"]
-    return heat_map(devices, devices, grid, f"Similarity at {level}", zmin=0, zmax=1)
 
 
 def _mean_figure(runs: Sequence[RunNumbers]) -> Figure:

@@ -9,7 +9,7 @@ from undergrowth.report.analyses.analysis import Analysis, Numbers, RunNumbers
 from undergrowth.report.analyses.reopened_run import ReopenedRun
 from undergrowth.report.figures import axis, build_figure, colour, legend_group
 from undergrowth.report.html import Page
-from undergrowth.report.run_record import RunRecord
+from undergrowth.report.run_record import RunRecord, best_accuracy
 from undergrowth.report.tables import duration, score
 from undergrowth.report.tables import efficiency as format_efficiency
 
@@ -20,7 +20,7 @@ def compute(record: RunRecord, reopen: Callable[[], ReopenedRun]) -> Numbers:
     value = totals.get("learning_efficiency")
     if value is None:
         raise InputError(f"run '{record.run}' has no finished round with an accuracy and a cost yet")
-    best, seconds = record.best_accuracy, totals["compute_seconds"]
+    best, seconds = best_accuracy(record.rounds), totals["compute_seconds"]
     return {"learning_efficiency": value, "best_accuracy": best, "compute_seconds": seconds}
 
 
@@ -29,9 +29,7 @@ def render(page: Page, runs: Sequence[RunNumbers]) -> None:
     best = max(values, key=values.__getitem__)
     if len(runs) > 1:
         others = max(value for label, value in values.items() if label != best)
-        page.text(
-            f"{best} has the highest learning efficiency, {values[best] / others:.3g} times that of the next run."
-        )
+        page.text(f"{best} has the highest learning efficiency, {values[best] / others:.3g} times the next one.")
     bars = [
         {
             "type": "bar", "x": [run.label], "y": [run.numbers["learning_efficiency"]], "name": run.label,

@@ -65,12 +65,9 @@ def render(page: Page, runs: Sequence[RunNumbers]) -> None:
             f"holds for {first:.0%} of the samples at temperature {TEMPERATURES[0]:g}, and for {last:.0%} at "
             f"{TEMPERATURES[-1]:g}."
         )
-        page.figures(
-            _entropy_figure(device, rows_of_device, run.numbers["highest"])
-            for device, rows_of_device in devices.items()
-        )
-        for device, rows_of_device in devices.items():
-            for row in rows_of_device:
+        page.figures(_entropy_figure(device, each, run.numbers["highest"]) for device, each in devices.items())
+        for device, device_rows in devices.items():
+            for row in device_rows:
                 about = (run.label, device, f"{row['temperature']:g}", count(row["samples"]))
                 rows.append((*about, score(row["mean"]), f"{row['certain']:.1%}", score(row["selected_from"])))
     columns = ("run", "device", "temperature", "samples", "mean entropy", "certain", "highest tenth starts at")
@@ -78,7 +75,7 @@ def render(page: Page, runs: Sequence[RunNumbers]) -> None:
 
 
 def _certain_fraction(devices: dict[str, list[Numbers]], place: int) -> float:
-    rows = [rows_of_device[place] for rows_of_device in devices.values()]
+    rows = [device_rows[place] for device_rows in devices.values()]
     return float(sum(row["certain"] * row["samples"] for row in rows) / sum(row["samples"] for row in rows))
 
 
