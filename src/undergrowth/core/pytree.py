@@ -68,7 +68,7 @@ def moved(pytree: Any, torch_device: str | torch.device) -> Any:
 
 
 class Each(Mapping[str, V]):
-    """A mapping whose values are read when they are asked for, and not kept: a thousand models need not fit at once."""
+    """A mapping that reads a value on access and does not keep it: a thousand models need not fit into memory."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], V]) -> None:
         self._names = names
@@ -90,21 +90,21 @@ class Each(Mapping[str, V]):
 
 
 def pack(pytree: Any) -> tuple[dict[str, Tensor], str]:
-    """The distinct tensors of a tree, and a JSON text that says where each belongs.
+    """The distinct tensors of a pytree, and a JSON text that says where each belongs.
 
-    A tensor that stands in several places (a model that was sent to a hundred devices) is stored once.
+    A tensor that occurs in several places (a model that was sent to a hundred devices) is stored once.
     """
     tensors: dict[str, Tensor] = {}
     return tensors, json.dumps(_encoded(pytree, tensors, {}))
 
 
 def unpack(tensors: Mapping[str, Tensor], text: str) -> Any:
-    """The pytree that `pack` took apart."""
+    """The pytree that `pack` was given."""
     return _decoded(json.loads(text), tensors)
 
 
-# Not functions inside of those two: such a function would refer to itself, and hold the tensors until Python looks
-# for garbage.
+# Not nested in those two: a nested recursive function refers to itself, and its tensors would stay in memory until the
+# next garbage collection.
 
 
 def _encoded(node: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
@@ -121,7 +121,7 @@ def _encoded(node: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any
         # Pairs rather than an object: keys may be numbers, and their order must survive.
         for key in node:
             if not isinstance(key, _PLAIN):
-                raise TypeError(f"a state may hold mappings by text or number, not by {type(key).__name__}")
+                raise TypeError(f"a state may hold mappings with texts or numbers as keys, not {type(key).__name__}")
         return {"map": [[key, _encoded(value, tensors, seen)] for key, value in node.items()]}
     if isinstance(node, list | tuple):
         kind = "list" if isinstance(node, list) else "tuple"
