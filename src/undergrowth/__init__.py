@@ -14,24 +14,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from undergrowth import (
-        core,
-        data,
-        devices,
-        engines,
-        learning,
-        methods,
-        models,
-        report,
-        reproduce,
-        simulation,
-        topology,
-    )
+    from undergrowth import core, data, devices, engines, learning, methods, models, report, reproduce
+    from undergrowth import simulation as simulation
+    from undergrowth import topology as topology
     from undergrowth.core import InputError, RunError
     from undergrowth.runs import Result, load, plan, resume, run
 
-# Loaded when first used: a user who only wants to see `--help` should not wait for torch.
-_HOMES = {
+# Names and packages are imported when they are first used, so that `undergrowth --help` does not wait for torch.
+_NAMES = {
     "run": "undergrowth.runs",
     "resume": "undergrowth.runs",
     "load": "undergrowth.runs",
@@ -52,12 +42,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
     if name in _PACKAGES:
         return importlib.import_module(f"undergrowth.{name}")
     raise AttributeError(f"module 'undergrowth' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_PACKAGES])
+    return sorted([*globals(), *_NAMES, *_PACKAGES])

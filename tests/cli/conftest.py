@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a way to type commands, and a run that is already there."""
+"""Fixtures of the command line tests: commands in this process and in another one, and finished runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,22 @@ import undergrowth as ug
 from undergrowth.cli.app import app
 
 TINY = ("--model", "logistic", "--rounds", "2", "--clients", "4")
+TIMEOUT = 600  # seconds; a test only takes this long if the event it waits for never happens
 
 
 @pytest.fixture
 def type_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Types a command in an empty folder."""
+    """Invokes a command in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)  # a narrow terminal folds the tables, and some test runners set it
-    # Older versions mix standard error into standard output unless told not to; newer ones cannot be told.
-    apart = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-    return lambda *words: CliRunner(**apart).invoke(app, [str(word) for word in words])
+    monkeypatch.delenv("COLUMNS", raising=False)  # some test runners set it, and a narrow terminal wraps tables
+    # Older versions of click mix standard error into standard output by default; newer ones have no such option.
+    options = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+    return lambda *words: CliRunner(**options).invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two finished runs; to look at, not to change."""
+    """A folder with two finished runs, which tests must not change."""
     folder = str(tmp_path_factory.mktemp("finished"))
     for method, options in (("fedavg", {}), ("fedprox", {"mu": 0.5})):
         ug.run(method=method, options=options, model="logistic", rounds=2, clients=4, out=folder)
@@ -41,7 +43,7 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def process(tmp_path: Path) -> Callable[[Sequence[str]], subprocess.Popen[str]]:
-    """Starts a command as a process of its own, in an empty folder."""
+    """Starts a command in another process, in an empty folder."""
 
     def start(words: Sequence[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -50,6 +52,15 @@ def process(tmp_path: Path) -> Callable[[Sequence[str]], subprocess.Popen[str]]:
         )  # fmt: skip
 
     return start
+
+
+def wait_until(happened: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    """Waits until `happened()` is true. Fails if the process ends before that."""
+    deadline = time.monotonic() + TIMEOUT
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def last_json(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""`undergrowth methods`, `datasets`, `models`, `fleets`, `engines`: lists, single ones, names that are wrong."""
+"""`undergrowth methods`, `datasets`, `models`, `fleets`, `engines`: lists, details, unknown names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_lists(type_command, command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "name"), [(command, name) for command in CATALOGUES for name in CATALOGUES[command]]
 )
-def test_single_ones(type_command, command: str, name: str) -> None:
+def test_details(type_command, command: str, name: str) -> None:
     done = type_command(command, name)
     assert done.exit_code == 0, done.output
     assert name in done.stdout and "undergrowth run" in done.stdout
@@ -46,34 +46,34 @@ def test_single_ones(type_command, command: str, name: str) -> None:
         ("fleets", "mixed-edg", "mixed-edge"), ("engines", "seriel", "serial"),
     ],
 )  # fmt: skip
-def test_wrong_names(type_command, command: str, name: str, meant: str) -> None:
+def test_unknown_names(type_command, command: str, name: str, meant: str) -> None:
     done = type_command(command, name)
     assert done.exit_code == 2
     assert f"did you mean '{meant}'?" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_a_method_tells_its_options(type_command) -> None:
+def test_options_of_a_method(type_command) -> None:
     done = type_command("methods", "fedadam")
     for words in ("Reddi et al. 2021", "server_lr", "0.99", "at least 0, below 1", "memory of the squared change"):
         assert words in done.stdout
 
 
-def test_a_data_set_tells_how_to_get_it(type_command) -> None:
+def test_how_to_get_a_data_set(type_command) -> None:
     done = type_command("datasets", "cifar10")
     for words in ("3×32×32", "50 000", "184 MB", "https://www.cs.toronto.edu", "data_batch", "-s data.path="):
         assert words in done.stdout
 
 
-def test_a_data_set_draws_its_partition(type_command) -> None:
-    done = type_command("datasets", "digits", "--plot", "who.html", "--partition", "classes:2", "--clients", 6)
+def test_the_plot_of_a_partition(type_command) -> None:
+    done = type_command("datasets", "digits", "--plot", "plot.html", "--partition", "classes:2", "--clients", 6)
     assert done.exit_code == 0, done.output
-    assert "training samples on 6 devices" in Path("who.html").read_text()
-    assert type_command("datasets", "--plot", "who.html").exit_code == 2
+    assert "training samples on 6 devices" in Path("plot.html").read_text()
+    assert type_command("datasets", "--plot", "plot.html").exit_code == 2
     done = type_command("datasets", "digits", "--plot", "other.html", "--partition", "dirichlet:x")
     assert done.exit_code == 2 and not Path("other.html").exists()
 
 
-def test_a_model_by_its_numbers(type_command) -> None:
+def test_a_model_name_with_numbers(type_command) -> None:
     assert "wrn-40-1" in type_command("models", "wrn-40-1").stdout
 
 
@@ -83,7 +83,7 @@ def test_a_fleet_file(type_command) -> None:
     assert done.exit_code == 0 and "raspberry-pi-4" in done.stdout and "3 ×" in done.stdout
 
 
-def test_without_a_command_there_is_help(type_command) -> None:
+def test_help_without_a_command(type_command) -> None:
     done = type_command()
     assert done.exit_code == 0 and "Usage" in done.stdout
     assert type_command("--version").stdout.startswith("undergrowth ")

@@ -1,4 +1,4 @@
-"""The options of all commands, as any release of Typer reads them."""
+"""The options of all commands are the same with every version of Typer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OPTIONS = [
 ]
 
 
-def test_no_command_is_left_out() -> None:
+def test_all_commands_are_checked() -> None:
     assert ALL.keys() == {"undergrowth", *(name for commands in COMMANDS.values() for name in commands)}
     assert len(OPTIONS) > len(ALL)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_is_called_what_it_says(option: Any) -> None:
-    """Some releases take a metavar that is the parameter's name in capitals for the name of the option."""
+def test_option_names(option: Any) -> None:
+    """Some versions use a metavar that is the parameter's name in capitals as the name of the option."""
     assert option.metavar is None or option.metavar != option.name.upper()
     strings = [*option.opts, *option.secondary_opts]
     assert strings and all(each.startswith("-") and each == each.lower() for each in strings)

@@ -1,48 +1,47 @@
-"""`undergrowth reproduce`: the list, a shipped table from end to end, its page, and wrong input."""
+"""`undergrowth reproduce`: the list, a table of the package, its page, wrong input, and interruption."""
 
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import last_json
-from undergrowth.reproduce import tables
+from tests.cli.conftest import TIMEOUT, last_json, wait_until
+from undergrowth.reproduce import load_tables
 from undergrowth.runs import Store
 from undergrowth.runs.lock import lock_run
 
 
 def test_the_list(type_command) -> None:
     done = type_command("reproduce")
-    assert done.exit_code == 0 and all(table.title in done.stdout for table in tables().values())
+    assert done.exit_code == 0 and all(table.title in done.stdout for table in load_tables().values())
     rows = last_json(type_command("reproduce", "--json").stdout)
     by_name = {row["table"]: row for row in rows}
-    assert list(by_name) == [" ".join(table.tables) for table in tables().values()]
+    assert list(by_name) == [" ".join(table.tables) for table in load_tables().values()]
     assert by_name["4.7"]["runs"]["full"] == 4 * 4 * 6  # two of five rows are the same run
     assert by_name["6.8"]["data"] == ["cifar10", "cifar100", "small-imagenet"]
 
 
-def test_a_table_from_end_to_end(type_command, tmp_path: Path) -> None:
+def test_a_table(type_command, tmp_path: Path) -> None:
     words = ("reproduce", "4.7", "--only", "*FSCProx", "-o", "page.md")
     done = type_command(*words)
     assert done.exit_code == 0, done.output
-    assert "Table 4.7" in done.stdout and "FedAvg with FSCProx > FedAvg: cannot be said" in done.stdout
+    assert "Table 4.7" in done.stdout and "FedAvg with FSCProx > FedAvg: unknown" in done.stdout
     page = Path("page.md").read_text(encoding="utf-8")
-    for said in (
+    for text in (
         "| FedAvg with FSCProx |",
         " / 69.39 ± 0.55 |",
         "## Orderings",
-        "## What it cost",
+        "## Costs",
         "600 digits",
         "undergrowth 0.",
         "cores",
     ):
-        assert said in page
+        assert text in page
     facts = last_json(type_command(*words, "--json").stdout)
     first, second = facts["cells"]
-    assert first["runs"] == second["runs"] and len(Store("runs").runs()) == 1  # one run, two of its models
+    assert first["runs"] == second["runs"] and len(Store("runs").runs()) == 1  # one run, two metrics
     assert first["published"] == {"mean": 69.39, "spread": 0.55} and first["ours"]["mean"] == first["values"][0]
     ledger = Store("runs").runs()[0]["summary"]
     assert first["cost"] == {"flops": ledger["flops"], "traffic": ledger["bytes_up"] + ledger["bytes_down"]}
@@ -51,40 +50,37 @@ def test_a_table_from_end_to_end(type_command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["4.33"], "table '4.33' is not known; did you mean '4.3'?"),
         (["4.3", "--scale", "smal"], "scale 'smal' is not known; did you mean 'small'?"),
-        (["4.3", "--only", "nobody"], "--only 'nobody' leaves nothing of table 4.3"),
+        (["4.3", "--only", "nobody"], "--only 'nobody' matches no cell of table 4.3"),
         (["4.3", "--data-path", "cifar10"], "--data-path 'cifar10' must be NAME=FOLDER"),
         (["4.3", "--data-path", "cifr10=x"], "did you mean 'cifar10'?"),
         (["4.3", "--scale", "small", "--data-path", "cifar10=nowhere"], "there is no such folder or file"),
         (
             ["6.3", "--scale", "full"],
-            "table 6.3 needs data that is not there: cifar10 (give --data-path cifar10=FOLDER",
+            "table 6.3 needs missing data: cifar10 (give --data-path cifar10=FOLDER",
         ),
         (["4.3", "-o", "no/such/page.md"], "there is no folder 'no/such'"),
         (["4.3", "--jobs", "0"], "jobs must be at least 1"),
     ],
 )
-def test_wrong_input(type_command, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
+def test_wrong_input(type_command, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
     monkeypatch.setenv("UNDERGROWTH_DATA", "empty")
     done = type_command("reproduce", *words)
-    assert done.exit_code == 2 and said in done.stderr, done.output
+    assert done.exit_code == 2 and message in done.stderr, done.output
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_interrupted_table_can_go_on(process, tmp_path: Path) -> None:
-    """Its workers stop as well, and what they had begun can be resumed."""
-    running = process(["reproduce", "4.5", "--jobs", "2"])
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not any(tmp_path.glob("runs/*/checkpoints/*.safetensors")):
-        time.sleep(0.1)
+def test_ctrl_c_stops_the_workers(process, tmp_path: Path) -> None:
+    running = process(["reproduce", "4.5", "--jobs", "2", "--seeds", "1000"])  # cannot finish before it is interrupted
+    wait_until(lambda: any(tmp_path.glob("runs/*/checkpoints/*.safetensors")), running)
     running.send_signal(signal.SIGINT)
-    _, stderr = running.communicate(timeout=120)
-    assert running.returncode == 130 and "the same command goes on where it stopped" in stderr
+    _, stderr = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 130 and "the same command continues where it stopped" in stderr
     rows = Store(tmp_path / "runs").runs()
-    assert 0 < len(rows) < 15 and {row["status"] for row in rows} <= {"done", "interrupted", "running"}
-    for row in rows:  # nobody holds the lock of a run any more
+    assert rows and {row["status"] for row in rows} <= {"done", "interrupted", "running"}
+    for row in rows:  # no process holds the lock of a run
         with lock_run(tmp_path / "runs" / row["id"]):
             pass

@@ -1,4 +1,4 @@
-"""`undergrowth run` and `resume`: what is read, what is printed, what wins."""
+"""`undergrowth run`: experiment files, output, and the order of precedence of flags and settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import TINY, last_json
-from undergrowth.cli.run import experiment_tree
+from undergrowth.cli.run import build_raw_experiment
 from undergrowth.core import InputError
 from undergrowth.runs import Store, config, experiment_file
 
@@ -20,7 +20,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-def test_for_people(type_command) -> None:
+def test_tables_and_report(type_command) -> None:
     done = type_command("run", *TINY)
     assert done.exit_code == 0, done.output
     for words in ("accuracy", "loss", "sent to devices", " kB", " MFLOP", " ms", " mJ", " /s"):
@@ -28,10 +28,10 @@ def test_for_people(type_command) -> None:
     run = Store("runs").find("last")
     assert run in done.stdout
     assert (Path("runs") / run / "report.html").exists()
-    assert "\x1b" not in done.output  # no colours and no bar where there is no terminal
+    assert "\x1b" not in done.output  # without a terminal, no colours and no progress bar
 
 
-def test_for_programs(type_command) -> None:
+def test_json(type_command) -> None:
     done = type_command("run", *TINY, "--json")
     assert done.exit_code == 0, done.output
     assert len(done.stdout.splitlines()) == 1
@@ -42,7 +42,7 @@ def test_for_programs(type_command) -> None:
     assert not (Path("runs") / found["run"] / "report.html").exists()
 
 
-def test_a_loss_that_is_not_a_number_is_null(type_command) -> None:
+def test_nan_is_null_in_json(type_command) -> None:
     done = type_command("run", *TINY, "--json", "-s", "train.lr=1e30", "-s", "train.epochs=3")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.splitlines()[-1], parse_constant=lambda name: pytest.fail(name))
@@ -52,24 +52,24 @@ def test_a_loss_that_is_not_a_number_is_null(type_command) -> None:
 def test_without_a_report(type_command) -> None:
     done = type_command("run", *TINY, "--no-report", "--out", "else where")
     assert done.exit_code == 0, done.output
-    assert "--out 'else where'" in done.stdout  # how to get one
+    assert "--out 'else where'" in done.stdout  # in the command that writes a report
     assert not list(Path("else where").glob("*/report.html"))
 
 
-def test_flags_win_over_settings_and_settings_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_settings_and_settings_override_the_file(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text("method: fedprox\ntrain: {rounds: 1, lr: 0.3, batch: 8}\nrun: {seed: 1}\n")
-    tree, left_out = experiment_tree(
+    raw, dropped = build_raw_experiment(
         str(file), ["train.rounds=2", "train.lr=0.2", "run.seed=2", "method.mu=0.7"], {"seed": 3, "clients": None}
     )
-    settings = config.parse_experiment(tree)
-    assert (settings.train.rounds, settings.train.lr, settings.train.batch) == (2, 0.2, 8)
-    assert settings.run.seed == 3
-    assert settings.method.options == {"mu": 0.7}
-    assert left_out == []
+    described = config.parse_experiment(raw)
+    assert (described.train.rounds, described.train.lr, described.train.batch) == (2, 0.2, 8)
+    assert described.run.seed == 3
+    assert described.method.options == {"mu": 0.7}
+    assert dropped == []
 
 
-def test_options_of_another_method_are_left_out(type_command) -> None:
+def test_options_of_another_method_are_dropped(type_command) -> None:
     experiment = {
         "method": {"name": "fedprox", "mu": 0.1},
         "data": {"name": "npz", "path": "nowhere.npz", "clients": 4},
@@ -81,13 +81,13 @@ def test_options_of_another_method_are_left_out(type_command) -> None:
     assert done.exit_code == 0, done.output
     assert last_json(done.stdout)["clients"] == 4
     assert "method.mu, data.path, model.hidden" in done.stderr
-    kept, left_out = experiment_tree("my.yaml", [], {"method": "fedprox"})
-    assert kept["method"] == {"name": "fedprox", "mu": 0.1}
-    assert left_out == []
+    raw, dropped = build_raw_experiment("my.yaml", [], {"method": "fedprox"})
+    assert raw["method"] == {"name": "fedprox", "mu": 0.1}
+    assert dropped == []
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "is empty"),
         ("# nothing but a comment\n", "is empty"),
@@ -115,17 +115,17 @@ def test_options_of_another_method_are_left_out(type_command) -> None:
         ("model: cmn", "did you mean 'cnn'?"),
     ],
 )
-def test_a_file_that_is_wrong(type_command, text: str, words: str) -> None:
+def test_an_invalid_file(type_command, text: str, message: str) -> None:
     Path("my.yaml").write_text(text)
     done = type_command("run", "my.yaml", "--out", "kept")
     assert done.exit_code == 2
-    assert words in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
     assert not Path("kept").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         (("run", "nowhere.yaml"), "there is no experiment file 'nowhere.yaml'"),
         (("run", ""), "the name of the experiment file is empty"),
@@ -156,15 +156,15 @@ def test_a_file_that_is_wrong(type_command, text: str, words: str) -> None:
         (("report", "last", "-o"), "-o"),
     ],
 )
-def test_wrong_words(type_command, words: tuple[str, ...], sentence: str) -> None:
+def test_wrong_arguments(type_command, words: tuple[str, ...], message: str) -> None:
     done = type_command(*words)
     assert done.exit_code == 2, done.output
-    assert sentence in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
     assert list(Path().iterdir()) == []
 
 
-def test_a_file_in_the_place_of_the_folder(type_command) -> None:
+def test_a_file_instead_of_the_folder(type_command) -> None:
     Path("kept").write_text("not a folder")
     done = type_command("run", *TINY, "--out", "kept")
     assert done.exit_code == 2
@@ -173,7 +173,7 @@ def test_a_file_in_the_place_of_the_folder(type_command) -> None:
     assert done.exit_code == 2
 
 
-def test_a_file_in_the_place_of_the_store(type_command) -> None:
+def test_a_file_instead_of_the_store(type_command) -> None:
     Path("kept").mkdir()
     Path("kept/undergrowth.sqlite").write_text("not a store, but long enough to be taken for one" * 100)
     for words in (("run", *TINY), ("list",), ("show", "last"), ("resume", "last")):
@@ -187,11 +187,11 @@ def test_an_empty_section_has_its_defaults(type_command) -> None:
     assert config.parse_experiment(experiment_file.read("my.yaml")) == config.Experiment()
 
 
-def test_a_key_may_be_written_over_one_that_is_merged(type_command) -> None:
+def test_a_key_overrides_a_merged_one(type_command) -> None:
     Path("my.yaml").write_text("a: &a {rounds: 2, lr: 1}\nb: {c: &b {<<: *a, lr: 2}}\nd: {<<: *b, rounds: 3}\n")
     assert experiment_file.read("my.yaml")["d"] == {"rounds": 3, "lr": 2}
 
 
-def test_assign_refuses_what_has_no_keys() -> None:
+def test_assign_rejects_a_value_without_keys() -> None:
     with pytest.raises(InputError, match="'train' is 5"):
         experiment_file.assign({"train": 5}, "train.lr", 1)

@@ -1,4 +1,4 @@
-"""Runs that never happened, for figures and pages."""
+"""Invented runs for the tests of figures and pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from undergrowth.report.record import Record
+from undergrowth.report.run_record import RunRecord
 from undergrowth.runs.config import Experiment
 
 
@@ -20,8 +20,8 @@ def record(
     accurate: bool = True,
     status: str = "done",
     objects: dict[str, str | None] | None = None,
-) -> Record:
-    kept = Experiment.model_validate(settings or {}).model_dump(mode="json")
+) -> RunRecord:
+    described = Experiment.model_validate(settings or {}).model_dump(mode="json")
     history = [
         {
             "round": number, "accuracy": number / (rounds + 1), "loss": 1 / number, "simulated_seconds": 2.0 * number,
@@ -30,7 +30,7 @@ def record(
         }
         for number in range(1, rounds + 1)
     ]  # fmt: skip
-    facts = [
+    device_rows = [
         {
             "device": f"device-{number:05d}", "tier": ("slow", "fast")[number % 2], "samples": number % 700,
             "accuracy": number % 11 / 10 if accurate else None, "rounds": number % 4, "bytes_down": 100,
@@ -39,20 +39,21 @@ def record(
         for number in range(devices)
     ]  # fmt: skip
     row = {
-        "id": run, "created": "2026-01-01 00:00:00", "status": status, "method": kept["method"]["name"],
-        "data": kept["data"]["name"], "model": kept["model"]["name"], "seed": 0, "rounds": rounds, "clients": devices,
-        "engine": "serial", "notes": ["round 1: <b>strange</b>"], "summary": history[-1] if history else {},
+        "id": run, "created": "2026-01-01 00:00:00", "status": status, "method": described["method"]["name"],
+        "data": described["data"]["name"], "model": described["model"]["name"], "seed": 0, "rounds": rounds,
+        "clients": devices, "engine": "serial", "notes": ["round 1: <b>strange</b>"],
+        "summary": history[-1] if history else {},
         "version": None, "experiment": {
-            "settings": kept, "defaults": {}, "objects": objects or {"method": None, "data": None, "model": None},
+            "settings": described, "defaults": {}, "objects": objects or {"method": None, "data": None, "model": None},
         },
     }  # fmt: skip
-    return Record(run, row, history, facts, f"undergrowth resume {run}")
+    return RunRecord(run, row, history, device_rows, f"undergrowth resume {run}")
 
 
 @pytest.fixture
-def diverged() -> Record:
-    """A run whose loss went from bad to worse and then was no number; the store gives such as nothing."""
-    made = record(rounds=4)
-    for row, loss in zip(made.rounds, (1.0, 1e30, math.nan, None)):
+def diverged() -> RunRecord:
+    """A run whose loss diverged and became NaN; the store returns NaN as None."""
+    run = record(rounds=4)
+    for row, loss in zip(run.rounds, (1.0, 1e30, math.nan, None), strict=True):
         row["loss"] = loss
-    return made
+    return run

@@ -1,4 +1,4 @@
-"""Analyses of finished runs: their numbers against direct computations, their sections, and what they cannot do."""
+"""Analyses of finished runs: numbers compared with direct computations, sections, and runs that cannot be analysed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from undergrowth.data import Dataset, load, partition_dataset
 from undergrowth.report.analyses import ANALYSES
 from undergrowth.runs import Store
 
-USUAL = {"clients": 12, "rounds": 3, "progress": False}
+ARGUMENTS = {"clients": 12, "rounds": 3, "progress": False}
 LEVELS = ["low", "mid", "up", "head"]
 
 
@@ -34,13 +34,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plain(folder: Path) -> ug.Result:
-    return ug.run(**USUAL, out=str(folder))
+    return ug.run(**ARGUMENTS, out=str(folder))
 
 
 @pytest.fixture(scope="session")
 def tuned(folder: Path, plain: ug.Result) -> ug.Result:
-    """Only what is above `mid` is trained; it starts from what the plain run would start from."""
-    return ug.run(method="fedft", options={"epochs": 2}, **USUAL, out=str(folder))
+    """A run that trains only the layers above `mid`, from the same initial model as the plain run."""
+    return ug.run(method="fedft", options={"epochs": 2}, **ARGUMENTS, out=str(folder))
 
 
 @pytest.fixture(scope="session")
@@ -48,13 +48,13 @@ def found(folder: Path, plain: ug.Result, tuned: ug.Result) -> dict[str, Any]:
     return ug.report.analyse([plain.run, tuned.run], out_folder=folder, devices=4)
 
 
-def population() -> Any:
+def digits_population() -> Any:
     return partition_dataset(load("digits"), "dirichlet:0.1", 12, 0)
 
 
 def largest(count: int) -> list[str]:
-    there = population()
-    return sorted(there.devices, key=lambda name: (-there.size(name), name))[:count]
+    population = digits_population()
+    return sorted(population.devices, key=lambda name: (-population.size(name), name))[:count]
 
 
 def test_the_same_run_gives_the_same_numbers(found, folder: Path, tuned: ug.Result) -> None:
@@ -62,13 +62,13 @@ def test_the_same_run_gives_the_same_numbers(found, folder: Path, tuned: ug.Resu
     assert again == {name: {tuned.run: found[name][tuned.run]} for name in ("tsne", "cka", "bias")}
 
 
-def test_models_are_alike_where_nothing_was_trained(found, plain: ug.Result, tuned: ug.Result) -> None:
+def test_models_are_equal_below_the_split(found, plain: ug.Result, tuned: ug.Result) -> None:
     grids = found["cka"][tuned.run]["similarity"]
     assert list(grids) == LEVELS
     assert np.array(grids["low"]).min() == np.array(grids["mid"]).min() == 1
     assert found["cka"][tuned.run]["mean"]["head"] < 0.999
     numbers = found["cka"][plain.run]
-    assert numbers["devices"] == largest(4) and numbers["trained_by"] == "the method's own client"
+    assert numbers["devices"] == largest(4) and numbers["trained_by"] == "the method's client"
     for level in LEVELS:
         grid = np.array(numbers["similarity"][level])
         assert grid.shape == (4, 4) and (grid == grid.T).all() and (grid.diagonal() == 1).all() and grid.max() <= 1
@@ -82,9 +82,9 @@ def test_bias_counts_predictions(found, plain: ug.Result) -> None:
     for update in ("full", "few_shot"):
         predicted = np.array(numbers[update]["predicted"])
         assert predicted.shape == (4, 10) and predicted.sum(1) == pytest.approx(1, abs=1e-3)
-        expected = np.abs(predicted - np.array(numbers["there"])).sum(1) / 2
+        expected = np.abs(predicted - np.array(numbers["true"])).sum(1) / 2
         assert numbers[update]["bias"] == pytest.approx(expected, abs=1e-3)
-        # Who predicts classes in the wrong number is wrong at least so often.
+        # The error is at least the bias.
         wrong = 1 - np.array(numbers[update]["accuracy"])
         assert (wrong >= np.array(numbers[update]["bias"]) - 1e-9).all()
     assert np.mean(numbers["full"]["bias"]) > numbers["before"]["bias"][0]
@@ -98,41 +98,41 @@ def to_bytes(values: Tensor) -> np.ndarray:
     return ((values - values.min()) / (values.max() - values.min()) * 255).round().numpy()
 
 
-def test_attention_is_where_features_are_strong(found, plain: ug.Result) -> None:
+def test_attention_maps(found, plain: ug.Result) -> None:
     numbers = found["attention"][plain.run]
     assert numbers["classes"] == [str(label) for label in range(8)]
-    assert numbers["sizes"] == {"low": [4, 4], "mid": [4, 4], "up": [2, 2]}  # and none for `head`, which has no places
+    assert numbers["sizes"] == {"low": [4, 4], "mid": [4, 4], "up": [2, 2]}  # `head` has no pixels
     test, model = load("digits").central_test(), plain.model
     features = model[: model.position("low")](test.x).detach()
     maps = features.square().sum(1).flatten(1)
-    shares = maps / maps.sum(1, keepdim=True)
-    spread = (-(shares * shares.log()).nan_to_num().sum(1) / math.log(16)).mean()
+    fractions = maps / maps.sum(1, keepdim=True)
+    spread = (-(fractions * fractions.log()).nan_to_num().sum(1) / math.log(16)).mean()
     assert numbers["spread"]["low"] == pytest.approx(float(spread), rel=1e-5)
-    # Which of the samples of class 0 is shown is drawn; its map must be that of a sample whose picture is shown.
+    # The shown sample of class 0 is random; find it by its image and compare its map.
     shown = np.array(numbers["inputs"][0])[..., 0]
-    (at,) = [place for place in range(len(test)) if np.abs(to_bytes(test.x[place, 0]) - shown).max() <= 1]
-    assert np.abs(to_bytes(maps[at].view(4, 4)) - np.array(numbers["maps"]["low"][0])).max() <= 1
-    assert test.y[at] == 0
+    (index,) = [place for place in range(len(test)) if np.abs(to_bytes(test.x[place, 0]) - shown).max() <= 1]
+    assert np.abs(to_bytes(maps[index].view(4, 4)) - np.array(numbers["maps"]["low"][0])).max() <= 1
+    assert test.y[index] == 0
 
 
 def test_entropies_are_those_of_the_final_model(found, plain: ug.Result) -> None:
     numbers = found["entropy"][plain.run]
     assert list(numbers["devices"]) == largest(4) and numbers["highest"] == pytest.approx(math.log(10))
-    device, shard = largest(1)[0], population().train(largest(1)[0])
+    device, shard = largest(1)[0], digits_population().train(largest(1)[0])
     for row in numbers["devices"][device]:
         p = (plain.model(shard.x).detach().double() / row["temperature"]).softmax(1).numpy()
         entropy = -np.where(p > 0, p * np.log(np.maximum(p, 1e-300)), 0).sum(1)
         assert row["samples"] == len(shard) and row["mean"] == pytest.approx(entropy.mean(), rel=1e-4)
         assert row["certain"] == pytest.approx((entropy < 0.1 * math.log(10)).mean(), abs=0.01)
-        assert sum(row["shares"]) == pytest.approx(1, abs=2e-3)
+        assert sum(row["fractions"]) == pytest.approx(1, abs=2e-3)
     means = [row["mean"] for row in numbers["devices"][device]]
-    assert means == sorted(means, reverse=True)  # a lower temperature hardens
+    assert means == sorted(means, reverse=True)  # a lower temperature lowers the entropy
 
 
-def test_a_map_of_the_largest_device(found, plain: ug.Result, tuned: ug.Result) -> None:
+def test_tsne_of_the_largest_device(found, plain: ug.Result, tuned: ug.Result) -> None:
     assert found["tsne"][tuned.run]["level"] == "mid" and found["tsne"][plain.run]["level"] == "up"
     numbers, (device,) = found["tsne"][plain.run], largest(1)
-    shard = population().train(device)
+    shard = digits_population().train(device)
     assert numbers["device"] == device and numbers["samples"] == min(500, len(shard)) == len(numbers["points"])
     labels = [int(numbers["classes"][place]) for place in numbers["labels"]]
     assert labels == shard.y.tolist()
@@ -143,15 +143,15 @@ def test_a_map_of_the_largest_device(found, plain: ug.Result, tuned: ug.Result) 
     others = [place for place in range(len(shard)) if place not in chosen]
     assert entropy[chosen].min() >= entropy[others].max()
     of_clusters = [labels[place] for place in numbers["selected"]["clusters"]]
-    assert set(of_clusters) == set(labels)  # clusters are made class by class, so each has some
-    # Neighbours in the map are neighbours in the features: their classes agree far more often than by chance.
+    assert set(of_clusters) == set(labels)  # clusters are computed per class
+    # Neighbours in the map are neighbours in feature space, so most have the same class.
     points = torch.tensor(numbers["points"])
     nearest = torch.cdist(points, points).fill_diagonal_(torch.inf).argmin(1)
-    alike = float((shard.y[nearest] == shard.y).double().mean())
-    assert alike == pytest.approx(numbers["neighbours_alike"], abs=0.1) and alike > 0.8
+    same_class = float((shard.y[nearest] == shard.y).double().mean())
+    assert same_class == pytest.approx(numbers["same_class_neighbours"], abs=0.1) and same_class > 0.8
 
 
-def test_efficiency_needs_the_store_alone(found, folder: Path, plain: ug.Result, tmp_path: Path) -> None:
+def test_efficiency_needs_only_the_store(found, folder: Path, plain: ug.Result, tmp_path: Path) -> None:
     best = max(row["accuracy"] for row in plain.history)
     seconds = sum(row.seconds_compute for row in plain.ledger.rows())
     assert found["efficiency"][plain.run]["learning_efficiency"] == pytest.approx(best / seconds)
@@ -163,9 +163,10 @@ def test_efficiency_needs_the_store_alone(found, folder: Path, plain: ug.Result,
 
 
 def test_the_page_and_the_command(found, folder: Path, plain: ug.Result, tuned: ug.Result, tmp_path: Path) -> None:
-    path = ug.report.report([plain.run, tuned.run], folder, tmp_path / "page.html", analyses=found)
+    path = ug.report.write_report([plain.run, tuned.run], folder, tmp_path / "page.html", analyses=found)
     text = path.read_text(encoding="utf-8")
-    without = ug.report.report([plain.run, tuned.run], folder, tmp_path / "without.html").read_text(encoding="utf-8")
+    path = ug.report.write_report([plain.run, tuned.run], folder, tmp_path / "without.html")
+    without = path.read_text(encoding="utf-8")
     for analysis in ANALYSES.values():
         heading = f"<h2>{analysis.title.replace(chr(39), '&#x27;')}</h2>"
         assert heading in text and heading not in without
@@ -179,19 +180,19 @@ def test_the_page_and_the_command(found, folder: Path, plain: ug.Result, tuned: 
     printed = json.loads(done.stdout)
     assert list(printed["analyses"]) == ["cka", "efficiency"]
     assert printed["analyses"]["cka"][plain.run]["devices"] == largest(2)
-    assert "most alike at low" in Path(printed["report"]).read_text(encoding="utf-8")
+    assert "highest at low" in Path(printed["report"]).read_text(encoding="utf-8")
 
 
-def test_what_is_not_known_is_refused_before_anything_is_done(folder: Path, plain: ug.Result, tmp_path: Path) -> None:
+def test_unknown_analyses_are_rejected_first(folder: Path, plain: ug.Result, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'entropy'"):
-        ug.report.report([plain.run], folder, tmp_path / "page.html", analyses=["cka", "entrpy"])
+        ug.report.write_report([plain.run], folder, tmp_path / "page.html", analyses=["cka", "entrpy"])
     with pytest.raises(InputError, match="at least 1"):
         ug.report.analyse([plain.run], out_folder=folder, devices=0)
     assert not (tmp_path / "page.html").exists()
 
 
 class Text(nn.Module):
-    """Not a chain of stages."""
+    """A model that is not a chain of stages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,20 +209,20 @@ def tokens() -> Dataset:
     return Dataset("words", x[:60], y[:60], x[60:], y[60:], classes=2)
 
 
-def test_what_a_run_does_not_allow_is_one_sentence_and_the_rest_comes(tmp_path: Path) -> None:
+def test_impossible_analyses_give_a_reason(tmp_path: Path) -> None:
     data, out = tokens(), str(tmp_path)
     run = ug.run(data=data, model=Text, partition="iid", clients=3, rounds=1, out=out).run
     found = ug.report.analyse([run], out_folder=out, data=data, model=Text)
     problems = {name: by_run[run]["problem"] for name, by_run in found.items() if "problem" in by_run[run]}
     assert sorted(problems) == ["attention", "cka", "tsne"]
     assert "chain of stages" in problems["cka"] and "need images" in problems["attention"]
-    text = ug.report.report([run], out, tmp_path / "page.html", found).read_text(encoding="utf-8")
+    text = ug.report.write_report([run], out, tmp_path / "page.html", found).read_text(encoding="utf-8")
     assert text.count("Not possible: ") == 3 and "Entropy of samples" in text
     without = ug.report.analyse([run], ["bias"], out)
     assert "was given a data object (Dataset)" in without["bias"][run]["problem"]
 
 
-def test_runs_that_cannot_be_set_up_again(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_reopened(tmp_path: Path) -> None:
     digits = load("digits")
     file = tmp_path / "my.npz"
     np.savez(file, x=digits.x[:200], y=digits.y[:200], x_test=digits.test_x[:50], y_test=digits.test_y[:50])
@@ -241,7 +242,7 @@ def test_runs_that_cannot_be_set_up_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedbuff", "heterofl", "local"])
-def test_devices_that_do_not_send_a_model_train_by_gradient_descent(method: str, tmp_path: Path) -> None:
+def test_clients_without_model_uploads_are_replaced_by_gradient_descent(method: str, tmp_path: Path) -> None:
     run = ug.run(method=method, model="mlp", clients=3, rounds=1, out=str(tmp_path)).run
     numbers = ug.report.analyse([run], ["cka"], tmp_path, devices=2)["cka"][run]
     assert numbers["trained_by"] == "gradient descent"

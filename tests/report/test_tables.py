@@ -1,4 +1,4 @@
-"""Numbers in units that people read."""
+"""Numbers with units, and tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from undergrowth.report.tables import amount, count, duration, energy, operation
 
 
 @pytest.mark.parametrize(
-    ("written", "text"),
+    ("formatted", "text"),
     [
         (size(0), "0 B"),
         (size(1), "1 B"),
@@ -44,11 +44,11 @@ from undergrowth.report.tables import amount, count, duration, energy, operation
         (amount(1e-12, "s"), "0 ns"),
     ],
 )
-def test_units(written: str, text: str) -> None:
-    assert written == text
+def test_units(formatted: str, text: str) -> None:
+    assert formatted == text
 
 
-def test_a_table_takes_any_text() -> None:
+def test_markup_in_cells_is_not_interpreted() -> None:
     screen = Console(width=60, record=True, file=io.StringIO())
     screen.print(table(("name", "value"), [("[red]", None), ("x", 3)], right=(1,)))
     assert "[red]" in screen.export_text()

@@ -1,5 +1,5 @@
-"""Fixtures for all tests of reproduced tables."""
+"""Fixtures of the tests of `undergrowth.reproduce`."""
 
-from tests.reproduce.made_up import table
+from tests.reproduce.example_table import table
 
 __all__ = ["table"]

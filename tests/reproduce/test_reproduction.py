@@ -1,4 +1,4 @@
-"""Running a table: runs are found again, stopped ones go on, pretraining is shared, what fails is told."""
+"""Running a table: runs are reused, interrupted ones are resumed, pretraining is shared, failures are reported."""
 
 from __future__ import annotations
 
@@ -8,160 +8,171 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError, RunError
 from undergrowth.data import load
-from undergrowth.reproduce import Report, Table, crew, reproduce, worker
-from undergrowth.reproduce.findings import measured
-from undergrowth.reproduce.jobs import read_paths
-from undergrowth.reproduce.table import sides
+from undergrowth.reproduce import Table, TableResult, reproduce_table, worker, worker_pool
+from undergrowth.reproduce import table as table_module
+from undergrowth.reproduce.data_paths import parse_data_paths
+from undergrowth.reproduce.results import measure
+from undergrowth.reproduce.table import pair_sides
 from undergrowth.runs import Store
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("UNDERGROWTH_DATA", str(tmp_path / "data"))
 
 
+@pytest.fixture(scope="module")
+def finished_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("finished")
+
+
+@pytest.fixture(scope="module")
+def finished(finished_folder: Path) -> TableResult:
+    """The result of the example table, run without interruption in this process."""
+    example = example_table()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_module, "load_tables", lambda: {example.name: example})
+        return reproduce_table("9.1", out=str(finished_folder))
+
+
 @pytest.fixture
-def done_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Every run that is started or resumed in this process."""
-    seen: list[tuple[str, Any]] = []
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Records every run that is started or resumed in this process."""
+    calls: list[tuple[str, Any]] = []
     start, resume = worker.start, worker.resume
-    monkeypatch.setattr(worker, "start", lambda tree, **on: (seen.append(("start", tree)), start(tree, **on))[1])
+    monkeypatch.setattr(worker, "start", lambda raw, **hooks: (calls.append(("start", raw)), start(raw, **hooks))[1])
     monkeypatch.setattr(
-        worker, "resume", lambda run, out, **on: (seen.append(("resume", run)), resume(run, out, **on))[1]
+        worker, "resume", lambda run, out, **hooks: (calls.append(("resume", run)), resume(run, out, **hooks))[1]
     )
-    return seen
+    return calls
 
 
-def figures(report: Report) -> dict[str, Any]:
-    return {finding.cell.name: finding.values for finding in report.findings}
+def values(result: TableResult) -> dict[str, Any]:
+    return {each.cell.name: each.values for each in result.cells}
 
 
-def test_a_second_call_takes_everything_from_the_store(table: Table, done_here: list) -> None:
-    first = reproduce("9.1", seeds=2)
-    # Four cells with two seeds, and one pretraining for all that ask for it.
-    assert len(done_here) == 9 and [tree["method"]["name"] for _, tree in done_here].count("central") == 1
-    assert set(figures(first)) == {f"{row}/digits, even" for row in table.rows}
-    finding = first.findings[0]
-    rounds = Store("runs").rounds(finding.runs[0])
-    assert finding.values[0] == pytest.approx(100 * max(row["accuracy"] for row in rounds))
-    assert finding.ours is not None and finding.ours.spread == pytest.approx(np.std(finding.values, ddof=1))
-    assert figures(reproduce("9.1", seeds=2)) == figures(first) and len(done_here) == 9
-    for verdict in first.verdicts:
-        (high, *_), (low, *_) = sides(verdict.pair)
-        pairs = zip(*(next(each.values for each in first.findings if each.cell.row == row) for row in (high, low)))
-        assert verdict.seeds == tuple(one > other for one, other in pairs)
-        assert f"{sum(verdict.seeds)} of 2 pairs of one seed" in f"{verdict}"
-    # More seeds, another folder for the data, another engine: only what is new is run.
-    again = reproduce("9.2", seeds=3, engine="vector", only="FedAvg")
-    assert len(done_here) == 10 and figures(again)["FedAvg/digits, even"][:2] == finding.values
+def test_a_second_call_reuses_all_runs(table: Table, executed: list) -> None:
+    first = reproduce_table("9.1", seeds=2, only="FedAvg*")
+    # Two cells with two seeds, and one pretraining for both seeds.
+    assert len(executed) == 5 and [raw["method"]["name"] for _, raw in executed].count("central") == 1
+    assert set(values(first)) == {"FedAvg/digits, even", "FedAvg, pretrained/digits, even"}
+    fedavg = first.cells[0]
+    rounds = Store("runs").rounds(fedavg.runs[0])
+    assert fedavg.values[0] == pytest.approx(100 * max(row["accuracy"] for row in rounds))
+    assert fedavg.ours is not None and fedavg.ours.spread == pytest.approx(np.std(fedavg.values, ddof=1))
+    assert values(reproduce_table("9.1", seeds=2, only="FedAvg*")) == values(first) and len(executed) == 5
+    (ordering,) = [each for each in first.orderings if each.seeds]
+    (high, *_), (low, *_) = pair_sides(ordering.pair)
+    of_row = {each.cell.row: each.values for each in first.cells}
+    assert ordering.seeds == tuple(one > other for one, other in zip(of_row[high], of_row[low], strict=True))
+    assert f"{sum(ordering.seeds)} of 2 pairs with the same seed" in f"{ordering}"
+    # With one more seed and another engine, only the run of the new seed is missing.
+    again = reproduce_table("9.2", seeds=3, engine="vector", only="FedAvg")
+    assert len(executed) == 6 and values(again)["FedAvg/digits, even"][:2] == fedavg.values
 
 
-def test_pretrained_weights_are_those_of_the_run_before(table: Table, done_here: list) -> None:
-    reproduce("9.1", only="FedAvg, pretrained")
-    (_, pretraining), (_, tree) = done_here
+def test_pretrained_weights_are_those_of_the_pretraining_run(table: Table, executed: list) -> None:
+    reproduce_table("9.1", only="FedAvg, pretrained")
+    (_, pretraining), (_, raw) = executed
     assert pretraining["method"]["name"] == "central"
     (central,) = [row["id"] for row in Store("runs").runs() if row["method"] == "central"]
-    assert tree["model"]["weights"] == str(Path("runs") / central / "model.safetensors") and tree["model"]["skip_head"]
+    assert raw["model"]["weights"] == str(Path("runs") / central / "model.safetensors") and raw["model"]["skip_head"]
 
 
-def test_what_was_stopped_goes_on(table: Table, done_here: list) -> None:
-    untouched = figures(reproduce("9.1", out="whole"))
-    done_here.clear()
-
-    def stop(job: Any, share: float) -> None:
-        if job.tree["method"]["name"] == "fedprox" and share == 0.5:
+def test_interrupted_runs_are_resumed(table: Table, finished: TableResult, executed: list) -> None:
+    def interrupt(job: Any, fraction: float) -> None:
+        if job.raw["method"]["name"] == "fedprox" and fraction == 0.5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce("9.1", on_share=stop)
+        reproduce_table("9.1", on_progress=interrupt)
     before = {row["id"]: row["status"] for row in Store("runs").runs()}
     assert sorted(before.values()) == ["done", "done", "interrupted"]
-    done_here.clear()
-    assert figures(reproduce("9.1")) == untouched
-    resumed = [what for kind, what in done_here if kind == "resume"]
-    assert [before[run] for run in resumed] == ["interrupted"] and len(done_here) == 3
+    executed.clear()
+    assert values(reproduce_table("9.1")) == values(finished)
+    resumed = [run for kind, run in executed if kind == "resume"]
+    assert [before[run] for run in resumed] == ["interrupted"] and len(executed) == 3
 
 
-def test_several_at_a_time_give_the_same(table: Table) -> None:
-    shares: dict[str, float] = {}
-    told: list[int] = []
-    report = reproduce(
-        "9.1", jobs=2, out="side by side", only="FedAvg*", on_plan=lambda jobs: told.append(len(jobs)),
-        on_share=lambda job, share: shares.__setitem__(job.key, share),
+def test_worker_processes_give_the_same_values(table: Table, finished: TableResult) -> None:
+    fractions: dict[str, float] = {}
+    planned: list[int] = []
+    result = reproduce_table(
+        "9.1", jobs=2, only="FedAvg*", on_plan=lambda jobs: planned.append(len(jobs)),
+        on_progress=lambda job, fraction: fractions.__setitem__(job.key, fraction),
     )  # fmt: skip
-    assert figures(report) == figures(reproduce("9.1", only="FedAvg*")) and not report.failed
-    assert told == [2] and len(shares) == 3 and set(shares.values()) == {1.0}
-    assert {row["status"] for row in Store("side by side").runs()} == {"done"}
+    assert not result.failed and values(result).items() <= values(finished).items()
+    assert planned == [2] and len(fractions) == 3 and set(fractions.values()) == {1.0}
+    assert {row["status"] for row in Store("runs").runs()} == {"done"}
 
 
-def test_a_process_that_dies_costs_one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew.sys, "executable", "false")
-    member = crew.Worker()
+def test_a_worker_process_that_dies_fails_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool.sys, "executable", "false")
+    process = worker_pool.WorkerProcess()
     for _ in range(2):
-        answer = member({"tree": {}, "run": None, "out": "runs"}, lambda share: None)
-        assert answer == {"failed": "the process that did it ended with exit code 1", "input": False}
-    member.close()
+        reply = process.run({"raw": {}, "run": None, "out": "runs"}, lambda fraction: None)
+        assert reply == {"failed": "its worker process ended with exit code 1", "input": False}
+    process.close()
 
 
-def test_a_cell_that_fails_does_not_stop_the_others(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = worker.start
+def test_a_failed_cell_does_not_stop_the_others(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = worker.start
 
-    def start(tree: Any, **on: Any) -> Any:
-        if tree["method"]["name"] in ("fedprox", "central"):
+    def start_or_fail(raw: Any, **hooks: Any) -> Any:
+        if raw["method"]["name"] in ("fedprox", "central"):
             raise RuntimeError("no luck")
-        return begun(tree, **on)
+        return start(raw, **hooks)
 
-    monkeypatch.setattr(worker, "start", start)
-    report = reproduce("9.1")
-    assert list(figures(report)["FedAvg/digits, even"]) and not figures(report)["FedProx/digits, even"]
-    assert report.failed["FedProx/digits, even"] == "RuntimeError: no luck"
-    assert report.failed["FedAvg, pretrained/digits, even"] == "the pretraining that it starts from failed"
+    monkeypatch.setattr(worker, "start", start_or_fail)
+    result = reproduce_table("9.1")
+    assert list(values(result)["FedAvg/digits, even"]) and not values(result)["FedProx/digits, even"]
+    assert result.failed["FedProx/digits, even"] == "RuntimeError: no luck"
+    assert result.failed["FedAvg, pretrained/digits, even"] == "its pretraining failed"
 
 
-def test_data_that_is_not_there(table: Table, tmp_path: Path) -> None:
-    report = reproduce("9.1", "full", seeds=1, only="FedAvg")
-    assert list(figures(report)) == ["FedAvg/digits, even"]
-    assert report.left_out == {"FedAvg/pictures, even": "there is no cifar10"}
-    with pytest.raises(InputError, match=r"needs data that is not there: cifar10 \(give --data-path cifar10=FOLDER"):
-        reproduce("9.1", "full", only="/pictures*")
+def test_missing_data(table: Table, tmp_path: Path) -> None:
+    result = reproduce_table("9.1", "full", seeds=1, only="FedAvg")
+    assert list(values(result)) == ["FedAvg/digits, even"]
+    assert result.left_out == {"FedAvg/pictures, even": "missing data: cifar10"}
+    with pytest.raises(InputError, match=r"needs missing data: cifar10 \(give --data-path cifar10=FOLDER"):
+        reproduce_table("9.1", "full", only="/pictures*")
     with pytest.raises(InputError, match="--data-path cifar10=nowhere: there is no such folder"):
-        reproduce("9.1", "full", paths={"cifar10": "nowhere"})
+        reproduce_table("9.1", "full", paths={"cifar10": "nowhere"})
     with pytest.raises(InputError, match="cifar10"):  # a folder without the files
-        reproduce("9.1", "full", only="/pictures*", seeds=1, paths={"cifar10": str(tmp_path)})
+        reproduce_table("9.1", "full", only="/pictures*", seeds=1, paths={"cifar10": str(tmp_path)})
 
 
-def test_the_first_source_that_is_there_is_pretrained_on(table: Table, tmp_path: Path, done_here: list) -> None:
+def test_pretraining_uses_the_first_available_data(table: Table, tmp_path: Path, executed: list) -> None:
     random = np.random.default_rng(0)
     np.savez(tmp_path / "drawings.npz", x=random.normal(size=(40, 1, 8, 8)).astype("float32"), y=np.arange(40) % 3)
-    reproduce("9.1", only="FedAvg, pretrained", paths={"drawings": str(tmp_path / "drawings.npz")})
-    assert done_here[0][1]["data"] == {"name": "npz", "path": str(tmp_path / "drawings.npz")}
+    reproduce_table("9.1", only="FedAvg, pretrained", paths={"drawings": str(tmp_path / "drawings.npz")})
+    assert executed[0][1]["data"] == {"name": "npz", "path": str(tmp_path / "drawings.npz")}
 
 
-def test_paths_of_the_command_line() -> None:
-    assert read_paths(["drawings=a=b", "mnist=c"], {"drawings"}) == {"drawings": "a=b", "mnist": "c"}
+def test_data_path_options() -> None:
+    assert parse_data_paths(["drawings=a=b", "mnist=c"], {"drawings"}) == {"drawings": "a=b", "mnist": "c"}
     with pytest.raises(InputError, match="must be NAME=FOLDER"):
-        read_paths(["cifar10"], {"cifar10"})
+        parse_data_paths(["cifar10"], {"cifar10"})
     with pytest.raises(InputError, match="'cifr10' is not known; did you mean 'cifar10'"):
-        read_paths(["cifr10=x"], {"cifar10"})
+        parse_data_paths(["cifr10=x"], {"cifar10"})
 
 
-def test_wrong_numbers(table: Table) -> None:
-    for wrong in ({"seeds": 0}, {"jobs": 0}):
-        with pytest.raises(InputError, match=f"{next(iter(wrong))} must be at least 1"):
-            reproduce("9.1", **wrong)
+@pytest.mark.parametrize("name", ["seeds", "jobs"])
+def test_numbers_must_be_positive(table: Table, name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} must be at least 1"):
+        reproduce_table("9.1", **{name: 0})
 
 
-def test_other_figures_than_the_best_of_all_rounds() -> None:
-    tree = {"model": "logistic", "data": {"clients": 3, "holdout": 0}, "train": {"rounds": 2, "lr": 0.01}}
-    run = worker.start(tree).run
-    store = Store("runs")
+def test_metrics(finished: TableResult, finished_folder: Path) -> None:
+    run, store = finished.cells[0].runs[0], Store(finished_folder)
     last = store.rounds(run)[-1]["accuracy"]
-    assert measured(store, run, "final") == pytest.approx(100 * last)
-    shares = np.bincount(load("digits").test_y) / len(load("digits").test_y)
-    by_class = [measured(store, run, f"class {label}") for label in range(10)]
-    assert shares @ by_class == pytest.approx(100 * last) and len(set(by_class)) > 1
+    assert measure(store, run, "final") == pytest.approx(100 * last)
+    fractions = np.bincount(load("digits").test_y) / len(load("digits").test_y)
+    by_class = [measure(store, run, f"class {label}") for label in range(10)]
+    assert fractions @ by_class == pytest.approx(100 * last) and len(set(by_class)) > 1
     with pytest.raises(RunError, match="has no 'accuracy/devices' in its rounds"):
-        measured(store, run, "accuracy/devices")
+        measure(store, run, "accuracy/devices")

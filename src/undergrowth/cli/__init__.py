@@ -1,4 +1,4 @@
-"""The command line: thin commands over what Python users call too."""
+"""The command line. Commands are thin: everything they do can also be done from Python."""
 
 from undergrowth.cli.app import main
 

@@ -1,7 +1,7 @@
-"""The table of commands, and how any of them ends.
+"""The table of commands, and the conversion of exceptions to exit codes.
 
-A new command is a function in a file of its own and one line in the table. The function imports what it needs when it
-is called, so that `--help` does not wait for torch.
+To add a command, write a function in a new file and add one line to `COMMANDS`. The function imports what it needs
+when it is called, so that `--help` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from undergrowth.cli import (
     datasets,
     engines,
     fleets,
-    look,
+    list_runs,
     methods,
     models,
     plan,
@@ -29,23 +29,24 @@ from undergrowth.cli import (
     reproduce,
     resume,
     run,
+    show,
 )
-from undergrowth.cli.endings import INTERRUPTED, WRONG_INPUT, is_broken_pipe, told
+from undergrowth.cli.exit_codes import INTERRUPTED, WRONG_INPUT, exit_code_and_message, is_broken_pipe
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run": {
+    "Run experiments": {
         "plan": plan.plan,
         "run": run.run,
         "resume": resume.resume,
         "reproduce": reproduce.reproduce,
     },
-    "Look at runs": {
-        "list": look.list_runs,
-        "show": look.show,
+    "Inspect runs": {
+        "list": list_runs.list_runs,
+        "show": show.show,
         "compare": compare.compare,
         "report": report.report,
     },
-    "What there is": {
+    "List what is available": {
         "methods": methods.methods,
         "datasets": datasets.datasets,
         "models": models.models,
@@ -55,34 +56,34 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 
-# Every example is a paragraph: lines of one paragraph are joined.
+# Typer joins the lines of a paragraph, so every example is a paragraph.
 _EXAMPLES = """
 [bold]Examples[/bold]
 
-  undergrowth run                                       the embedded default, on real data, in seconds
+  undergrowth run                                       FedAvg on the embedded digits data, in seconds
 
-  undergrowth run --method fedprox -s method.mu=0.1     another method, with an option of it
+  undergrowth run --method fedprox -s method.mu=0.1     another method, with one of its options
 
-  undergrowth plan --fleet mixed-edge --deadline 0.5    who could take part, at what price, without training
+  undergrowth plan --fleet mixed-edge --deadline 0.5    cost per device class, without training
 
   undergrowth run my.yaml --rounds 50 -s train.lr=0.05  an experiment file with two changes
 
-  undergrowth compare last 20260102                     two runs, by id, beginning of id, or `last`
+  undergrowth compare last 20260102                     two runs, each by id, start of its id, or `last`
 
-  undergrowth report last -o page.html                  one page with everything that can be drawn
+  undergrowth report last -o page.html                  an HTML page with all figures of a run
 
-  undergrowth methods fedprox                           what it does, its options, an example
+  undergrowth methods fedprox                           description, options and an example of a method
 
-Exit codes: 0 done · 2 the input is wrong · 3 the run failed · 130 interrupted, can be resumed
+Exit codes: 0 success · 2 invalid input · 3 the run failed · 130 interrupted, can be resumed
 """
 
 
-class Commands(TyperGroup):
-    """Turns whatever ends a command into a sentence and an exit code."""
+class CommandGroup(TyperGroup):
+    """Converts every exception of a command to a one-line message and an exit code."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> Any:
         words = list(sys.argv[1:] if args is None else args)
-        if "--debug" in words:  # belongs to all commands, so it may stand anywhere
+        if "--debug" in words:  # an option of the group, accepted anywhere on the command line
             words.remove("--debug")
             words.insert(0, "--debug")
         try:
@@ -90,12 +91,12 @@ class Commands(TyperGroup):
         except typer.Abort:
             code = INTERRUPTED
         except Exception as error:
-            if not _is_usage(error):
+            if not _is_usage_error(error):
                 raise
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "undergrowth"
-            said = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
-            typer.echo(f"error: {said}; `{command} --help` explains", err=True)
+            message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+            typer.echo(f"error: {message}; see `{command} --help`", err=True)
             code = WRONG_INPUT
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -105,22 +106,22 @@ class Commands(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except (Exception, KeyboardInterrupt) as error:
-            if _is_usage(error) or is_broken_pipe(error):
+            if _is_usage_error(error) or is_broken_pipe(error):
                 raise
-            code, sentence = told(error)
+            code, message = exit_code_and_message(error)
             if ctx.params.get("debug"):
                 traceback.print_exception(error)
-            typer.echo(sentence, err=True)
+            typer.echo(message, err=True)
             raise typer.Exit(code) from None
 
 
-def _is_usage(error: BaseException) -> bool:
-    """Words that do not fit a command. Some versions of typer carry a click of their own, so it has no one name."""
+def _is_usage_error(error: BaseException) -> bool:
+    """Whether click rejected the arguments. Some Typer versions bundle click, so its class cannot be imported."""
     return hasattr(error, "format_message")
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"undergrowth {__version__}")
         raise typer.Exit
 
@@ -128,10 +129,10 @@ def _say_version(wanted: bool) -> None:
 def start(
     context: typer.Context,
     debug: Annotated[
-        bool, typer.Option("--debug", envvar="UNDERGROWTH_DEBUG", help="Show the traceback of what goes wrong.")
+        bool, typer.Option("--debug", envvar="UNDERGROWTH_DEBUG", help="Print the traceback of errors.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Federated learning that weak devices can take part in, and what each way of taking part costs."""
@@ -139,23 +140,23 @@ def start(
         typer.echo(context.get_help())
 
 
-def build() -> typer.Typer:
-    made = typer.Typer(
+def build_app() -> typer.Typer:
+    built = typer.Typer(
         name="undergrowth",
-        cls=Commands,
+        cls=CommandGroup,
         rich_markup_mode="rich",
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    made.callback(invoke_without_command=True, epilog=_EXAMPLES)(start)
+    built.callback(invoke_without_command=True, epilog=_EXAMPLES)(start)
     for panel, commands in COMMANDS.items():
         for name, function in commands.items():
-            made.command(name, rich_help_panel=panel)(function)
-    return made
+            built.command(name, rich_help_panel=panel)(function)
+    return built
 
 
-app = build()
+app = build_app()
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from undergrowth.cli.endings import FAILED, Ended
+from undergrowth.cli.exit_codes import FAILED, CommandError
 from undergrowth.cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def bench(
     bars = [line for line in done if isinstance(line, Measurement)]
     missed = [measured.what for measured in bars if not measured.met]
     if missed:
-        raise Ended(FAILED, f"missed {len(missed)} of {len(bars)} bars of bench {name}: {'; '.join(missed)}")
+        raise CommandError(FAILED, f"missed {len(missed)} of {len(bars)} bars of bench {name}: {'; '.join(missed)}")
 
 
 def _pythons(others: list[str]) -> dict[str, str]:

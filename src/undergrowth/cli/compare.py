@@ -6,54 +6,56 @@ from typing import Annotated, Any
 
 import typer
 
-from undergrowth.cli.output import AsJson, OutFolder, console, opened, print_json
+from undergrowth.cli.output import AsJson, OutFolder, console, open_store, print_json
 
-_TO_REACH = ("round", "simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
+_COSTS_TO_REACH = ("round", "simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Ids, beginnings of ids, or `last`.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run ids, starts of ids, or `last`.")],
     out: OutFolder = "runs",
     json: AsJson = False,
 ) -> None:
-    """Compare runs: settings that differ, accuracy, costs, and what each paid to reach what all of them reached.
+    """Compare runs: settings that differ, accuracy, costs, and the cost of reaching the same accuracy.
+
+    The common accuracy is the highest one that every run reached.
 
     Example: undergrowth compare 20260102-101500 last
     """
     from undergrowth.core import InputError
-    from undergrowth.report.record import common_accuracy, differences, read
-    from undergrowth.report.tables import COSTS, NOTHING, score, table
+    from undergrowth.report.run_record import best_accuracy, common_accuracy, differences, load_records
+    from undergrowth.report.tables import COSTS, NO_VALUE, score, table
 
-    with opened(out) as store:
-        records = read(store, runs)
+    with open_store(out) as store:
+        records = load_records(store, runs)
     if len(records) < 2:
-        raise InputError(f"compare needs two runs or more, and {', '.join(runs)} is one; `undergrowth list` shows all")
-    apart = differences(records)
+        raise InputError(f"compare needs at least two runs, and {', '.join(runs)} is one; see `undergrowth list`")
+    changed = differences(records)
     accuracy = common_accuracy(records)
-    reached = [None if accuracy is None else record.reached(accuracy) for record in records]
+    reached = [None if accuracy is None else record.first_round_with(accuracy) for record in records]
     if json:
         print_json({
             "runs": [record.run for record in records],
-            "differences": apart,
+            "differences": changed,
             "totals": [record.totals for record in records],
             "common_accuracy": accuracy,
-            "to_reach_it": [row and {key: row[key] for key in _TO_REACH} for row in reached],
+            "to_reach_it": [row and {key: row[key] for key in _COSTS_TO_REACH} for row in reached],
         })  # fmt: skip
         return
-    rows: list[tuple[Any, ...]] = [(path, *values) for path, values in apart.items()]
+    rows: list[tuple[Any, ...]] = [(path, *values) for path, values in changed.items()]
     rows.append(("status", *(record.row["status"] for record in records)))
     rows.append(("accuracy", *(score(record.totals.get("accuracy")) for record in records)))
-    rows.append(("best accuracy", *(score(record.best_accuracy) for record in records)))
+    rows.append(("best accuracy", *(score(best_accuracy(record.rounds)) for record in records)))
     rows.append(("loss", *(score(record.totals.get("loss")) for record in records)))
-    for key, words, written in COSTS:
-        rows.append((words, *(written(record.totals.get(key)) for record in records)))
+    for key, title, formatted in COSTS:
+        rows.append((title, *(formatted(record.totals.get(key)) for record in records)))
     columns = ["", *(record.run for record in records)]
-    numbers = range(1, len(columns))
+    number_columns = range(1, len(columns))
     screen = console()
-    screen.print(table(columns, rows, right=numbers))
+    screen.print(table(columns, rows, right=number_columns))
     if accuracy is not None:
-        paid: list[tuple[Any, ...]] = [("rounds", *(row["round"] if row else NOTHING for row in reached))]
-        for key, words, written in COSTS:
-            if key in _TO_REACH:
-                paid.append((words, *(written(row[key]) if row else NOTHING for row in reached)))
-        screen.print(table(columns, paid, title=f"to reach an accuracy of {score(accuracy)}", right=numbers))
+        costs: list[tuple[Any, ...]] = [("rounds", *(row["round"] if row else NO_VALUE for row in reached))]
+        for key, title, formatted in COSTS:
+            if key in _COSTS_TO_REACH:
+                costs.append((title, *(formatted(row[key]) if row else NO_VALUE for row in reached)))
+        screen.print(table(columns, costs, title=f"to reach an accuracy of {score(accuracy)}", right=number_columns))

@@ -1,4 +1,4 @@
-"""`undergrowth datasets`: what can be learnt from, and how to get it."""
+"""`undergrowth datasets`: the data sets, and how to get each."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ from typing import Annotated, Any
 
 import typer
 
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
-_KEPT = (
+_JSON_KEYS = (
     "name", "title", "shape", "classes", "train", "test", "megabytes", "licence", "how_to_get", "layout", "fields",
     "embedded", "options", "meanings",
 )  # fmt: skip
 
 
 def datasets(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, to see all about it.")] = None,
+    name: EntryName = None,
     plot: Annotated[
-        str | None, typer.Option(metavar="FILE.html", help="Draw who would hold what, and write it there.")
+        str | None, typer.Option(metavar="FILE.html", help="Write a page that plots the samples of each device.")
     ] = None,
-    partition: Annotated[str, typer.Option(metavar="RULE", help="The partition to draw.")] = "dirichlet:0.1",
-    clients: Annotated[int | None, typer.Option(metavar="N", help="Devices to draw. (Default: 20.)")] = None,
-    path: Annotated[str | None, typer.Option(metavar="DIR", help="Where the data set is.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the partition.")] = 0,
+    partition: Annotated[str, typer.Option(metavar="RULE", help="Partition to plot.")] = "dirichlet:0.1",
+    clients: Annotated[int | None, typer.Option(metavar="N", help="Number of devices to plot. (Default: 20.)")] = None,
+    path: Annotated[str | None, typer.Option(metavar="DIR", help="Folder or file of the data set.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the partition.")] = 0,
     json: AsJson = False,
 ) -> None:
-    """List the data sets; with a NAME: shape, classes, size, licence, how to get it, and an example.
+    """List the data sets. With NAME: shape, classes, size, licence, how to get it, and an example.
 
     Examples:
 
       undergrowth datasets cifar10
 
-      undergrowth datasets digits --plot who.html --partition classes:2 --clients 30
+      undergrowth datasets digits --plot partition.html --partition classes:2 --clients 30
     """
     from undergrowth.core import InputError
     from undergrowth.data import describe, names
+    from undergrowth.report.partition import write_partition_page
     from undergrowth.report.tables import count, table
 
     if name is None and plot is not None:
@@ -42,28 +43,31 @@ def datasets(
     if name is not None:
         entry = describe(name)
         if plot is not None:
-            _draw(name, plot, {"partition": partition, "clients": clients, "path": path}, seed)
-        _tell(entry, json)
+            given = {"name": name, "partition": partition, "clients": clients, "path": path}
+            section = {key: value for key, value in given.items() if value is not None}
+            typer.echo(f"wrote the plot to '{write_partition_page(section, seed, plot)}'", err=True)
+        _print_entry(entry, json)
         return
     entries = [describe(each) for each in names()]
     if json:
-        print_json([_facts(entry) for entry in entries])
+        print_json([_json_entry(entry) for entry in entries])
         return
     rows = [
         (each.name, each.title, _shape(each.shape), count(each.classes), count(each.train), count(each.test))
         for each in entries
     ]
-    console().print(table(("data set", "what it is", "input", "classes", "train", "test"), rows, right=(3, 4, 5)))
+    columns = ("data set", "description", "input", "classes", "train", "test")
+    console().print(table(columns, rows, right=(3, 4, 5)))
 
 
-def _tell(entry: Any, json: bool) -> None:
+def _print_entry(entry: Any, json: bool) -> None:
     from undergrowth.report.tables import count, facts
 
     example = f"undergrowth run --data {entry.name}"
     if not entry.embedded:
         example += f" -s data.path=~/data/{entry.name}"
     if json:
-        print_json({**_facts(entry), "example": example})
+        print_json({**_json_entry(entry), "example": example})
         return
     size = "depends on your files" if entry.megabytes is None else f"{entry.megabytes:g} MB in memory"
     options = "\n".join(f"{key}={default}: {entry.meanings[key]}" for key, default in entry.options.items())
@@ -78,15 +82,8 @@ def _tell(entry: Any, json: bool) -> None:
     screen.print(facts(rows))
 
 
-def _draw(name: str, target: str, section: dict[str, Any], seed: int) -> None:
-    from undergrowth.report.partition import draw
-
-    given = {key: value for key, value in section.items() if value is not None}
-    typer.echo(f"the plot is in '{draw({'name': name, **given}, seed, target)}'", err=True)
-
-
-def _facts(entry: Any) -> dict[str, Any]:
-    return {key: getattr(entry, key) for key in _KEPT}
+def _json_entry(entry: Any) -> dict[str, Any]:
+    return {key: getattr(entry, key) for key in _JSON_KEYS}
 
 
 def _shape(shape: tuple[int, ...] | None) -> str | None:

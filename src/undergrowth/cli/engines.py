@@ -1,22 +1,17 @@
-"""`undergrowth engines`: where device work runs."""
+"""`undergrowth engines`: the engines that compute the work of devices."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 
-def engines(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, to see all about it.")] = None,
-    json: AsJson = False,
-) -> None:
-    """List the engines; with a NAME: what it does and an example.
+def engines(name: EntryName = None, json: AsJson = False) -> None:
+    """List the engines. With NAME: its description and an example.
 
-    Example: undergrowth run --engine serial
+    Example: undergrowth engines processes
     """
     from undergrowth.core import InputError, nearest
     from undergrowth.engines import ENGINES
@@ -26,21 +21,19 @@ def engines(
     engines = {"auto": choose, **ENGINES}
     if name is not None and name not in engines:
         raise InputError(f"engine '{name}' is not known; {nearest(name, engines)}")
-    found = [
-        {"engine": each, "explanation": _text(engine), "example": f"undergrowth run --engine {each}"}
+    entries = [
+        {"engine": each, "explanation": _module_docstring(engine), "example": f"undergrowth run --engine {each}"}
         for each, engine in engines.items()
         if name in (None, each)
     ]
     if json:
-        print_json(found if name is None else found[0])
+        print_json(entries if name is None else entries[0])
     elif name is None:
-        console().print(
-            table(("engine", "what it is"), [(e["engine"], e["explanation"].partition("\n")[0]) for e in found])
-        )
+        rows = [(entry["engine"], entry["explanation"].partition("\n")[0]) for entry in entries]
+        console().print(table(("engine", "description"), rows))
     else:
-        console().print(f"{name}\n\n{found[0]['explanation']}\n\nexample: {found[0]['example']}")
+        console().print(f"{name}\n\n{entries[0]['explanation']}\n\nexample: {entries[0]['example']}")
 
 
-def _text(engine: Any) -> str:
-    """The docstring of the file that the engine is in."""
+def _module_docstring(engine: Any) -> str:
     return inspect.cleandoc(getattr(inspect.getmodule(engine), "__doc__", None) or "")

@@ -1,19 +1,14 @@
-"""`undergrowth fleets`: which devices take part."""
+"""`undergrowth fleets`: the fleets of simulated devices."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 
-def fleets(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, or a fleet file.")] = None,
-    json: AsJson = False,
-) -> None:
-    """List the fleets; with a NAME or a file: its classes of devices and what each can do.
+def fleets(name: EntryName = None, json: AsJson = False) -> None:
+    """List the fleets. With NAME or a fleet file: its device classes with speed, memory, network and power.
 
     Examples:
 
@@ -25,21 +20,23 @@ def fleets(
     from undergrowth.report.tables import table
 
     if name is None:
-        found = {each: describe(each) for each in names()}
+        fleet_rows = {each: describe(each) for each in names()}
         if json:
-            print_json([{"fleet": each, "devices": rows} for each, rows in found.items()])
+            print_json([{"fleet": each, "devices": rows} for each, rows in fleet_rows.items()])
             return
-        shown = [(each, ", ".join(f"{_number(row)} {row['device']}" for row in rows)) for each, rows in found.items()]
+        shown = [
+            (each, ", ".join(f"{_number(row)} {row['device']}" for row in rows)) for each, rows in fleet_rows.items()
+        ]
         console().print(table(("fleet", "devices"), shown))
         return
     rows: list[dict[str, Any]] = describe(name)
     if json:
         print_json({"fleet": name, "devices": rows})
         return
-    _tell(name, rows)
+    _print_fleet(name, rows)
 
 
-def _tell(name: str, rows: list[dict[str, Any]]) -> None:
+def _print_fleet(name: str, rows: list[dict[str, Any]]) -> None:
     from undergrowth.report.tables import duration, energy, facts, size, table
 
     columns = (
@@ -63,4 +60,5 @@ def _tell(name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _number(row: dict[str, Any]) -> str:
+    """Number of devices in a row of a fleet: a percentage, or a fixed count."""
     return f"{row['share']:.0%}" if row["share"] is not None else f"{row['count']} ×"

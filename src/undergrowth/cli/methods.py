@@ -1,21 +1,16 @@
-"""`undergrowth methods`: the ways of learning together."""
+"""`undergrowth methods`: the federated learning methods and their options."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING, fields
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 
-def methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, to see all about it.")] = None,
-    json: AsJson = False,
-) -> None:
-    """List the methods; with a NAME: its paper and formula, its options, an example.
+def methods(name: EntryName = None, json: AsJson = False) -> None:
+    """List the methods. With NAME: its paper and formula, its options, and an example.
 
     Example: undergrowth methods fedprox
     """
@@ -25,46 +20,49 @@ def methods(
 
     if name is None:
         rows: list[dict[str, Any]] = [
-            {"method": each, "title": title(METHODS[each]), "options": options(METHODS[each])} for each in METHODS
+            {"method": each, "title": title(method), "options": options(method)} for each, method in METHODS.items()
         ]
         if json:
             print_json(rows)
             return
-        shown = [(row["method"], row["title"], ", ".join(_short(option) for option in row["options"])) for row in rows]
-        console().print(table(("method", "what it is", "options"), shown))
+        shown = [
+            (row["method"], row["title"], ", ".join(f"{each['option']}={each['default']}" for each in row["options"]))
+            for row in rows
+        ]
+        console().print(table(("method", "description", "options"), shown))
         return
     if name not in METHODS:
         raise InputError(f"method '{name}' is not known; {nearest(name, METHODS)}")
-    _tell(name, METHODS[name], json)
+    _print_method(name, METHODS[name], json)
 
 
-def _tell(name: str, method: type[Any], json: bool) -> None:
+def _print_method(name: str, method: type[Any], json: bool) -> None:
     from undergrowth.report.tables import table
 
-    described = options(method)
+    option_rows = options(method)
     example = f"undergrowth run --method {name}"
     if method.needs_public:
         example += " -s public=0.1"
-    if described:
-        example += f" -s method.{described[0]['option']}={described[0]['default']}"
+    if option_rows:
+        example += f" -s method.{option_rows[0]['option']}={option_rows[0]['default']}"
     if json:
         text = explanation(method)
-        print_json({"method": name, "explanation": text, "options": described, "example": example})
+        print_json({"method": name, "explanation": text, "options": option_rows, "example": example})
         return
     screen = console()
     screen.print(f"{name}\n")
     screen.print(explanation(method))
-    if described:
-        columns = ("option", "default", "limits", "what it does")
-        rows = [(row["option"], row["default"], row["limits"], row["explanation"]) for row in described]
+    if option_rows:
+        columns = ("option", "default", "limits", "description")
+        rows = [(row["option"], row["default"], row["limits"], row["explanation"]) for row in option_rows]
         screen.print(table(columns, rows))
     else:
-        screen.print("\nIt has no options.\n")
+        screen.print("\nThis method has no options.\n")
     screen.print(f"example: {example}")
 
 
 def options(method: type[Any]) -> list[dict[str, Any]]:
-    """The fields of a method, with what its author says of each."""
+    """The options of a method: name, default, limits and explanation, from its dataclass fields."""
     found = []
     for field in fields(method):
         limits = [f"{words} {limit:g}" for words, limit in field.metadata.get("limits", {}).items()]
@@ -81,16 +79,12 @@ def options(method: type[Any]) -> list[dict[str, Any]]:
 
 
 def explanation(method: type[Any]) -> str:
-    """The docstring of the file that the method is in."""
+    """The docstring of the method's module."""
     return inspect.cleandoc(getattr(inspect.getmodule(method), "__doc__", None) or "")
 
 
 def title(method: type[Any]) -> str:
-    """The first line of its own docstring where it has one (dataclasses make theirs up), or else of its file's."""
-    own = inspect.cleandoc(method.__doc__ or "")
-    text = explanation(method) if not own or own.startswith(f"{method.__name__}(") else own
-    return text.partition("\n")[0]
-
-
-def _short(option: dict[str, Any]) -> str:
-    return f"{option['option']}={option['default']}"
+    """The first line of the class docstring, or of the module's if the class only has the one of `dataclass`."""
+    docstring = inspect.cleandoc(method.__doc__ or "")
+    generated = not docstring or docstring.startswith(f"{method.__name__}(")
+    return (explanation(method) if generated else docstring).partition("\n")[0]

@@ -1,22 +1,17 @@
-"""`undergrowth models`: the zoo."""
+"""`undergrowth models`: the model zoo."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 
-def models(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, such as wrn-16-1.")] = None,
-    json: AsJson = False,
-) -> None:
-    """List the models; with a NAME: split levels, options, number of parameters, an example.
+def models(name: EntryName = None, json: AsJson = False) -> None:
+    """List the models. With NAME: split levels, options, number of parameters, and an example.
 
-    Capital letters in a name stand for numbers: wrn-D-K is written wrn-16-1.
+    Capital letters in a name stand for numbers: wrn-D-K is written as wrn-16-1.
 
     Example: undergrowth models wrn-40-1
     """
@@ -31,26 +26,26 @@ def models(
         rows = [
             (each.name, each.title, count(each.parameters), _input(each), ", ".join(each.levels)) for each in entries
         ]
-        console().print(table(("model", "what it is", "parameters", "for", "split levels"), rows, right=(2,)))
+        console().print(table(("model", "description", "parameters", "for", "split levels"), rows, right=(2,)))
         return
     entry = describe(name)
     if json:
         print_json(asdict(entry))
         return
     options = "\n".join(f"{key}={value}: {entry.meanings[key]}" for key, value in entry.options.items())
-    about = [
+    details = [
         ("parameters", f"{count(entry.parameters)} for {_input(entry)}"),
         ("split levels", ", ".join(f"{level} (before {stage})" for level, stage in entry.levels.items())),
         ("normalisation", ", ".join(entry.norms)),
         ("options", options or "none"),
-        ("weights", "weights: FILE (.safetensors or .pt) starts from a file, skip_head: true leaves its last layer"),
+        ("weights", "weights: FILE (.safetensors or .pt) sets the initial weights, skip_head: true all but the head's"),
         ("source", entry.source),
         ("example", f"undergrowth run --model {_example_name(entry)}"),
         ("in a file", entry.example),
-    ]  # fmt: skip
+    ]
     screen = console()
     screen.print(f"{entry.name}: {entry.title}\n")
-    screen.print(facts(about))
+    screen.print(facts(details))
 
 
 def _input(entry: Any) -> str:
@@ -58,5 +53,5 @@ def _input(entry: Any) -> str:
 
 
 def _example_name(entry: Any) -> str:
-    """The name with numbers in the place of letters, as the example for a file has it."""
+    """The name with numbers instead of capital letters, from the entry's example file."""
     return str(entry.example).split("name: ", 1)[1].split(",")[0].rstrip("}")

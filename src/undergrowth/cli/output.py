@@ -1,4 +1,4 @@
-"""What commands print: tables for people, one line of JSON for programs."""
+"""Terminal and JSON output, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -17,27 +17,32 @@ from rich.console import Console
 if TYPE_CHECKING:
     from undergrowth.runs import Store
 
-_WIDE = 200  # columns where there is no terminal: a file or a pipe should not get cut lines
+_WIDTH_WITHOUT_TERMINAL = 200  # so that lines written to a file or a pipe are not wrapped
 
-OutFolder = Annotated[str, typer.Option("--out", metavar="DIR", help="The folder that the runs are in.")]
+OutFolder = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
+EntryName = Annotated[str | None, typer.Argument(metavar="NAME", help="Show the details of this entry.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, start of its id, or `last`.")]
 
 
 def console(stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDE
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_WITHOUT_TERMINAL
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
-    """On one line of standard output. What JSON has no word for (NaN, infinity) becomes null."""
-    sys.stdout.write(json.dumps(_plain(value), allow_nan=False, default=str) + "\n")
+    """Print `value` as one line of JSON on standard output. NaN and infinity become null."""
+    from undergrowth.core.pytree import map_leaves
+
+    finite = map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
+    sys.stdout.write(json.dumps(finite, allow_nan=False, default=str) + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
-def opened(out: str | Path) -> Iterator[Store]:
-    """The store of a folder that must be there."""
+def open_store(out: str | Path) -> Iterator[Store]:
+    """Open the run store in the existing folder `out`, and close it after the block."""
     import sqlite3
 
     from undergrowth.core import InputError
@@ -50,13 +55,3 @@ def opened(out: str | Path) -> Iterator[Store]:
         raise InputError(f"out '{out}' has a run store that cannot be read: {error}") from error
     finally:
         store.close()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

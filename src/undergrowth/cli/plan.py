@@ -1,47 +1,40 @@
-"""`undergrowth plan`: who could take part, how, at what price, by the deadline; nothing is trained."""
+"""`undergrowth plan`: the cost of one round for each device class and method, without training."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from undergrowth.cli import run
 from undergrowth.cli.output import AsJson, console, print_json
-from undergrowth.cli.run import (
-    Clients,
-    DataName,
-    Deadline,
-    ExperimentFile,
-    FleetName,
-    ModelName,
-    Settings,
-    experiment_tree,
-    say_left_out,
-)
+
+if TYPE_CHECKING:
+    from undergrowth.runs.config import Experiment
 
 
 def plan(
-    file: ExperimentFile = None,
+    file: run.ExperimentFile = None,
     method: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="As often as you like. (Default: all methods.)")
+        list[str] | None, typer.Option(metavar="NAME", help="Method to plan. Repeatable. (Default: all methods.)")
     ] = None,
-    data: DataName = None,
-    model: ModelName = None,
-    clients: Clients = None,
-    fleet: FleetName = None,
-    deadline: Deadline = None,
-    settings: Settings = None,
+    data: run.DataName = None,
+    model: run.ModelName = None,
+    clients: run.Clients = None,
+    fleet: run.FleetName = None,
+    deadline: run.Deadline = None,
+    settings: run.SettingOptions = None,
     json: AsJson = False,
     target: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE.html", help="Write it as a page with pictures, too.")
+        str | None, typer.Option("-o", "--output", metavar="FILE.html", help="Also write an HTML page with figures.")
     ] = None,
 ) -> None:
-    """Say what one round would cost every class of devices with every method, and who could take part.
+    """Print what one round costs each device class with each method, and which devices can take part.
 
-    A row is about the device of its class whose round takes the median time.
+    Nothing is trained. A row shows the device of its class whose round takes the median time.
 
     Examples:
 
@@ -49,60 +42,68 @@ def plan(
 
       undergrowth plan --method fedavg --method fedbuff --data cifar10 --model wrn-40-1 --fleet phones -o plan.html
     """
-    from undergrowth.methods import METHODS
-    from undergrowth.report.plan_page import write
+    from undergrowth.report.plan_page import write_plan_page
     from undergrowth.runs.config import parse_experiment
     from undergrowth.runs.planning import Outline, plan_rows, population_or_outline
 
     methods = list(dict.fromkeys(method or ()))
-    # Options in the settings are those of the method that is named first.
-    given = {
-        "method": methods[0] if methods else None, "data": data, "model": model, "clients": clients, "fleet": fleet,
-        "deadline": deadline,
+    flags = {
+        "method": methods[0] if methods else None,  # method options in -s belong to the first method
+        "data": data, "model": model, "clients": clients, "fleet": fleet, "deadline": deadline,
     }  # fmt: skip
-    tree, left_out = experiment_tree(file, settings or [], given)
-    say_left_out(left_out, file)
-    chosen = parse_experiment(tree)
-    population = population_or_outline(chosen)
+    raw, dropped = run.build_raw_experiment(file, settings or [], flags)
+    run.print_dropped(dropped, file)
+    planned = parse_experiment(raw)
+    population = population_or_outline(planned)
     notes = []
     if isinstance(population, Outline):
         notes.append(
-            f"data set '{population.name}' is not on this machine: planned with its published size in equal shares, "
+            f"data set '{population.name}' is not on this machine: the plan assumes its published size in equal parts, "
             f"{population.samples} samples on each of {population.clients} devices"
         )
-    rows = list(_watched(plan_rows(chosen, methods, population), len(methods) or None))
-    unfit = [] if methods else [name for name in _on_devices() if name not in {row["method"] for row in rows}]
-    waiting = [] if chosen.public.given else [name for name in unfit if METHODS[name].needs_public]
-    if waiting:
-        notes.append(f"left out, because they need data at the server (-s public=0.1): {', '.join(waiting)}")
-    unfit = [name for name in unfit if name not in waiting]
-    if unfit:
-        notes.append(f"left out, because they cannot do with model '{chosen.model.name}': {', '.join(unfit)}")
-    path = write(rows, chosen, notes, target) if target is not None else None
+    rows = list(_show_progress(plan_rows(planned, methods, population), len(methods) or len(_device_methods())))
+    if not methods:
+        notes += _notes_on_missing_methods({row["method"] for row in rows}, planned)
+    path = write_plan_page(rows, planned, notes, target) if target is not None else None
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if json:
         print_json(rows)
     else:
-        _tell(rows, chosen)
+        _print_plan(rows, planned)
     if path is not None:
-        typer.echo(f"the page is in '{path}'", err=True)
+        typer.echo(f"wrote the page to '{path}'", err=True)
 
 
-def _on_devices() -> list[str]:
+def _device_methods() -> list[str]:
+    """The methods that train on devices, not on pooled data."""
     from undergrowth.methods import METHODS
 
-    return [name for name, kind in METHODS.items() if not kind.pooled]
+    return [name for name, method in METHODS.items() if not method.pooled]
 
 
-def _watched(rows: Iterable[dict[str, Any]], methods: int | None) -> Iterator[dict[str, Any]]:
-    """Shows which method is looked at, on standard error, where someone sees it."""
+def _notes_on_missing_methods(planned_methods: set[str], planned: Experiment) -> list[str]:
+    from undergrowth.methods import METHODS
+
+    missing = [name for name in _device_methods() if name not in planned_methods]
+    without_data = [] if planned.public.given else [name for name in missing if METHODS[name].needs_public]
+    unsupported = [name for name in missing if name not in without_data]
+    notes = []
+    if without_data:
+        notes.append(f"left out, because they need data at the server (-s public=0.1): {', '.join(without_data)}")
+    if unsupported:
+        names = ", ".join(unsupported)
+        notes.append(f"left out, because they do not support the model '{planned.model.name}': {names}")
+    return notes
+
+
+def _show_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:
+    """Yield `rows`, with a progress bar over `total` methods on standard error if that is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     if not sys.stderr.isatty():
         yield from rows
         return
-    total = methods or len(_on_devices())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("planning", total=total)
@@ -111,8 +112,8 @@ def _watched(rows: Iterable[dict[str, Any]], methods: int | None) -> Iterator[di
             bar.update(task, description=f"planning: {name}", completed=done)
 
 
-def _tell(rows: list[dict[str, Any]], chosen: Any) -> None:
-    from undergrowth.report.plan_page import COLUMNS, cells, heading
+def _print_plan(rows: list[dict[str, Any]], planned: Experiment) -> None:
+    from undergrowth.report.plan_page import COLUMNS, heading, row_cells
     from undergrowth.report.tables import count, table
     from undergrowth.runs.planning import takes_part
 
@@ -120,11 +121,11 @@ def _tell(rows: list[dict[str, Any]], chosen: Any) -> None:
     shown: list[tuple[Any, ...]] = []
     for name, group in groupby(rows, key=lambda row: row["method"]):
         members = list(group)
-        shown += [(name if place == 0 else "", *cells(row)) for place, row in enumerate(members)]
+        shown += [(name if place == 0 else "", *row_cells(row)) for place, row in enumerate(members)]
         total = count(sum(row["devices"] for row in members))
         blank = [""] * (len(COLUMNS) - 4)
         shown.append(("", "together", total, *blank, f"{count(able[name])} of {total}"))
         shown.append(("",) * len(COLUMNS))
     screen = console()
-    screen.print(heading(chosen))
+    screen.print(heading(planned))
     screen.print(table(COLUMNS, shown[:-1], right=(*range(2, 9), 10)))

@@ -1,4 +1,4 @@
-"""`undergrowth report`: one page about one or several runs."""
+"""`undergrowth report`: an HTML page about one or several runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from undergrowth.cli.output import AsJson, OutFolder, opened, print_json
+from undergrowth.cli.output import AsJson, OutFolder, open_store, print_json
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids, beginnings of ids, or `last`.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run ids, starts of ids, or `last`.")],
     target: Annotated[
         str, typer.Option("-o", "--output", metavar="FILE.html", help="The page to write.")
     ] = "report.html",
@@ -19,29 +19,28 @@ def report(
         typer.Option(
             "--with",
             metavar="ANALYSIS",
-            help="An analysis of the final model: cka, bias, attention, entropy, tsne, efficiency, or all. Repeatable.",
+            help="Analysis of the final model: cka, bias, attention, entropy, tsne, efficiency, or all. Repeatable.",
         ),
     ] = None,
     devices: Annotated[
-        int, typer.Option("--devices", metavar="N", min=1, help="Devices that analyses look at, the largest.")
+        int, typer.Option("--devices", metavar="N", min=1, help="Analyse the N devices with the most samples.")
     ] = 10,
     out: OutFolder = "runs",
     json: AsJson = False,
 ) -> None:
-    """Write one page about one or several runs: curves, accuracy against costs, devices, settings.
+    """Write an HTML page about runs: curves, accuracy against cost, devices, settings.
 
-    The page holds all that it needs and opens without a network. With --json, the numbers of the analyses are printed.
+    The page is one file and opens without a network. With --json, the numbers of the analyses are printed as well.
 
     Example: undergrowth report 20260102-101500 last -o both.html --with cka --with bias
     """
-    from undergrowth.report import analyse
-    from undergrowth.report import report as write
+    from undergrowth.report import analyse, write_report
 
-    with opened(out) as store:
+    with open_store(out) as store:
         names = [store.find(run) for run in runs]
-    found = analyse(names, analyses or (), out, devices=devices)
-    path = write(names, out, target, found)
+    numbers = analyse(names, analyses or (), out, devices=devices)
+    path = write_report(names, out, target, numbers)
     if json:
-        print_json({"report": str(path), "runs": names, **({"analyses": found} if found else {})})
+        print_json({"report": str(path), "runs": names, **({"analyses": numbers} if numbers else {})})
     else:
         typer.echo(str(path))

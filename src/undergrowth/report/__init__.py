@@ -1,6 +1,6 @@
-"""Tables, plots and pages of runs."""
+"""Tables, figures and HTML pages about runs."""
 
 from undergrowth.report.analyses import ANALYSES, analyse
-from undergrowth.report.page import report
+from undergrowth.report.run_page import write_report
 
-__all__ = ["ANALYSES", "analyse", "report"]
+__all__ = ["ANALYSES", "analyse", "write_report"]

@@ -1,4 +1,4 @@
-"""One self-contained page: sections of text, tables and figures, with the script that draws them inside."""
+"""Self-contained HTML pages: sections with text, tables and figures, and the script that draws the figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from undergrowth.report.figures import Figure
-from undergrowth.report.tables import NOTHING
+from undergrowth.report.tables import NO_VALUE
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -25,8 +25,8 @@ style-src 'unsafe-inline'; img-src data: blob:">
 <body>
 <main>
 {body}
-<noscript><p>The figures need JavaScript; it is in this page and asks no network.</p></noscript>
-<footer>Made by Undergrowth. This page is complete in itself: it opens without a network.</footer>
+<noscript><p>The figures need JavaScript. Nothing is loaded from a network.</p></noscript>
+<footer>Made by Undergrowth. This page is self-contained and opens without a network.</footer>
 </main>
 <script type="application/json" id="figures">{figures}</script>
 <script>{plotly}</script>
@@ -38,7 +38,7 @@ style-src 'unsafe-inline'; img-src data: blob:">
 
 @dataclass
 class Page:
-    """Collects what is to be shown, from top to bottom."""
+    """Collects the content of a page from top to bottom, and renders it."""
 
     title: str
     _parts: list[str] = field(default_factory=list)
@@ -47,17 +47,17 @@ class Page:
     def add(self, markup: str) -> None:
         self._parts.append(markup)
 
-    def section(self, title: str, text: str = "") -> None:
+    def section(self, title: str, text: str = "", level: int = 2) -> None:
         quiet = f'\n<p class="quiet">{escape(text)}</p>' if text else ""
-        self.add(f"<h2>{escape(title)}</h2>{quiet}")
+        self.add(f"<h{level}>{escape(title)}</h{level}>{quiet}")
 
     def text(self, sentence: str) -> None:
         self.add(f"<p>{escape(sentence)}</p>")
 
-    def figures(self, drawn: Iterable[Figure | None]) -> bool:
-        """Side by side where there is room. Says whether there was anything to draw."""
+    def figures(self, figures: Iterable[Figure | None]) -> bool:
+        """Add figures side by side, as far as the window is wide enough. Returns False if all of them are None."""
         boxes = []
-        for figure in drawn:
+        for figure in figures:
             if figure is None:
                 continue
             name = f"figure-{len(self._figures) + 1}"
@@ -67,16 +67,13 @@ class Page:
             self.add(f'<div class="figures">{"".join(boxes)}</div>')
         return bool(boxes)
 
-    def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: bool = True, marked: Iterable[int] = ()
-    ) -> None:
-        """With `numbers`, all columns but the first are aligned to the right; rows in `marked` stand out."""
-        self.add(table(columns, rows, numbers, marked))
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], **options: Any) -> None:
+        self.add(html_table(columns, rows, **options))
 
     def render(self) -> str:
-        from plotly.offline import get_plotlyjs  # five megabytes, and only needed here
+        from plotly.offline import get_plotlyjs  # imported here because it reads five megabytes
 
-        # A closing tag inside a text must not end the script that holds it.
+        # A closing tag in a text must not end the script element.
         figures = json.dumps(self._figures, allow_nan=False).replace("<", "\\u003c")
         return _PAGE.format(
             title=escape(self.title),
@@ -88,21 +85,25 @@ class Page:
         )
 
 
-def table(
+def html_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: bool = True, marked: Iterable[int] = ()
 ) -> str:
-    kinds = ["" if place == 0 or not numbers else ' class="number"' for place in range(len(columns))]
-    stand_out, mark = set(marked), ' class="marked"'
-    head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns))
+    """A table as HTML. `numbers` aligns all columns but the first to the right; rows in `marked` are highlighted."""
+    attributes = ["" if place == 0 or not numbers else ' class="number"' for place in range(len(columns))]
+    highlighted = set(marked)
+    head = "".join(
+        f"<th{attribute}>{escape(column)}</th>" for attribute, column in zip(attributes, columns, strict=True)
+    )
     body = []
     for place, row in enumerate(rows):
-        cells = "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row))
-        body.append(f"<tr{mark}>{cells}</tr>" if place in stand_out else f"<tr>{cells}</tr>")
+        cells = "".join(f"<td{attribute}>{escape(cell)}</td>" for attribute, cell in zip(attributes, row, strict=True))
+        mark = ' class="marked"' if place in highlighted else ""
+        body.append(f"<tr{mark}>{cells}</tr>")
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
 def escape(value: Any) -> str:
-    return html.escape(NOTHING if value is None else str(value))
+    return html.escape(NO_VALUE if value is None else str(value))
 
 
 def _resource(name: str) -> str:

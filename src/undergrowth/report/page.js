@@ -2,7 +2,7 @@
 const figures = JSON.parse(document.getElementById("figures").textContent);
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
-// Colours that depend on the theme; given by their paths, they serve for a new plot and for a change of theme.
+// Colours of the theme by their paths in the layout, for a new plot and for a change of theme.
 function colours(layout) {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim();
@@ -19,22 +19,22 @@ function colours(layout) {
   return found;
 }
 
-function placed(layout) {
+function applyColours(layout) {
   for (const [path, value] of Object.entries(colours(layout))) {
     const steps = path.split(".");
     const last = steps.pop();
-    let place = layout;
-    for (const step of steps) place = place[step] = place[step] || {};
-    place[last] = value;
+    let node = layout;
+    for (const step of steps) node = node[step] = node[step] || {};
+    node[last] = value;
   }
   return layout;
 }
 
-// Named one by one: what plotly.js offers by default has a button that sends the data away.
+// An explicit list, because the default buttons of plotly.js include one that uploads the data.
 const buttons = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
 const options = { responsive: true, displaylogo: false, modeBarButtons: buttons };
 for (const [name, figure] of Object.entries(figures)) {
-  Plotly.newPlot(name, figure.data, placed(figure.layout), options);
+  Plotly.newPlot(name, figure.data, applyColours(figure.layout), options);
 }
 dark.addEventListener("change", () => {
   for (const [name, figure] of Object.entries(figures)) Plotly.relayout(name, colours(figure.layout));

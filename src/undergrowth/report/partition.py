@@ -1,4 +1,4 @@
-"""The partition of a stored run, built again from its settings; and the picture of any partition."""
+"""The partition of a stored run, rebuilt from its settings, and the figure of a partition."""
 
 from __future__ import annotations
 
@@ -11,69 +11,75 @@ from undergrowth.data import describe, draw_bubbles
 from undergrowth.devices import build_fleet
 from undergrowth.methods import METHODS
 from undergrowth.report.figures import Figure
-from undergrowth.report.html import Page, escape
-from undergrowth.report.record import Record
+from undergrowth.report.html import Page
+from undergrowth.report.run_record import RunRecord
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.builders import build_population
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.stored_experiment import stored_experiment
 
-_MOST_MEGABYTES = 200  # a page should not take longer than a run
-_MOST_DEVICES = 20_000
+_MAX_MEGABYTES = 200  # larger data sets are not loaded, because a report should take seconds
+_MAX_DEVICES = 20_000
 
 
-def partition_of(record: Record, known: dict[str, Any] | None = None) -> tuple[str, Any] | None:
-    """What makes this partition the one it is, and the population; None where it cannot be had cheaply.
+def rebuild_partition(record: RunRecord, cache: dict[str, Any] | None = None) -> tuple[str, Any] | None:
+    """A key that identifies the partition of a run, and its population.
 
-    `known` has the populations of other runs, and takes this one in.
+    None if the data is missing, too large, pooled, or was a Python object. `cache` maps keys to populations; runs with
+    equal partitions share one.
     """
-    known = {} if known is None else known
-    settings = stored_experiment(record.row)
-    method = METHODS.get(settings.method.name)
-    if "data" in record.objects or record.row["clients"] > _MOST_DEVICES or (method is not None and method.pooled):
+    cache = {} if cache is None else cache
+    described = stored_experiment(record.row)
+    method = METHODS.get(described.method.name)
+    if "data" in record.objects or record.row["clients"] > _MAX_DEVICES or (method is not None and method.pooled):
         return None
-    key = f"{settings.data.model_dump_json()} {settings.run.seed}"
-    if key in known:
-        return key, known[key]
+    key = f"{described.data.model_dump_json()} {described.run.seed}"
+    if key in cache:
+        return key, cache[key]
     try:
-        megabytes = describe(settings.data.name).megabytes
-        if megabytes is None or megabytes > _MOST_MEGABYTES:
+        megabytes = describe(described.data.name).megabytes
+        if megabytes is None or megabytes > _MAX_MEGABYTES:
             return None
-        known[key] = build_population(settings, None)
-    except InputError:  # the files have gone since
+        cache[key] = build_population(described, None)
+    except InputError:  # the files were deleted after the run
         return None
-    return key, known[key]
+    return key, cache[key]
 
 
-def tiers(record: Record, population: Any) -> dict[str, str]:
-    """The class of every device; of an unfinished run, as far as it can be found out again."""
+def tiers_by_device(record: RunRecord, population: Any) -> dict[str, str]:
+    """Device → device class. For an unfinished run the fleet is rebuilt, if `population` is given."""
     if record.devices or population is None:
         return {str(device["device"]): str(device["tier"]) for device in record.devices}
-    settings = stored_experiment(record.row)
+    described = stored_experiment(record.row)
     try:
-        classes = build_fleet(settings.fleet.name, population.devices, settings.run.seed).classes
-    except InputError:  # a fleet file that has gone since
+        classes = build_fleet(described.fleet.name, population.devices, described.run.seed).classes
+    except InputError:  # the fleet file was deleted after the run
         return {}
     return {device: tier for tier, devices in classes.items() for device in devices}
 
 
-def holdings(population: Any) -> Figure:
-    """Which device holds how much of which class; without the colours of a template, which the page sets itself."""
+def add_partition_section(page: Page) -> None:
+    page.section("Partition", "Training samples by device and class; the area of a bubble is the number of samples.")
+
+
+def partition_figure(population: Any) -> Figure:
+    """The number of samples of each class on each device, as bubbles."""
     drawn = json.loads(draw_bubbles(population.counts(), population.devices, population.dataset.class_names).to_json())
+    # The page sets its own colours, so the template is removed.
     layout = {name: value for name, value in drawn["layout"].items() if name != "template"}
     title = {**layout["title"], "font": {"size": 15}, "x": 0, "xref": "paper", "xanchor": "left"}
     margin = {"l": 64, "r": 16, "t": 44, "b": 48}
     return {"data": drawn["data"], "layout": {**layout, "title": title, "margin": margin}}
 
 
-def draw(section: dict[str, Any], seed: int, target: str | Path) -> Path:
-    """Writes a page with the bubble plot of any partition; `section` is what an experiment has under `data`."""
-    settings = parse_experiment({"data": section, "run": {"seed": seed}})
-    population: Any = build_population(settings, None)
-    page = Page(f"{settings.data.name}, {settings.data.partition}")
-    page.add(f"<h1>{escape(page.title)}</h1>")
-    page.section("Who holds what", "Training samples by device and class; the area of a bubble is their number.")
-    page.figures([holdings(population)])
+def write_partition_page(section: dict[str, Any], seed: int, target: str | Path) -> Path:
+    """Write a page with the figure of a partition. `section` is the `data` section of an experiment."""
+    described = parse_experiment({"data": section, "run": {"seed": seed}})
+    population: Any = build_population(described, None)
+    page = Page(f"{described.data.name}, {described.data.partition}")
+    page.section(page.title, level=1)
+    add_partition_section(page)
+    page.figures([partition_figure(population)])
     path = Path(target).expanduser()
     replace_file(path, page.render().encode("utf-8"))
     return path

@@ -1,55 +1,46 @@
-"""Tables for the terminal, and numbers in units that people read."""
+"""Tables for the terminal, and numbers formatted with units."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-NOTHING = "–"
+NO_VALUE = "–"
 
-_LARGE = ("", "k", "M", "G", "T", "P", "E")
-_SMALL = ("", "m", "µ", "n")
+_LARGE_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_SMALL_PREFIXES = ("", "m", "µ", "n")
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A number with the prefix that leaves one to three digits before the point."""
+    """`value` with three digits and the SI prefix that leaves one to three of them before the point."""
     if value is None or not math.isfinite(value):
-        return NOTHING
+        return NO_VALUE
     if value == 0:
         return f"0 {unit}"
     step = math.floor(math.log10(abs(value)) / 3)
-    if abs(value) / 1000**step >= 999.5:  # would be written as 1000 of the smaller unit
+    if abs(value) / 1000**step >= 999.5:  # would be rounded to 1000 of the smaller unit
         step += 1
-    # Bytes and operations come whole: half a byte is nothing to speak of.
-    step = max(min(step, len(_LARGE) - 1), 0 if unit in ("B", "FLOP") else 1 - len(_SMALL))
-    prefix = _LARGE[step] if step >= 0 else _SMALL[-step]
-    return f"{_short(value / 1000.0**step)} {prefix}{unit}"
+    # Bytes and operations are whole numbers, so they have no prefixes below 1.
+    step = max(min(step, len(_LARGE_PREFIXES) - 1), 0 if unit in ("B", "FLOP") else 1 - len(_SMALL_PREFIXES))
+    prefix = _LARGE_PREFIXES[step] if step >= 0 else _SMALL_PREFIXES[-step]
+    return f"{_three_digits(value / 1000.0**step)} {prefix}{unit}"
 
 
-def size(value: float | None) -> str:
-    """Bytes."""
-    return amount(value, "B")
-
-
-def operations(value: float | None) -> str:
-    """Floating-point operations."""
-    return amount(value, "FLOP")
-
-
-def energy(value: float | None) -> str:
-    """Joules."""
-    return amount(value, "J")
+size = partial(amount, unit="B")
+operations = partial(amount, unit="FLOP")
+energy = partial(amount, unit="J")
 
 
 def duration(value: float | None) -> str:
-    """Seconds."""
+    """A time in seconds."""
     if value is None or not math.isfinite(value):
-        return NOTHING
+        return NO_VALUE
     if value < 59.95:
         return amount(value, "s")
     minutes, seconds = divmod(round(value), 60)
@@ -63,25 +54,25 @@ def duration(value: float | None) -> str:
 def score(value: float | None) -> str:
     """An accuracy or a loss."""
     if value is None or not math.isfinite(value):
-        return NOTHING
+        return NO_VALUE
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
 def count(value: float | None) -> str:
-    """A number of things, with room between the thousands."""
-    return NOTHING if value is None else f"{value:,.0f}".replace(",", " ")
+    """A whole number with spaces between the thousands."""
+    return NO_VALUE if value is None else f"{value:,.0f}".replace(",", " ")
 
 
 def rate(value: float | None) -> str:
-    return NOTHING if value is None or not math.isfinite(value) else f"{_short(value)} /s"
+    return NO_VALUE if value is None or not math.isfinite(value) else f"{_three_digits(value)} /s"
 
 
 def efficiency(value: float | None) -> str:
-    """Accuracy by second of computing."""
-    return NOTHING if value is None or not math.isfinite(value) else f"{value:.3g} /s"
+    """Accuracy per second of computing."""
+    return NO_VALUE if value is None or not math.isfinite(value) else f"{value:.3g} /s"
 
 
-# What a run costs: key in the summary, words, how it is written.
+# Costs of a run: key in the summary, title, formatting function.
 COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("bytes_down", "sent to devices", size),
     ("bytes_up", "sent by devices", size),
@@ -90,8 +81,8 @@ COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("learning_efficiency", "learning efficiency", efficiency),
     ("simulated_seconds", "simulated time", duration),
     ("joules", "energy of devices", energy),
-    ("peak_device_bytes", "most memory of a device", size),
-    ("wall_seconds", "time it took here", duration),
+    ("peak_device_bytes", "peak memory of a device", size),
+    ("wall_seconds", "time on this machine", duration),
     ("clients_per_second", "clients trained", rate),
 )
 
@@ -99,39 +90,39 @@ COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None, right: Iterable[int] = ()
 ) -> Table:
-    """A plain table; the columns numbered in `right` are aligned to the right."""
+    """A plain table. The columns with the indices in `right` are right-aligned."""
     built = Table(
         box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, title=title, title_justify="left",
         show_header=any(columns),
     )  # fmt: skip
-    numbers = set(right)
+    right_aligned = set(right)
     for place, column in enumerate(columns):
-        # Names come first, and are there to be copied.
-        justify: Literal["left", "right"] = "right" if place in numbers else "left"
+        # The first column holds names, which can only be copied if they are not wrapped.
+        justify: Literal["left", "right"] = "right" if place in right_aligned else "left"
         built.add_column(Text(column), justify=justify, overflow="fold", no_wrap=place == 0)
     for row in rows:
-        built.add_row(*(Text(NOTHING if cell is None else str(cell)) for cell in row))
+        built.add_row(*(Text(NO_VALUE if cell is None else str(cell)) for cell in row))
     return built
 
 
 def facts(rows: Iterable[tuple[str, Any]]) -> Table:
-    """Names on the left, what there is to say about them on the right."""
+    """A table without borders: names on the left, values on the right."""
     built = Table.grid(padding=(0, 3))
     built.add_column(style="bold", no_wrap=True)
     built.add_column(overflow="fold")
     for name, value in rows:
-        built.add_row(Text(name), Text(NOTHING if value is None else str(value)))
+        built.add_row(Text(name), Text(NO_VALUE if value is None else str(value)))
     return built
 
 
-def costs(totals: dict[str, Any]) -> Table:
-    """The bill of a run."""
-    rows = [(words, written(totals.get(key))) for key, words, written in COSTS]
+def cost_table(totals: dict[str, Any]) -> Table:
+    """The costs of a run."""
+    rows = [(title, formatted(totals.get(key))) for key, title, formatted in COSTS]
     return table(("cost", ""), rows, right=(1,))
 
 
-def _short(value: float) -> str:
-    """Three digits, and no more than are there."""
+def _three_digits(value: float) -> str:
+    """`value` with three digits, without trailing zeros."""
     if abs(value) >= 99.95:
         return f"{value:.0f}"
     text = f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"

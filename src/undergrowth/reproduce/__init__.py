@@ -1,7 +1,9 @@
-"""Published tables, run again: our figures beside those of the print."""
+"""Runs published tables again and compares our figures with the published ones."""
 
-from undergrowth.reproduce.findings import Finding, Report, Verdict
-from undergrowth.reproduce.reproduction import reproduce
-from undergrowth.reproduce.table import SCALES, Table, find, tables
+from undergrowth.reproduce.reproduction import reproduce_table
+from undergrowth.reproduce.results import CellResult, OrderingResult, TableResult
+from undergrowth.reproduce.table import SCALES, Table, find_table, load_tables
 
-__all__ = ["SCALES", "Finding", "Report", "Table", "Verdict", "find", "reproduce", "tables"]
+__all__ = [
+    "SCALES", "CellResult", "OrderingResult", "Table", "TableResult", "find_table", "load_tables", "reproduce_table",
+]  # fmt: skip

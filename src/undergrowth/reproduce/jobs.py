@@ -1,64 +1,56 @@
-"""The runs that a table needs: which are in the store already, which are under way, where their data lie."""
+"""The runs that a table needs, and the lookup of those that are already in the store."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from undergrowth.core import InputError, nearest
-from undergrowth.data import describe, names
-from undergrowth.data.catalogue import default_path
-from undergrowth.reproduce.cells import Cell, data_sections, layered, source_of
-from undergrowth.reproduce.table import Layer
+from undergrowth.core import InputError
+from undergrowth.reproduce.data_paths import DataPaths
+from undergrowth.reproduce.table import Raw
+from undergrowth.reproduce.table_cells import Cell, merge_layers
 from undergrowth.runs import Store
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.result import MODEL_FILE
 from undergrowth.runs.stored_experiment import fill, option_defaults, stored_experiment
 
-_DECIDES = ("seed", "precision", "evaluate_every")  # what of the section `run` has a say in the figures
+_RUN_KEYS_THAT_CHANGE_RESULTS = ("seed", "precision", "evaluate_every")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run. With a `start`, the model begins with the final weights of that run."""
+    """One run. With `start`, the model is initialised with the final weights of that pretraining job."""
 
-    tree: Layer
+    raw: Raw
     start: Job | None = None
 
-    def begun(self, weights: Path | None) -> Job:
-        """The same without a start, and with the weights that it left."""
-        if weights is None:
-            return replace(self, start=None)
-        return Job(layered(self.tree, {"model": {"weights": str(weights), "skip_head": True}}))
+    def with_weights(self, weights: Path) -> Job:
+        """The same job with the file of the pretrained weights instead of the pretraining job."""
+        return Job(merge_layers(self.raw, {"model": {"weights": str(weights), "skip_head": True}}))
 
     @cached_property
     def key(self) -> str:
-        """Two jobs with the same key are the same run."""
-        return identity(parse_experiment(self.tree)) + (self.start.key if self.start else "")
-
-    @property
-    def rounds(self) -> int:
-        return parse_experiment(self.tree).train.rounds
+        """Jobs with equal keys are the same run."""
+        return experiment_key(parse_experiment(self.raw)) + (self.start.key if self.start else "")
 
 
-def identity(settings: Experiment) -> str:
-    """All that decides about the figures, and nothing of where files lie or what computes them."""
-    tree = fill(settings.model_dump(mode="json"), option_defaults(settings))
+def experiment_key(described: Experiment) -> str:
+    """Everything in an experiment that changes its result: no file paths, torch device or engine."""
+    raw = fill(described.model_dump(mode="json"), option_defaults(described))
     for section in ("data", "public"):
-        if isinstance(tree.get(section), dict):
-            tree[section].pop("path", None)
-    tree["run"] = {key: tree["run"][key] for key in _DECIDES}
-    if tree["model"].get("weights"):  # their folder is named after the run that left them
-        tree["model"]["weights"] = Path(tree["model"]["weights"]).parent.name
-    return json.dumps(tree, sort_keys=True)
+        if isinstance(raw.get(section), dict):
+            raw[section].pop("path", None)
+    raw["run"] = {key: raw["run"][key] for key in _RUN_KEYS_THAT_CHANGE_RESULTS}
+    if raw["model"].get("weights"):  # the folder of the file is named after the run that trained the weights
+        raw["model"]["weights"] = Path(raw["model"]["weights"]).parent.name
+    return json.dumps(raw, sort_keys=True)
 
 
-class Shelf:
-    """The runs of a store, by what they are."""
+class RunIndex:
+    """The runs of a store by the key of their experiment."""
 
     def __init__(self, store: Store) -> None:
         self.folder = store.folder
@@ -67,91 +59,52 @@ class Shelf:
             if any(row["experiment"]["objects"].values()):
                 continue
             try:
-                settings = stored_experiment(row)
-            except InputError:  # of a version that had other settings
+                described = stored_experiment(row)
+            except InputError:  # written by a version with other settings
                 continue
-            found = self._runs.setdefault(identity(settings), [])
-            found.append((row["id"], row["status"] == "done", settings))
+            runs = self._runs.setdefault(experiment_key(described), [])
+            runs.append((row["id"], row["status"] == "done", described))
 
-    def done(self, job: Job) -> str | None:
-        """The finished run that this job asks for."""
+    def finished_run(self, job: Job) -> str | None:
+        """The id of a finished run of `job`."""
         if job.start:
-            begun = self.done(job.start)
-            return self.done(job.begun(self.weights(begun))) if begun else None
+            start = self.finished_run(job.start)
+            return self.finished_run(job.with_weights(self.weights_file(start))) if start else None
         return next((run for run, done, _ in self._runs.get(job.key, ()) if done), None)
 
-    def unfinished(self, job: Job) -> str | None:
-        """A run to go on with: the last one that was begun like this, on the same device and with the same files."""
-        wanted = _place(parse_experiment(job.tree))
-        found = [run for run, done, settings in self._runs.get(job.key, ()) if not done and _place(settings) == wanted]
-        return found[-1] if found else None
+    def unfinished_run(self, job: Job) -> str | None:
+        """The id of the newest unfinished run of `job` with the same torch device and files, to be resumed."""
+        wanted = _location(parse_experiment(job.raw))
+        runs = self._runs.get(job.key, ())
+        return next((run for run, done, each in reversed(runs) if not done and _location(each) == wanted), None)
 
-    def weights(self, run: str) -> Path:
+    def weights_file(self, run: str) -> Path:
         return self.folder / run / MODEL_FILE
 
 
-def _place(settings: Experiment) -> tuple[Any, ...]:
-    tree = settings.model_dump()
-    files = [(tree.get(section) or {}).get("path") for section in ("data", "public")]
-    return (tree["run"]["device"], *files)
+def _location(described: Experiment) -> tuple[Any, ...]:
+    raw = described.model_dump()
+    return (raw["run"]["device"], *((raw.get(section) or {}).get("path") for section in ("data", "public")))
 
 
-class Sources:
-    """Where the files of data sets are: what the user says, or else the usual place."""
+def build_jobs(cell: Cell, seeds: int, run: Raw, paths: DataPaths, index: RunIndex) -> tuple[list[Job], set[str]]:
+    """One job per seed; or no jobs, and the names of the missing data sets.
 
-    def __init__(self, paths: Mapping[str, str]) -> None:
-        for source, path in paths.items():
-            if not Path(path).expanduser().exists():
-                raise InputError(f"--data-path {source}={path}: there is no such folder or file")
-        self.paths = paths
-
-    def located(self, tree: Layer) -> Layer:
-        result = dict(tree)
-        for name, section in data_sections(tree).items():
-            result[name] = {key: value for key, value in section.items() if key != "path"}
-            if source_of(section) in self.paths:
-                result[name]["path"] = self.paths[source_of(section)]
-        return result
-
-    def missing(self, tree: Layer) -> set[str]:
-        """The data sets that an experiment of a table needs and that are not there."""
-        needed = {source_of(section): section["name"] for section in data_sections(tree).values()}
-        return {source for source, name in needed.items() if not self._there(source, name)}
-
-    def _there(self, source: str, name: str) -> bool:
-        if source in self.paths or describe(name).embedded:
-            return True
-        return source == name and default_path(name).expanduser().exists()
-
-
-def read_paths(texts: list[str], known: set[str]) -> dict[str, str]:
-    """NAME=FOLDER of the command line."""
-    paths = {}
-    for text in texts:
-        source, equals, path = text.partition("=")
-        if not equals or not path:
-            raise InputError(f"--data-path '{text}' must be NAME=FOLDER, such as cifar10=~/data/cifar10")
-        if source not in known and source not in names():
-            raise InputError(f"--data-path '{text}': '{source}' is not known; {nearest(source, known)}")
-        paths[source] = path
-    return paths
-
-
-def jobs_of(cell: Cell, seeds: int, run: Layer, sources: Sources, shelf: Shelf) -> tuple[list[Job], set[str]]:
-    """A job for every seed; or none, and the data sets without which there is none."""
-    choices = []
+    If the cell has alternative pretrainings, the first one whose data is available is used. Data is not needed for
+    jobs that are already finished.
+    """
+    missing_per_start = []
     for start in cell.starts or (None,):
-        begin = None if start is None else _job(start, 0, run, sources)
-        jobs = [_job(cell.tree, seed, run, sources, begin) for seed in range(seeds)]
-        missing: set[str] = set()
-        for job, tree in ((begin, start), *((job, cell.tree) for job in jobs)):
-            if job is not None and tree is not None and not shelf.done(job):
-                missing |= sources.missing(tree)
+        start_job = None if start is None else _build_job(start, 0, run, paths)
+        jobs = [replace(_build_job(cell.raw, seed, run, paths), start=start_job) for seed in range(seeds)]
+        missing = {source for job in jobs if not index.finished_run(job) for source in paths.missing(cell.raw)}
+        if start is not None and start_job is not None and not index.finished_run(start_job):
+            missing |= paths.missing(start)
         if not missing:
             return jobs, set()
-        choices.append(missing)
-    return [], min(choices, key=len)
+        missing_per_start.append(missing)
+    return [], min(missing_per_start, key=len)
 
 
-def _job(tree: Layer, seed: int, run: Layer, sources: Sources, start: Job | None = None) -> Job:
-    return Job(layered(sources.located(tree), {"run": {**run, "seed": seed}}), start)
+def _build_job(raw: Raw, seed: int, run: Raw, paths: DataPaths) -> Job:
+    return Job(merge_layers(paths.fill_in(raw), {"run": {**run, "seed": seed}}))

@@ -1,4 +1,4 @@
-"""A reproduced table as Markdown, with all that is needed to judge it and to run it again."""
+"""A reproduced table as a Markdown page, with everything needed to judge it and to run it again."""
 
 from __future__ import annotations
 
@@ -10,81 +10,77 @@ from datetime import date
 import torch
 
 from undergrowth import __version__
-from undergrowth.reproduce.findings import Finding, Report
-from undergrowth.reproduce.table import Figure
+from undergrowth.report.tables import NO_VALUE
+from undergrowth.reproduce.results import CellResult, TableResult
 
-NOTHING = "–"
+Grid = tuple[list[str], list[list[str]]]  # column titles, and rows of cells
 
 
-def page(report: Report, command: str, device: str) -> str:
-    """The whole page."""
-    table = report.table
+def render_page(result: TableResult, command: str, torch_device: str) -> str:
+    """The Markdown page of `result`. `command` is the one that made it, `torch_device` its torch device."""
+    table = result.table
     parts = [
         f"# Table {' and '.join(table.tables)}: {table.title}",
         f"{table.source}. Every cell: ours / published, the best test accuracy over all rounds in per cent, with the "
         "standard deviation over seeds.",
-        "\n".join(_lines(*grid(report))),
+        "\n".join(_markdown_lines(*accuracy_grid(result))),
         "## Orderings",
-        "\n".join(f"- {verdict} — “{verdict.says}”" for verdict in report.verdicts),
-        "## What it cost",
-        "Compute and traffic of all devices in all rounds, mean over seeds; pretraining is not in it.",
-        "\n".join(_lines(*costs(report))),
-        "## How",
-        "\n".join(f"- {line}" for line in conditions(report, command, device)),
+        "\n".join(f"- {ordering} — “{ordering.claim}”" for ordering in result.orderings),
+        "## Costs",
+        "Compute and traffic of all devices in all rounds, mean over seeds, without pretraining.",
+        "\n".join(_markdown_lines(*cost_grid(result))),
+        "## Conditions",
+        "\n".join(f"- {line}" for line in conditions(result, command, torch_device)),
     ]
-    for title, reasons in (("Left out", report.left_out), ("Failed", report.failed)):
+    for title, reasons in (("Left out", result.left_out), ("Failed", result.failed)):
         if reasons:
-            parts += [f"## {title}", "\n".join(f"- {cell}: {why}" for cell, why in reasons.items())]
+            parts += [f"## {title}", "\n".join(f"- {cell}: {reason}" for cell, reason in reasons.items())]
     return "\n\n".join(parts) + "\n"
 
 
-def grid(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows of what was run, each figure beside the published one."""
-    return _grid(report, lambda each: beside(each.ours, each.cell.published))
+def accuracy_grid(result: TableResult) -> Grid:
+    """The cells as `ours / published`."""
+    return _grid(result, lambda each: f"{each.ours or NO_VALUE} / {each.cell.published}")
 
 
-def costs(report: Report) -> tuple[list[str], list[list[str]]]:
-    """The same with what it cost the devices."""
-    return _grid(report, lambda each: NOTHING if each.cost is None else f"{each.cost}")
+def cost_grid(result: TableResult) -> Grid:
+    """The cells as compute and traffic of all devices."""
+    return _grid(result, lambda each: f"{each.cost or NO_VALUE}")
 
 
-def _grid(report: Report, told: Callable[[Finding], str]) -> tuple[list[str], list[list[str]]]:
-    found = {(each.cell.row, each.cell.column): each for each in report.findings}
-    columns = [column for column in report.table.columns if any(place[1] == column for place in found)]
+def _grid(result: TableResult, format_cell: Callable[[CellResult], str]) -> Grid:
+    cells = {(each.cell.row, each.cell.column): each for each in result.cells}
+    columns = [column for column in result.table.columns if any(place[1] == column for place in cells)]
     rows = []
-    for row in report.table.rows:
-        places = [found.get((row, column)) for column in columns]
-        if any(places):
-            rows.append([row, *(told(each) if each else NOTHING for each in places)])
+    for row in result.table.rows:
+        row_cells = [cells.get((row, column)) for column in columns]
+        if any(row_cells):
+            rows.append([row, *(format_cell(each) if each else NO_VALUE for each in row_cells)])
     return ["", *columns], rows
 
 
-def beside(ours: Figure | None, published: Figure | None) -> str:
-    return f"{NOTHING if ours is None else ours} / {NOTHING if published is None else published}"
-
-
-def conditions(report: Report, command: str, device: str) -> list[str]:
-    """How the figures came about."""
-    seeds = sorted({len(each.values) for each in report.findings if each.values})
+def conditions(result: TableResult, command: str, torch_device: str) -> list[str]:
+    """Command, date, versions, machine, scale, seeds and notes of a result, one line each."""
+    seeds = sorted({len(each.values) for each in result.cells if each.values})
     return [
         f"`{command}`, {date.today().isoformat()}, undergrowth {__version__}, torch {torch.__version__}",
-        machine(device),
-        f"scale {report.scale}, seeds: {' or '.join(map(str, seeds)) or 'none'}",
-        *report.table.scale(report.scale).notes,
-        *report.table.notes,
+        machine(torch_device),
+        f"scale {result.scale}, seeds: {' or '.join(map(str, seeds)) or 'none'}",
+        *result.table.scale(result.scale).notes,
+        *result.table.notes,
     ]
 
 
-def machine(device: str) -> str:
-    """What the figures were computed on."""
+def machine(torch_device: str) -> str:
+    """The hardware behind `torch_device`."""
     cores = f"{platform.machine()}, {os.cpu_count()} cores"
-    if torch.device(device).type == "cuda" and torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name(device)}, matrix products in TF32; {cores}"
+    if torch.device(torch_device).type == "cuda" and torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name(torch_device)}, matrix products in TF32; {cores}"
     return cores
 
 
-def _lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    yield f"| {' | '.join(titles)} |"
-    yield f"|{'---|' * len(titles)}"
+def _markdown_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
     for row in rows:
         yield f"| {' | '.join(row)} |"

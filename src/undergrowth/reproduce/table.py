@@ -1,10 +1,9 @@
-"""A published table as data: its settings, its figures and what its authors conclude from them.
+"""A published table as data: its experiments, its figures and the conclusions of its authors.
 
-Every file in `tables/` is one table. An experiment is put together from layers, each of which may say less than the one
-before it: `settings` of the whole table, of the column, of the row, of `cells` that a pattern names, then those of
-the scale. Beside the sections of an experiment a layer may hold `metric`, what is reported (a value of the rounds, of
-which the best is taken: by default `accuracy`; `final`, the accuracy at the end; `class 9`, that on one class), and
-`start`, the name of a pretraining in `starts` whose weights the model begins with.
+Each file in `tables/` is one table. The experiment of a cell is merged from layers; later layers override earlier ones:
+`experiment` of the table, the column, the row, the matching `cells`, then `experiment` and matching `cells` of the
+scale. Besides the sections of an experiment, a layer may contain `metric`, the reported value (see `results.measure`,
+default: `accuracy`), and `start`, the name of a pretraining in `starts` whose final weights initialise the model.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from undergrowth.runs.config import Section
 from undergrowth.runs.fields import Count
 
 SCALES = ("full", "small", "smoke")
-PRINTED = re.compile(r"(\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?")
+_FIGURE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?")
 
-Layer = dict[str, Any]
+Place = tuple[str, str]  # row and column
+Raw = dict[str, Any]  # an experiment, or a part of one, before validation
 
 
 class Figure(NamedTuple):
-    """A percentage, and its standard deviation over seeds where there is one."""
+    """A percentage and, if known, its standard deviation over seeds."""
 
     mean: float
     spread: float | None = None
@@ -38,62 +38,64 @@ class Figure(NamedTuple):
         return f"{self.mean:.2f}" if self.spread is None else f"{self.mean:.2f} ± {self.spread:.2f}"
 
 
-def _figure(text: Any) -> Figure | None:
+def _parse_figure(text: Any) -> Figure | None:
     if text is None:
         return None
-    found = PRINTED.fullmatch(str(text).replace(" ", ""))
-    if not found:
+    match = _FIGURE_PATTERN.fullmatch(str(text).replace(" ", ""))
+    if not match:
         raise ValueError(f"must be a number such as 62.95 or 62.95±2.84, not {text!r}")
-    return Figure(float(found[1]), float(found[2]) if found[2] else None)
+    return Figure(float(match[1]), float(match[2]) if match[2] else None)
 
 
-def _speakable(name: str) -> str:
+def _check_name(name: str) -> str:
     if re.search(r"[/|@>]", name):
-        raise ValueError("must do without / | @ and >, which stand between names")
+        raise ValueError("must not contain / | @ or >, which separate names")
     return name
 
 
-Name = Annotated[str, AfterValidator(_speakable)]
-Published = Annotated[Figure | None, BeforeValidator(_figure)]
+Name = Annotated[str, AfterValidator(_check_name)]
+Published = Annotated[Figure | None, BeforeValidator(_parse_figure)]
 
 
-class Special(Section):
-    """Settings of the cells whose row and column match."""
+class CellSettings(Section):
+    """A layer for the cells whose row and column match the patterns."""
 
     rows: str = "*"
     columns: str = "*"
-    settings: Layer
+    experiment: Raw
 
 
 class Ordering(Section):
-    """What the authors conclude: pairs such as "FedFSC(FedAvg) > FedAvg", column by column, or ROW @ COLUMN."""
+    """A conclusion of the authors as pairs such as "FedFSC > FedAvg", for every matching column, or ROW @ COLUMN."""
 
-    says: str
+    claim: str
     pairs: tuple[str, ...]
     columns: str = "*"
 
 
 class Scale(Section):
-    """How much of the published setting is run."""
+    """The part of the published experiments that is run, and what is changed to make it smaller."""
 
     seeds: Count
-    only: tuple[str, ...] = ("*",)  # ROW/COLUMN patterns of the cells that are run
-    settings: Layer = Field(default_factory=dict)
-    cells: tuple[Special, ...] = ()
-    data: dict[str, Layer] = Field(default_factory=dict)  # what stands in for a data set, or is changed about it
-    starts: dict[str, Layer] = Field(default_factory=dict)
+    only: tuple[str, ...] = ("*",)  # ROW/COLUMN patterns of the cells to run
+    experiment: Raw = Field(default_factory=dict)
+    cells: tuple[CellSettings, ...] = ()
+    data: dict[str, Raw] = Field(default_factory=dict)  # name of a data set → changes to its section
+    starts: dict[str, Raw] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 class Table(Section):
-    tables: Annotated[tuple[str, ...], Field(min_length=1)]  # the numbers that it has in its source
+    """A published table: how to run its cells, its figures and its authors' conclusions."""
+
+    tables: Annotated[tuple[str, ...], Field(min_length=1)]  # numbers of the table in its source
     title: str
     source: str
-    settings: Layer
-    columns: dict[Name, Layer]
-    rows: dict[Name, Layer]
-    cells: tuple[Special, ...] = ()
-    starts: dict[str, Layer] = Field(default_factory=dict)
+    experiment: Raw
+    columns: dict[Name, Raw]
+    rows: dict[Name, Raw]
+    cells: tuple[CellSettings, ...] = ()
+    starts: dict[str, Raw] = Field(default_factory=dict)
     published: dict[Name, tuple[Published, ...]]  # in the order of the columns
     orderings: tuple[Ordering, ...]
     notes: tuple[str, ...] = ()
@@ -108,12 +110,18 @@ class Table(Section):
             raise InputError(f"scale '{name}' is not known; {nearest(name, self.scales)}")
         return self.scales[name]
 
-    def figure(self, row: str, column: str) -> Figure | None:
-        """What was published."""
-        return self.published[row][list(self.columns).index(column)]
+    @property
+    def figures(self) -> dict[Place, Figure]:
+        """The published figures by row and column."""
+        return {
+            (row, column): figure
+            for row, figures in self.published.items()
+            for column, figure in zip(self.columns, figures, strict=True)
+            if figure
+        }
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Table:
+    def _check_consistency(self) -> Table:
         if set(self.scales) != set(SCALES):
             raise ValueError(f"table {self.name}: scales must be {', '.join(SCALES)}")
         if list(self.published) != list(self.rows):
@@ -123,44 +131,45 @@ class Table(Section):
                 raise ValueError(f"table {self.name}: {row} has {len(figures)} figures for {len(self.columns)} columns")
         for ordering in self.orderings:
             for pair in ordering.pairs:
-                for row, column in sides(pair):
+                for row, column in pair_sides(pair):
                     if row not in self.rows or (column and column not in self.columns):
-                        raise ValueError(f"table {self.name}: '{pair}' names a row or column that is not there")
+                        raise ValueError(f"table {self.name}: '{pair}' names an unknown row or column")
         return self
 
 
-def sides(pair: str) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
-    """Row and column of the side that should be higher, and of the other; no column: whichever is looked at."""
+def pair_sides(pair: str) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
+    """Row and column of the higher and of the lower side. A column is None if the pair holds for every column."""
     higher, lower = (side.partition(" @ ") for side in pair.split(" > "))
     return (higher[0], higher[2] or None), (lower[0], lower[2] or None)
 
 
 def matches(name: str, pattern: str) -> bool:
-    """`*` stands for anything, `|` between patterns for either, and capitals are as good as small letters."""
+    """Whether `name` matches `pattern`, ignoring case. `*` matches anything, `|` separates alternatives."""
     return any(fnmatchcase(name.lower(), each.strip().lower()) for each in pattern.split("|"))
 
 
-def chosen(row: str, column: str, pattern: str) -> bool:
-    """Whether a pattern such as FedAvg*/CIFAR-10* names a cell; a side that is left out stands for anything."""
-    of_row, _, of_column = pattern.partition("/")
-    return matches(row, of_row or "*") and matches(column, of_column or "*")
+def matches_cell(row: str, column: str, pattern: str) -> bool:
+    """Whether a cell matches a pattern such as FedAvg*/CIFAR-10*. An omitted side matches anything."""
+    row_pattern, _, column_pattern = pattern.partition("/")
+    return matches(row, row_pattern or "*") and matches(column, column_pattern or "*")
 
 
 @cache
-def tables() -> dict[str, Table]:
-    """Every table, by its first number, in the order of the numbers."""
+def load_tables() -> dict[str, Table]:
+    """All tables by their first number, in numerical order."""
     folder = resources.files(__package__) / "tables"
-    found = [
+    loaded = [
         Table.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
         for file in folder.iterdir()
         if file.name.endswith(".yaml")
     ]
-    found.sort(key=lambda table: [int(number) for number in table.name.split(".")])
-    return {table.name: table for table in found}
+    loaded.sort(key=lambda table: [int(number) for number in table.name.split(".")])
+    return {table.name: table for table in loaded}
 
 
-def find(name: str) -> Table:
-    numbers = {number: table for table in tables().values() for number in table.tables}
+def find_table(name: str) -> Table:
+    """The table with the number `name`."""
+    numbers = {number: table for table in load_tables().values() for number in table.tables}
     if name not in numbers:
         raise InputError(f"table '{name}' is not known; {nearest(name, numbers)}")
     return numbers[name]

@@ -1,9 +1,12 @@
-"""Does runs for another process: an order a line on standard input, how it goes on standard output.
+"""Runs jobs for another process. Requests and replies are lines of JSON on standard input and output.
 
-{"tree": {...}, "run": null, "out": "runs"}     a new run; with the id of one that was begun, that one goes on
-{"share": 0.25}                                 so much of it is done
-{"run": "20260102-101500-fedavg-1f3a"}          it is finished
-{"failed": "...", "input": true}                it is not, and whether the input is to blame
+Request:
+{"raw": {...}, "run": null, "out": "runs"}     start a new run; if "run" is an id, resume that run instead
+
+Replies:
+{"fraction": 0.25}                             this fraction of the rounds is finished
+{"run": "20260102-101500-fedavg-1f3a"}         the run is finished
+{"failed": "...", "input": true}               the run failed; "input": whether the user's input is invalid
 """
 
 from __future__ import annotations
@@ -22,16 +25,16 @@ from undergrowth.core import InputError, RunError
 from undergrowth.runs.execution import Execution, resume, start
 
 
-def carry_out(order: Mapping[str, Any], on_share: Callable[[float], None]) -> dict[str, Any]:
-    """The run's id, or why there is none."""
+def run_job(request: Mapping[str, Any], on_progress: Callable[[float], None]) -> dict[str, Any]:
+    """Run or resume a job. Returns the last reply: the id of the run, or the reason of its failure."""
 
     def on_round(row: Mapping[str, Any], execution: Execution) -> None:
-        on_share(row["round"] / execution.experiment.train.rounds)
+        on_progress(row["round"] / execution.experiment.train.rounds)
 
     try:
-        if order["run"]:
-            return {"run": resume(order["run"], order["out"], on_round=on_round).run}
-        return {"run": start(order["tree"], on_round=on_round).run}
+        if request["run"]:
+            return {"run": resume(request["run"], request["out"], on_round=on_round).run}
+        return {"run": start(request["raw"], on_round=on_round).run}
     except (InputError, RunError) as error:
         return {"failed": " ".join(str(error).split()), "input": isinstance(error, InputError)}
     except Exception as error:
@@ -39,22 +42,22 @@ def carry_out(order: Mapping[str, Any], on_share: Callable[[float], None]) -> di
         return {"failed": f"{type(error).__name__}: {error}", "input": False}
     finally:
         gc.collect()
-        if torch.cuda.is_initialized():  # other processes want the memory of a GPU, too
+        if torch.cuda.is_initialized():  # free the memory for the other workers on the same GPU
             torch.cuda.empty_cache()
 
 
 def main() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr
+    replies, sys.stdout = sys.stdout, sys.stderr  # what runs print must not mix with the replies
     parent = os.getppid()
 
-    def tell(answer: Mapping[str, Any]) -> None:
-        if os.getppid() != parent:  # nobody is left to work for
+    def send(reply: Mapping[str, Any]) -> None:
+        if os.getppid() != parent:  # the parent process died
             raise KeyboardInterrupt
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
 
     try:
         for line in sys.stdin:
-            tell(carry_out(json.loads(line), lambda share: tell({"share": share})))
+            send(run_job(json.loads(line), lambda fraction: send({"fraction": fraction})))
     except KeyboardInterrupt:
         sys.exit(130)

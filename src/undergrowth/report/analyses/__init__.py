@@ -1,13 +1,14 @@
-"""Analyses of finished runs: numbers, and the sections of a report that show them.
+"""Analyses of finished runs: their numbers, and the sections of a page that show them.
 
-A new one is its file with an `Analysis`, and a line in the table.
+To add an analysis, write a file with an `Analysis` and add one line to `ANALYSES`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
@@ -16,23 +17,24 @@ from torch import nn
 
 from undergrowth.core import InputError, Method, RunError, nearest
 from undergrowth.data import Dataset, Population
-from undergrowth.report.analyses.analysis import PROBLEM, Analysis, Numbers, Seen
+from undergrowth.engines import torch_restored
+from undergrowth.report.analyses.analysis import PROBLEM, Analysis, Numbers, RunNumbers
 from undergrowth.report.analyses.attention import ATTENTION
 from undergrowth.report.analyses.bias import BIAS
 from undergrowth.report.analyses.cka import CKA
 from undergrowth.report.analyses.efficiency import EFFICIENCY
 from undergrowth.report.analyses.entropy import ENTROPY
-from undergrowth.report.analyses.finished import Objects, reopened
-from undergrowth.report.analyses.tsne import MAP
-from undergrowth.report.html import Page, escape
-from undergrowth.report.record import Record, read
+from undergrowth.report.analyses.reopened_run import UserObjects, reopen_run
+from undergrowth.report.analyses.tsne import TSNE_MAP
+from undergrowth.report.html import Page
+from undergrowth.report.run_record import RunRecord, load_records
 from undergrowth.runs import Store
 
 ANALYSES: dict[str, Analysis] = {
-    "cka": CKA, "bias": BIAS, "attention": ATTENTION, "entropy": ENTROPY, "tsne": MAP, "efficiency": EFFICIENCY,
+    "cka": CKA, "bias": BIAS, "attention": ATTENTION, "entropy": ENTROPY, "tsne": TSNE_MAP, "efficiency": EFFICIENCY,
 }  # fmt: skip
 
-Found = Mapping[str, Mapping[str, Numbers]]  # analysis → run → numbers
+AnalysisNumbers = Mapping[str, Mapping[str, Numbers]]  # analysis → run → numbers
 
 
 def analyse(
@@ -46,54 +48,65 @@ def analyse(
     model: Callable[[], nn.Module] | None = None,
     progress: bool | None = None,
 ) -> dict[str, dict[str, Numbers]]:
-    """The numbers of some analyses, or of `all`, of finished runs: {"cka": {run: {...}}}.
+    """The numbers of analyses of finished runs: {"cka": {run: {...}}}.
 
-    Runs are ids, beginnings of ids, or `last`. Devices are so many, those with most samples. What a run was given as
-    a method, data or model object it needs again. An analysis that a run does not allow has the one entry "problem",
-    with the reason. `progress`: a bar on standard error; by default when that is a terminal.
+    `runs` are ids, starts of ids, or `last`; `analyses` are names, or `all`. The `devices` devices with the most
+    samples are analysed. A run that was given `method`, `data` or `model` as an object needs the object again. If an
+    analysis is not possible for a run, its numbers are {"problem": reason}. `progress` shows a bar on standard error;
+    the default is to show it on a terminal.
     """
-    names = chosen(analyses)
+    names = _check_names(analyses)
     if devices < 1:
         raise InputError(f"devices {devices} must be at least 1")
-    store = Store(out_folder)
-    try:
-        records = read(store, runs)
-    finally:
-        store.close()
-    given = Objects(method, data, model)
+    with closing(Store(out_folder)) as store:
+        records = load_records(store, runs)
+    folder, objects = Path(out_folder).expanduser(), UserObjects(method, data, model)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = sys.stderr.isatty() if progress is None else progress
     bar = Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True)
-    found: dict[str, dict[str, Numbers]] = {name: {} for name in names}
+    numbers: dict[str, dict[str, Numbers]] = {name: {} for name in names}
     with bar if shown else nullcontext():
         for record in records:
-            with reopened(record, Path(out_folder).expanduser(), given, devices, bar) as run:
-                for name in names:
-                    try:
-                        found[name][record.run] = ANALYSES[name].look(record, run)
-                    except (InputError, RunError) as error:
-                        found[name][record.run] = {PROBLEM: str(error)}
-    return found
+            for name, run_numbers in _analyse_run(record, names, folder, objects, devices, bar).items():
+                numbers[name][record.run] = run_numbers
+    return numbers
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """The analyses that a user named, each once; `all` stands for all."""
+def _analyse_run(
+    record: RunRecord, names: Sequence[str], folder: Path, objects: UserObjects, devices: int, bar: Progress
+) -> dict[str, Numbers]:
+    numbers: dict[str, Numbers] = {}
+    with torch_restored():  # the reopened run changes torch's settings to its own
+        # The run is only reopened if an analysis needs more than its record.
+        reopen = cache(lambda: reopen_run(record, folder, objects, devices, bar))
+        for name in names:
+            try:
+                numbers[name] = ANALYSES[name].compute(record, reopen)
+            except (InputError, RunError) as error:
+                numbers[name] = {PROBLEM: str(error)}
+    return numbers
+
+
+def _check_names(names: Sequence[str]) -> list[str]:
+    """The names of the analyses to run, without duplicates; `all` is replaced by the names of all analyses."""
     for name in names:
         if name not in ANALYSES and name != "all":
             raise InputError(f"analysis '{name}' is not known; {nearest(name, [*ANALYSES, 'all'])}")
     return list(ANALYSES) if "all" in names else list(dict.fromkeys(names))
 
 
-def sections(page: Page, found: Found, records: Sequence[Record], labels: Sequence[str]) -> None:
-    """One for each analysis, with all runs; and for a run that does not allow it, why."""
-    for name, by_run in found.items():
+def add_sections(page: Page, analyses: AnalysisNumbers, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
+    """Add one section per analysis, with all runs; for a run that cannot be analysed, the reason."""
+    for name, by_run in analyses.items():
         analysis = ANALYSES[name]
         page.section(analysis.title, analysis.text)
-        runs = [(place, label, by_run.get(record.run)) for place, (record, label) in enumerate(zip(records, labels))]
-        seen = [Seen(place, label, numbers) for place, label, numbers in runs if numbers and PROBLEM not in numbers]
-        for _, label, numbers in runs:
+        analysed = []
+        for place, (record, label) in enumerate(zip(records, labels, strict=True)):
+            numbers = by_run.get(record.run)
             if numbers and PROBLEM in numbers:
-                before = f"{escape(label)}: " if len(records) > 1 else ""
-                page.add(f"<p>{before}Not possible: {escape(numbers[PROBLEM])}.</p>")
-        if seen:
-            analysis.show(page, seen)
+                prefix = f"{label}: " if len(records) > 1 else ""
+                page.text(f"{prefix}Not possible: {numbers[PROBLEM]}.")
+            elif numbers:
+                analysed.append(RunNumbers(place, label, numbers))
+        if analysed:
+            analysis.render(page, analysed)

@@ -1,4 +1,4 @@
-"""What an analysis is: numbers from a run, and the section of a page that shows them."""
+"""An analysis: a function that computes numbers from a run, and one that adds them to a page."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from undergrowth.report.analyses.finished import Finished
-from undergrowth.report.figures import Figure, axis, figure
-from undergrowth.report.html import Page, escape
-from undergrowth.report.record import Record
+from undergrowth.core.pytree import map_leaves
+from undergrowth.report.analyses.reopened_run import ReopenedRun
+from undergrowth.report.figures import Figure, axis, build_figure
+from undergrowth.report.html import Page
+from undergrowth.report.run_record import RunRecord
 
-Numbers = dict[str, Any]  # plain enough for JSON
-PROBLEM = "problem"  # the only number of a run that could not be analysed: why not, in one sentence
+Numbers = dict[str, Any]  # can be written as JSON
+PROBLEM = "problem"  # the only key in the numbers of a run that cannot be analysed; the value is the reason
 
-SHADES = [[0, "#eef4f0"], [0.5, "#67b492"], [1, "#0f5c3d"]]
+COLOUR_SCALE = [[0, "#eef4f0"], [0.5, "#67b492"], [1, "#0f5c3d"]]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The numbers of one run, with its place among the runs of the page."""
+class RunNumbers:
+    """The numbers of one run, with its place and label on the page."""
 
     place: int
     label: str
@@ -28,38 +29,37 @@ class Seen:
 
 @dataclass(frozen=True)
 class Analysis:
-    """`look` finds the numbers of a run, from its record and, if it asks for it, from the run itself set up again.
+    """An analysis of finished runs.
 
-    `show` draws them; it is only given runs that could be analysed.
+    `compute` returns the numbers of a run, from its record and, if it calls its second argument, from the reopened
+    run. `render` adds the numbers of all runs that could be analysed to a page.
     """
 
     title: str
-    text: str  # what is shown, in one sentence
-    look: Callable[[Record, Callable[[], Finished]], Numbers]
-    show: Callable[[Page, Sequence[Seen]], None]
+    text: str  # one sentence about what the section shows
+    compute: Callable[[RunRecord, Callable[[], ReopenedRun]], Numbers]
+    render: Callable[[Page, Sequence[RunNumbers]], None]
 
 
 def heat_map(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]], title: str, **more: Any
 ) -> Figure:
-    """Rows from the top down; darker is more."""
-    drawn = {
-        "type": "heatmap", "x": list(columns), "y": list(rows), "z": values, "colorscale": SHADES,
+    """A heat map with the first row at the top; darker is higher."""
+    trace = {
+        "type": "heatmap", "x": list(columns), "y": list(rows), "z": values, "colorscale": COLOUR_SCALE,
         "hovertemplate": "%{y}<br>%{x}<br>%{z:.3f}<extra></extra>", "hoverongaps": False, **more,
     }  # fmt: skip
-    shown = figure([drawn], title, axis("", type="category"), axis("", type="category", autorange="reversed"))
-    shown["layout"]["height"] = max(320, min(900, 130 + 22 * len(rows)))
-    return shown
+    figure = build_figure([trace], title, axis("", type="category"), axis("", type="category", autorange="reversed"))
+    figure["layout"]["height"] = max(320, min(900, 130 + 22 * len(rows)))
+    return figure
 
 
-def several(page: Page, seen: Sequence[Seen], each: Seen) -> None:
-    """Says which run comes next, where there are several."""
-    if len(seen) > 1:
-        page.add(f"<h3>{escape(each.label)}</h3>")
+def add_run_heading(page: Page, runs: Sequence[RunNumbers], run: RunNumbers) -> None:
+    """Add the label of `run` as a heading if the page shows several runs."""
+    if len(runs) > 1:
+        page.section(run.label, level=3)
 
 
-def rounded(values: Any, digits: int = 4) -> Any:
-    """Lists of numbers as short as a page needs them; None for what is no number."""
-    if isinstance(values, list):
-        return [rounded(value, digits) for value in values]
-    return None if values != values else round(values, digits)
+def round_numbers(values: Any, digits: int = 4) -> Any:
+    """Nested lists of numbers, rounded to keep pages small; NaN becomes None."""
+    return map_leaves(lambda value: None if value != value else round(value, digits), values)

@@ -1,7 +1,7 @@
-"""How certain the final model is of devices' samples, by temperature (Shi, Sheffield thesis, §6.4.2).
+"""The entropy of the final model's predictions on device samples, by temperature (Shi, Sheffield thesis, §6.4.2).
 
-FedFT-EDS trains on the samples of highest entropy. A temperature below 1 hardens the softmax: most samples then have
-next to no entropy, and the few that the model is really uncertain of stand apart.
+FedFT-EDS trains on the samples with the highest entropy. A temperature below 1 hardens the softmax: most samples then
+have an entropy close to 0, and the few samples with uncertain predictions are easy to separate.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import torch
 from undergrowth.core import InputError
 from undergrowth.learning import predictions
 from undergrowth.learning.selectors import entropies
-from undergrowth.report.analyses.analysis import Analysis, Numbers, Seen, rounded, several
-from undergrowth.report.analyses.finished import Finished
-from undergrowth.report.figures import COLOURS, Figure, axis, figure, with_key
+from undergrowth.report.analyses.analysis import Analysis, Numbers, RunNumbers, add_run_heading, round_numbers
+from undergrowth.report.analyses.reopened_run import ReopenedRun
+from undergrowth.report.figures import COLOURS, Figure, add_legend, axis, build_figure
 from undergrowth.report.html import Page
-from undergrowth.report.record import Record
+from undergrowth.report.run_record import RunRecord
 from undergrowth.report.tables import count, score
 
 TEMPERATURES = (1.0, 0.5, 0.1, 0.05)
-_DEVICES = 4
+_MAX_DEVICES = 4
 _BINS = 25
-_CERTAIN = 0.1  # of the highest entropy that there can be
-_SELECTED = 0.1  # share of the samples
+_CERTAIN = 0.1  # entropy of a certain prediction, as a fraction of the highest possible entropy
+_SELECTED = 0.1  # fraction of samples that FedFT-EDS selects by default
 
 
-def look(record: Record, run: Callable[[], Finished]) -> Numbers:
-    finished = run()
-    devices = finished.devices[:_DEVICES]
+def compute(record: RunRecord, reopen: Callable[[], ReopenedRun]) -> Numbers:
+    run = reopen()
+    devices = run.devices[:_MAX_DEVICES]
     if not devices:
-        raise InputError(f"entropies need a device that has samples, and run '{record.run}' has none")
-    highest = math.log(max(2, finished.task.classes))
-    found = {}
-    for device in finished.bar.track(devices, description="entropy: predictions"):
-        logits = predictions(finished.task, finished.weights, finished.shard(device))[:, : finished.task.classes]
-        found[device] = [_distribution(logits, temperature, highest) for temperature in TEMPERATURES]
-    return {"highest": highest, "devices": found}
+        raise InputError(f"the entropy analysis needs a device with samples, and run '{record.run}' has none")
+    highest = math.log(max(2, run.task.classes))
+    distributions = {}
+    for device in run.progress.track(devices, description="entropy: predictions"):
+        logits = predictions(run.task, run.weights, run.shard(device))[:, : run.task.classes]
+        distributions[device] = [_distribution(logits, temperature, highest) for temperature in TEMPERATURES]
+    return {"highest": highest, "devices": distributions}
 
 
 def _distribution(logits: torch.Tensor, temperature: float, highest: float) -> Numbers:
@@ -49,55 +49,56 @@ def _distribution(logits: torch.Tensor, temperature: float, highest: float) -> N
         "samples": len(values),
         "mean": float(values.mean()),
         "certain": float((values < _CERTAIN * highest).double().mean()),
-        # From here on FedFT-EDS would take a sample, with the share of its default.
+        # FedFT-EDS with its default fraction selects the samples with at least this entropy.
         "selected_from": float(values.quantile(1 - _SELECTED)),
-        "shares": rounded((bins / len(values)).tolist()),
+        "fractions": round_numbers((bins / len(values)).tolist()),
     }
 
 
-def show(page: Page, seen: Sequence[Seen]) -> None:
+def render(page: Page, runs: Sequence[RunNumbers]) -> None:
     rows = []
-    for each in seen:
-        several(page, seen, each)
-        devices = each.numbers["devices"]
-        first, last = (_certain(devices, place) for place in (0, -1))
+    for run in runs:
+        add_run_heading(page, runs, run)
+        devices = run.numbers["devices"]
+        first, last = (_certain_fraction(devices, place) for place in (0, -1))
         page.text(
-            f"At temperature {TEMPERATURES[0]:g} the model is certain of {first:.0%} of the samples (less than a tenth "
-            f"of the highest entropy), at {TEMPERATURES[-1]:g} of {last:.0%}: the lower it is, the fewer stand out."
+            f"A prediction is called certain if its entropy is less than a tenth of the highest possible one. This "
+            f"holds for {first:.0%} of the samples at temperature {TEMPERATURES[0]:g}, and for {last:.0%} at "
+            f"{TEMPERATURES[-1]:g}."
         )
-        page.figures(_drawn(device, found, each.numbers["highest"]) for device, found in devices.items())
-        for device, found in devices.items():
-            for row in found:
-                about = (each.label, device, f"{row['temperature']:g}", count(row["samples"]))
+        page.figures(_entropy_figure(device, each, run.numbers["highest"]) for device, each in devices.items())
+        for device, device_rows in devices.items():
+            for row in device_rows:
+                about = (run.label, device, f"{row['temperature']:g}", count(row["samples"]))
                 rows.append((*about, score(row["mean"]), f"{row['certain']:.1%}", score(row["selected_from"])))
-    columns = ("run", "device", "temperature", "samples", "mean entropy", "certain", "highest tenth from")
+    columns = ("run", "device", "temperature", "samples", "mean entropy", "certain", "highest tenth starts at")
     page.table(columns, rows)
 
 
-def _certain(devices: dict[str, list[Numbers]], place: int) -> float:
-    samples = sum(found[place]["samples"] for found in devices.values())
-    return sum(found[place]["certain"] * found[place]["samples"] for found in devices.values()) / samples
+def _certain_fraction(devices: dict[str, list[Numbers]], place: int) -> float:
+    rows = [device_rows[place] for device_rows in devices.values()]
+    return float(sum(row["certain"] * row["samples"] for row in rows) / sum(row["samples"] for row in rows))
 
 
-def _drawn(device: str, found: Sequence[Numbers], highest: float) -> Figure:
+def _entropy_figure(device: str, rows: Sequence[Numbers], highest: float) -> Figure:
     width = highest / _BINS
     lines = [
         {
-            "type": "scatter", "mode": "lines", "x": rounded([edge * width for edge in range(_BINS + 1)]),
-            "y": [*row["shares"], row["shares"][-1]], "name": f"at {row['temperature']:g}",
+            "type": "scatter", "mode": "lines", "x": round_numbers([edge * width for edge in range(_BINS + 1)]),
+            "y": [*row["fractions"], row["fractions"][-1]], "name": f"temperature {row['temperature']:g}",
             "line": {"shape": "hv", "color": COLOURS[place], "width": 2},
             "hovertemplate": "entropy from %{x:.2f}<br>%{y:.1%} of the samples<extra></extra>",
         }
-        for place, row in enumerate(found)
+        for place, row in enumerate(rows)
     ]  # fmt: skip
     x_axis = axis("entropy", range=[0, highest])
-    y_axis = axis("share of the samples", tickformat=".0%", rangemode="tozero")
-    return with_key(figure(lines, f"{device}, {count(found[0]['samples'])} samples", x_axis, y_axis))
+    y_axis = axis("fraction of samples", tickformat=".0%", rangemode="tozero")
+    return add_legend(build_figure(lines, f"{device}, {count(rows[0]['samples'])} samples", x_axis, y_axis))
 
 
 ENTROPY = Analysis(
     "Entropy of samples",
-    "How uncertain the final model is of the training samples of the largest devices, as the temperature hardens it.",
-    look,
-    show,
+    "Entropy of the final model's predictions on the training samples of the largest devices, by temperature.",
+    compute,
+    render,
 )

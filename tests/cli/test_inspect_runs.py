@@ -24,7 +24,7 @@ def test_list(type_command, runs_folder: str) -> None:
 def test_list_of_an_empty_store(type_command) -> None:
     Store("runs", create=True).close()
     done = type_command("list")
-    assert done.exit_code == 0 and "no run" in done.stdout
+    assert done.exit_code == 0 and "no runs" in done.stdout
     assert type_command("show", "last").exit_code == 2
 
 
@@ -46,7 +46,7 @@ def test_compare(type_command, runs_folder: str) -> None:
     assert done.exit_code == 0, done.output
     for words in (first, second, "method.mu", "0.5", "learning efficiency", "to reach an accuracy of"):
         assert words in done.stdout
-    assert "train.lr" not in done.stdout  # the same in both
+    assert "train.lr" not in done.stdout  # equal in both runs
     found = last_json(type_command("compare", first, "last", "--out", runs_folder, "--json").stdout)
     assert found["differences"] == {"method.name": ["fedavg", "fedprox"], "method.mu": [None, 0.5]}
     best = [max(row["accuracy"] for row in Store(runs_folder).rounds(run)) for run in (first, second)]

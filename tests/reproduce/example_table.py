@@ -1,4 +1,4 @@
-"""A small table of our own, so that tests of how tables are run take no time."""
+"""A small table with invented figures, which runs in a second."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from undergrowth.reproduce import Table
-from undergrowth.reproduce import table as described
+from undergrowth.reproduce import table as table_module
 
 
-def made_up(**changes: Any) -> Table:
-    tree: dict[str, Any] = {
+def example_table(**changes: Any) -> Table:
+    raw: dict[str, Any] = {
         "tables": ["9.1", "9.2"],
         "title": "two methods on two data sets",
-        "source": "nobody",
-        "settings": {
+        "source": "invented",
+        "experiment": {
             "model": "logistic",
             "data": {"clients": 4, "holdout": 0},
             "train": {"rounds": 3},
@@ -30,7 +30,7 @@ def made_up(**changes: Any) -> Table:
             "FedAvg, pretrained": {"method": "fedavg", "start": "digits"},
             "FedProx, pretrained": {"method": {"name": "fedprox", "mu": 0.1}, "start": "digits"},
         },
-        "cells": [{"rows": "FedProx*", "columns": "pictures*", "settings": {"method": {"mu": 1}}}],
+        "cells": [{"rows": "FedProx*", "columns": "pictures*", "experiment": {"method": {"mu": 1}}}],
         "starts": {"digits": {"method": "central", "data": [{"name": "npz", "path": "drawings"}, "digits"]}},
         "published": {
             "FedAvg": ["50.5±1.5", 40],
@@ -39,22 +39,22 @@ def made_up(**changes: Any) -> Table:
             "FedProx, pretrained": [59, None],
         },
         "orderings": [
-            {"says": "a pull helps", "pairs": ["FedProx > FedAvg"]},
-            {"says": "so does a start", "pairs": ["FedAvg, pretrained @ digits, even > FedAvg"]},
+            {"claim": "a proximal term helps", "pairs": ["FedProx > FedAvg"]},
+            {"claim": "pretraining helps", "pairs": ["FedAvg, pretrained @ digits, even > FedAvg"]},
         ],
-        "notes": ["all of it is made up"],
+        "notes": ["all figures are invented"],
         "scales": {
             "full": {"seeds": 4},
             "small": {"seeds": 2, "data": {"cifar10": {"train_samples": 100}}},
-            "smoke": {"seeds": 1, "only": ["*/digits*"], "settings": {"train": {"rounds": 2}}},
+            "smoke": {"seeds": 1, "only": ["*/digits*"], "experiment": {"train": {"rounds": 2}}},
         },
     }
-    return Table.model_validate({**tree, **changes})
+    return Table.model_validate({**raw, **changes})
 
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
-    """The made-up table, in the place of those that are shipped."""
-    made = made_up()
-    monkeypatch.setattr(described, "tables", lambda: {made.name: made})
-    return made
+    """The example table, which replaces the tables of the package."""
+    example = example_table()
+    monkeypatch.setattr(table_module, "load_tables", lambda: {example.name: example})
+    return example

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and the one sentence that goes with each."""
+"""Exit codes of commands, and the one-line message printed with each."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ FAILED = 3
 INTERRUPTED = 130
 
 
-class Ended(Exception):
-    """A command ends here, with this code and this sentence."""
+class CommandError(Exception):
+    """Ends a command with an exit code and a message on standard error."""
 
-    def __init__(self, code: int, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
         self.code = code
 
 
-def told(error: BaseException) -> tuple[int, str]:
-    """The exit code and the sentence for whatever stopped a command."""
+def exit_code_and_message(error: BaseException) -> tuple[int, str]:
+    """Exit code and one-line message for the exception that stopped a command."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
-    if isinstance(error, Ended):
+    if isinstance(error, CommandError):
         return error.code, one_line(error)
 
     from undergrowth.core.errors import InputError, RunError
@@ -30,11 +30,11 @@ def told(error: BaseException) -> tuple[int, str]:
         return WRONG_INPUT, f"error: {one_line(error)}"
     if isinstance(error, RunError):
         return FAILED, f"failed: {one_line(error)}"
-    return FAILED, f"failed: {described(error)}; with --debug you see where"
+    return FAILED, f"failed: {describe_error(error)}; --debug shows the traceback"
 
 
-def described(error: BaseException) -> str:
-    """An error that nobody foresaw, as well as it can be put."""
+def describe_error(error: BaseException) -> str:
+    """One line about an unexpected exception: its type and text, or the system's message and the file."""
     if isinstance(error, OSError):
         where = f" '{error.filename}'" if error.filename else ""
         return f"{error.strerror or one_line(error)}{where}"
@@ -46,5 +46,5 @@ def one_line(error: BaseException) -> str:
 
 
 def is_broken_pipe(error: BaseException) -> bool:
-    """`undergrowth list | head`: the reader has seen enough, which is no error."""
+    """Whether the reader of standard output has closed it, as in `undergrowth list | head`. This is not an error."""
     return isinstance(error, OSError) and error.errno == errno.EPIPE

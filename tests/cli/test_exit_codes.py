@@ -1,4 +1,4 @@
-"""How runs end that do not end well: exit codes, sentences, what is kept."""
+"""Failed and interrupted commands: exit codes, messages, stored state, and resuming."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import errno
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import TINY, last_json
+import undergrowth as ug
+from tests.cli.conftest import TIMEOUT, TINY, last_json, wait_until
 from undergrowth.core import RunError
 from undergrowth.runs import Store
-from undergrowth.runs.execution import Execution
+from undergrowth.runs.execution import Execution, resume
 
-LONG = ("run", "--model", "logistic", "--clients", "4", "--rounds", "150", "--json")
+MANY_ROUNDS = 100_000  # more than any machine finishes before it is interrupted
 
 
 @pytest.fixture
-def breaks(monkeypatch: pytest.MonkeyPatch):
-    """Makes the second round of a run end with an error."""
+def fail_in_round_2(monkeypatch: pytest.MonkeyPatch):
+    """Makes the second round of a run raise an exception."""
 
-    def broken(error: BaseException) -> None:
+    def install(error: BaseException) -> None:
         finish = Store.finish_round
 
         def finish_round(self, run, rounds, *rest):
@@ -33,11 +33,22 @@ def breaks(monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(Store, "finish_round", finish_round)
 
-    return broken
+    return install
 
 
-def test_a_run_that_fails(type_command, breaks) -> None:
-    breaks(RunError("the model diverged"))
+@pytest.fixture(scope="module")
+def uninterrupted_digest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of the model that an uninterrupted run with the arguments `TINY` gives."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return ug.run(model="logistic", rounds=2, clients=4, out=str(folder)).summary["model_digest"]
+
+
+def interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_failed_run(type_command, fail_in_round_2) -> None:
+    fail_in_round_2(RunError("the model diverged"))
     done = type_command("run", *TINY, "--out", "kept", "--json")
     run = Store("kept").find("last")
     assert done.exit_code == 3
@@ -47,8 +58,8 @@ def test_a_run_that_fails(type_command, breaks) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of\nmemory"), OSError(errno.ENOSPC, "No space left on device")])
-def test_what_nobody_foresaw(type_command, breaks, error: Exception) -> None:
-    breaks(error)
+def test_an_unexpected_exception(type_command, fail_in_round_2, error: Exception) -> None:
+    fail_in_round_2(error)
     done = type_command("run", *TINY)
     run = Store("runs").find("last")
     assert done.exit_code == 3
@@ -59,8 +70,8 @@ def test_what_nobody_foresaw(type_command, breaks, error: Exception) -> None:
     assert Store("runs").run(run)["status"] == "failed"
 
 
-def test_debug_shows_where(type_command, breaks, monkeypatch) -> None:
-    breaks(RuntimeError("strange"))
+def test_debug_prints_the_traceback(type_command, fail_in_round_2, monkeypatch) -> None:
+    fail_in_round_2(RuntimeError("strange"))
     done = type_command("run", *TINY, "--debug")
     assert done.exit_code == 3
     assert "Traceback" in done.stderr and "finish_round" in done.stderr
@@ -68,14 +79,9 @@ def test_debug_shows_where(type_command, breaks, monkeypatch) -> None:
     assert "Traceback" in type_command("methods", "nothing-like-it").stderr
 
 
-def test_interrupted_then_resumed(type_command, monkeypatch) -> None:
-    whole = last_json(type_command("run", *TINY, "--json", "--out", "whole").stdout)
+def test_interrupted_then_resumed(type_command, uninterrupted_digest: str, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-
-        def stop(self, *rest):
-            raise KeyboardInterrupt
-
-        patch.setattr(Execution, "finish", stop)
+        patch.setattr(Execution, "finish", interrupt)
         done = type_command("run", *TINY, "--json")
     run = Store("runs").find("last")
     assert done.exit_code == 130
@@ -84,26 +90,25 @@ def test_interrupted_then_resumed(type_command, monkeypatch) -> None:
     shown = type_command("show", run)
     assert shown.exit_code == 0 and "interrupted" in shown.stdout and f"undergrowth resume {run}" in shown.stdout
     assert type_command("list").exit_code == 0
-    assert type_command("report", run).exit_code == 0  # a page about a run that is not finished
+    assert type_command("report", run).exit_code == 0  # unfinished runs have a page, too
     done = type_command("resume", "last", "--json")
     assert done.exit_code == 0, done.output
-    assert last_json(done.stdout)["model_digest"] == whole["model_digest"]
+    assert last_json(done.stdout)["model_digest"] == uninterrupted_digest
     done = type_command("resume", "last", "--json")
     assert "already finished" in done.stderr
-    assert last_json(done.stdout)["model_digest"] == whole["model_digest"]
+    assert last_json(done.stdout)["model_digest"] == uninterrupted_digest
 
 
-def test_a_damaged_checkpoint_is_passed_over(type_command, monkeypatch) -> None:
-    whole = last_json(type_command("run", *TINY, "--json", "--out", "whole").stdout)
+def test_a_damaged_checkpoint_is_skipped(type_command, uninterrupted_digest: str, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Execution, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Execution, "finish", interrupt)
         type_command("run", *TINY)
     newest = sorted(Path("runs").glob("*/checkpoints/round-*"))[-1]
     newest.write_bytes(newest.read_bytes()[:-10])
     done = type_command("resume", "last", "--json")
     assert done.exit_code == 0, done.output
     assert "damaged" in done.stderr
-    assert last_json(done.stdout)["model_digest"] == whole["model_digest"]
+    assert last_json(done.stdout)["model_digest"] == uninterrupted_digest
 
 
 def test_a_report_that_cannot_be_written(type_command, runs_folder) -> None:
@@ -114,39 +119,41 @@ def test_a_report_that_cannot_be_written(type_command, runs_folder) -> None:
     assert done.exit_code == 2 and "is a folder" in done.stderr
 
 
-def test_ctrl_c_on_a_process(process, type_command, tmp_path: Path) -> None:
-    going = process(LONG)
-    for _ in range(3000):  # until a round is kept, which it is before the checkpoint of the next one is written
-        if list(tmp_path.glob("runs/*/checkpoints/round-*[2-9].safetensors")):
-            break
-        time.sleep(0.01)
-    going.send_signal(signal.SIGINT)
-    stdout, stderr = going.communicate(timeout=60)
-    assert going.returncode == 130, stderr
+def test_ctrl_c_on_a_process(process, tmp_path: Path) -> None:
+    """Ctrl-C stops the process between rounds; resumed, the run continues as if it had not been stopped."""
+    running = process(
+        ("run", "--engine", "serial", "--model", "logistic", "--clients", "4", "--rounds", str(MANY_ROUNDS), "--json")
+    )
+    # The checkpoint of a round is written before the round is stored, so that of the second means that one is stored.
+    checkpoint = "runs/*/checkpoints/round-*.safetensors"
+    wait_until(lambda: any(not path.match("round-00001.*") for path in tmp_path.glob(checkpoint)), running)
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 130, stderr
     assert stdout == "" and "Traceback" not in stderr
-    run = Store(tmp_path / "runs").find("last")
-    assert f"undergrowth resume {run}" in stderr
-    assert 0 < len(Store(tmp_path / "runs").rounds(run)) < 150
-    resumed, whole = type_command("resume", run, "--json"), type_command(*LONG, "--out", "whole")
-    assert resumed.exit_code == 0, resumed.output
-    assert last_json(resumed.stdout)["model_digest"] == last_json(whole.stdout)["model_digest"]
+    store = Store(tmp_path / "runs")
+    run = store.find("last")
+    assert f"undergrowth resume {run}" in stderr and store.run(run)["status"] == "interrupted"
+    rounds = len(store.rounds(run)) + 2
+
+    def stop(row, execution) -> None:
+        if row["round"] == rounds:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resume(run, str(tmp_path / "runs"), on_round=stop)
+    whole = ug.run(engine="serial", model="logistic", clients=4, rounds=rounds, out=str(tmp_path / "whole"))
+    assert [row["loss"] for row in store.rounds(run)] == [row["loss"] for row in whole.history]
 
 
-def test_a_process_that_is_told_nonsense(process) -> None:
-    going = process(("run", "--method", "fedprx"))
-    stdout, stderr = going.communicate(timeout=60)
-    assert going.returncode == 2
-    assert stdout == "" and stderr.splitlines() == ["error: method 'fedprx' is not known; did you mean 'fedprox'?"]
-
-
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = (
         "import sys\nfrom undergrowth.cli import main\nsys.argv = ['undergrowth', '--help']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "heavy = {'torch', 'numpy', 'plotly', 'pydantic_core', 'sklearn'} & set(sys.modules)\n"
         "assert not heavy - {'pydantic_core'}, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     for words in ("run", "resume", "compare", "report", "methods", "Examples", "Exit codes"):
         assert words in done.stdout

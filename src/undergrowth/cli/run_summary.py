@@ -1,0 +1,74 @@
+"""The output at the end of a run: summary, costs, notes, and the path of the report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from undergrowth.cli.output import console, print_json
+from undergrowth.core import RunError
+from undergrowth.report.run_record import learning_efficiency
+from undergrowth.report.tables import cost_table, count, facts, score
+from undergrowth.runs import Result
+
+JSON_KEYS = (
+    "run", "method", "data", "model", "seed", "rounds", "clients", "engine", "accuracy", "loss", "bytes_down",
+    "bytes_up", "flops", "simulated_seconds", "joules", "peak_device_bytes", "wall_seconds", "clients_per_second",
+    "model_digest",
+)  # fmt: skip
+_MAX_NOTES = 10
+
+
+def print_summary(result: Result, *, json: bool, report: bool) -> None:
+    """Print a finished run as tables, or with `json` as one JSON object and its notes on standard error.
+
+    With `report`, also write the HTML page of the run into its folder.
+    """
+    page = _write_report(result) if report else None
+    if json:
+        _print_notes(result.notes, stderr=True)
+        print_json({key: result.summary[key] for key in JSON_KEYS})
+        return
+    summary, screen = result.summary, console()
+    screen.print(
+        f"{result.method} on {result.data}: {summary['model']}, {count(summary['clients'])} devices, "
+        f"{count(summary['rounds'])} rounds, seed {summary['seed']}\n"
+    )
+    screen.print(facts([("accuracy", score(result.accuracy)), ("loss", score(result.loss))]))
+    seconds = result.ledger.compute_seconds
+    efficiency = learning_efficiency(result.history, seconds)
+    screen.print(cost_table({**summary, "compute_seconds": seconds, "learning_efficiency": efficiency}))
+    _print_notes(result.notes)
+    rows = [("run", result.run), ("model", result.folder / "model.safetensors")]
+    if page:
+        rows.append(("report", page))
+    else:
+        rows.append(("more", f"undergrowth report {result.run}{_out_option(result)} -o report.html"))
+    screen.print(facts(rows))
+
+
+def _write_report(result: Result) -> Path | None:
+    """Write the page of the run. A failure is only noted, because the run itself is finished and stored."""
+    from undergrowth.report import write_report
+
+    try:
+        return write_report([result.run], result.folder.parent, result.folder / "report.html")
+    except RunError as error:
+        sys.stderr.write(f"note: no report was written: {error}\n")
+        return None
+
+
+def _print_notes(notes: list[str], stderr: bool = False) -> None:
+    screen = console(stderr)
+    for note in notes[:_MAX_NOTES]:
+        screen.print(f"note: {note}")
+    if len(notes) > _MAX_NOTES:
+        screen.print(f"note: {len(notes) - _MAX_NOTES} more; `undergrowth show` and the report list all notes")
+    if notes and not stderr:
+        screen.print()
+
+
+def _out_option(result: Result) -> str:
+    folder = result.folder.parent
+    return "" if folder == Path("runs") else f" --out {shlex.quote(str(folder))}"

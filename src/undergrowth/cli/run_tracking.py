@@ -1,0 +1,64 @@
+"""Shows the progress of a run, and tells the user how to resume it if it stops early."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError, describe_error
+from undergrowth.core import InputError, RunError
+from undergrowth.runs.execution import Execution
+from undergrowth.runs.progress import Progress
+
+ERROR_FILE = "error.log"
+
+
+@contextmanager
+def track_run() -> Iterator[dict[str, Any]]:
+    """Yield the hooks of a run that show its progress on standard error, if that is a terminal.
+
+    An interrupt or an unexpected exception in the block becomes a `CommandError` with the command that resumes the
+    run. Input and run errors pass unchanged: their messages are complete.
+    """
+    started: list[Execution] = []
+    with Progress(sys.stderr.isatty()) as display:
+        progress_hooks = display.hooks()
+
+        def on_start(execution: Execution) -> None:
+            started.append(execution)
+            if progress_hooks:
+                progress_hooks["on_start"](execution)
+
+        try:
+            yield {**progress_hooks, "on_start": on_start}
+        except (InputError, RunError):
+            raise
+        except KeyboardInterrupt as error:
+            if not started:
+                message = "interrupted before the run started; there is nothing to resume"
+                raise CommandError(INTERRUPTED, message) from error
+            message = f"interrupted: run {started[0].run} {_how_to_resume(started[0])}"
+            raise CommandError(INTERRUPTED, message) from error
+        except Exception as error:
+            if not started:
+                raise
+            execution, traceback_hint = started[0], _write_traceback(started[0])
+            message = f"failed: run {execution.run}: {describe_error(error)}; {traceback_hint}"
+            raise CommandError(FAILED, f"{message}; the run {_how_to_resume(execution)}") from error
+
+
+def _how_to_resume(execution: Execution) -> str:
+    command = execution.store.resume_command(execution.run)
+    return f"can be resumed after its last finished round: `{command}`"
+
+
+def _write_traceback(execution: Execution) -> str:
+    path = execution.store.folder / execution.run / ERROR_FILE
+    with suppress(OSError):  # the disk may be full, which may be the error itself
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+        return f"the traceback is in '{path}'"
+    return "--debug shows the traceback"

@@ -1,0 +1,64 @@
+"""`undergrowth show`: one run in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from undergrowth.cli.list_runs import RUN_FACTS
+from undergrowth.cli.output import AsJson, OutFolder, RunName, console, open_store, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_MAX_ROUNDS = 10
+
+
+def show(run: RunName, out: OutFolder = "runs", json: AsJson = False) -> None:
+    """Show one run: status, accuracy, costs, last rounds, settings and notes.
+
+    Example: undergrowth show last
+    """
+    from undergrowth.report.rerun import rerun_command
+    from undergrowth.report.run_record import load_records
+    from undergrowth.report.tables import cost_table, facts, score, table
+
+    with open_store(out) as store:
+        record = load_records(store, [run])[0]
+        folder = store.folder / record.run
+    row, totals = record.row, record.totals
+    if json:
+        about = {key: row[key] for key in ("created", "status", *RUN_FACTS)}
+        final = {key: value for key, value in totals.items() if key != "round"}
+        details = {"settings": row["experiment"]["settings"], "notes": row["notes"], "history": record.rounds}
+        print_json({"run": record.run, **about, **final, **details})
+        return
+    screen = console()
+    fact_rows = [
+        ("run", record.run), ("status", row["status"]), ("created", row["created"]), ("folder", folder),
+        ("command", rerun_command(record)),
+    ]  # fmt: skip
+    if not record.done:
+        fact_rows.append(("resume with", record.resume_command))
+    fact_rows += [("accuracy", score(totals.get("accuracy"))), ("loss", score(totals.get("loss")))]
+    screen.print(facts(fact_rows))
+    screen.print(cost_table(totals))
+    if record.rounds:
+        screen.print(_round_table(record.rounds))
+    screen.print(table(("setting", "value"), [item for item in record.settings.items() if item[1] is not None]))
+    for note in row["notes"]:
+        screen.print(f"note: {note}")
+
+
+def _round_table(rows: list[dict[str, Any]]) -> Table:
+    from undergrowth.report.tables import duration, score, table
+
+    columns = ("round", "accuracy", "loss", "arrived", "late", "lost", "refused", "simulated")
+    shown = [
+        (
+            row["round"], score(row["accuracy"]), score(row["loss"]), row["arrived"], row["late"], row["lost"],
+            row["refused"], duration(row["simulated_seconds"]),
+        )
+        for row in rows[-_MAX_ROUNDS:]
+    ]  # fmt: skip
+    title = f"the last {_MAX_ROUNDS} of {len(rows)} rounds" if len(rows) > _MAX_ROUNDS else None
+    return table(columns, shown, title=title, right=range(len(columns)))

@@ -1,0 +1,45 @@
+"""The command that repeats a run."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import yaml
+
+from undergrowth.report.run_record import RunRecord, flatten
+from undergrowth.runs.config import Experiment
+
+# Flag of `undergrowth run` → path of its value in an experiment.
+FLAG_PATHS = {
+    "method": "method.name", "data": "data.name", "model": "model.name", "clients": "data.clients",
+    "fleet": "fleet.name", "deadline": "fleet.deadline", "rounds": "train.rounds", "engine": "run.engine",
+    "seed": "run.seed", "device": "run.device", "out": "run.out", "workers": "run.workers", "address": "run.address",
+}  # fmt: skip
+_FLAGS = {path: f"--{flag}" for flag, path in FLAG_PATHS.items()}
+
+
+def rerun_command(record: RunRecord) -> str:
+    """The command with every setting that differs from its default.
+
+    A run with Python objects cannot be repeated from the command line; the text then names the objects.
+    """
+    if record.objects:
+        objects = ", ".join(f"the {part} object {name}" for part, name in record.objects.items())
+        return f"ug.run(...) from Python, with {objects}"
+    defaults = flatten(Experiment().model_dump(mode="json"))
+    flags, settings = [], []
+    for path, value in record.settings.items():
+        if value == defaults.get(path):
+            continue
+        if path in _FLAGS:
+            flags += [_FLAGS[path], str(value)]
+        else:
+            settings += ["-s", f"{path}={_one_line_yaml(value)}"]
+    return shlex.join(["undergrowth", "run", *flags, *settings])
+
+
+def _one_line_yaml(value: Any) -> str:
+    """`value` as YAML without line breaks and without the end-of-document marker."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,128 @@
+"""Everything that reports and tables show about a run, read from the store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from undergrowth.report.device_activity import DeviceActivity, load_activity
+from undergrowth.runs import Store
+from undergrowth.runs.config import Experiment
+
+_WITHOUT_EFFECT = {"run.out", "run.threads", "run.checkpoint_every"}  # settings that do not change the result
+_MAX_LABEL_PARTS = 4
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run, finished or not."""
+
+    run: str
+    row: Mapping[str, Any]
+    rounds: list[dict[str, Any]]
+    devices: list[dict[str, Any]]  # empty until the run is finished
+    resume_command: str
+    compute_seconds: float | None = None  # of all devices; only set for an unfinished run, which has no summary
+    activity: DeviceActivity = field(default_factory=DeviceActivity)  # empty unless loaded with `activity=True`
+
+    @property
+    def done(self) -> bool:
+        return bool(self.row["status"] == "done")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings by their paths, such as train.lr."""
+        return flatten(self.row["experiment"]["settings"])
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """The parts that were given as Python objects, with the names of the objects."""
+        return {part: name for part, name in self.row["experiment"]["objects"].items() if name}
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """Accuracy, loss and costs at the end of the run, or after its last round so far."""
+        totals = dict(self.row["summary"] or (self.rounds[-1] if self.rounds else {}))
+        if totals:
+            seconds = totals.setdefault("compute_seconds", self.compute_seconds)
+            totals["learning_efficiency"] = learning_efficiency(self.rounds, seconds)
+        return totals
+
+    def first_round_with(self, accuracy: float) -> dict[str, Any] | None:
+        """The first round that reached `accuracy`."""
+        return next((row for row in self.rounds if (finite(row["accuracy"]) or -1.0) >= accuracy), None)
+
+
+def load_records(store: Store, names: Sequence[str], activity: bool = False) -> list[RunRecord]:
+    """The runs with these names, without duplicates; with `activity`, also what each device did."""
+    records = []
+    for run in dict.fromkeys(store.find(name) for name in names):
+        row = store.run(run)
+        seconds = None
+        if not row["summary"]:
+            seconds = sum(costs["compute_seconds"] for costs in store.costs_by_device(run).values())
+        loaded = load_activity(store, run) if activity else DeviceActivity()
+        command = store.resume_command(run)
+        records.append(RunRecord(run, row, store.rounds(run), store.devices(run), command, seconds, loaded))
+    return records
+
+
+def best_accuracy(rounds: Sequence[Mapping[str, Any]]) -> float | None:
+    accuracies = [finite(row["accuracy"]) for row in rounds]
+    return max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
+
+
+def learning_efficiency(rounds: Sequence[Mapping[str, Any]], compute_seconds: float | None) -> float | None:
+    """The best accuracy divided by the computing time of all devices together."""
+    best = best_accuracy(rounds)
+    return None if best is None or not compute_seconds else best / compute_seconds
+
+
+def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dictionary as a flat one with dotted paths as keys."""
+    flat: dict[str, Any] = {}
+    for key, value in raw.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
+    return flat
+
+
+def differences(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
+    """The settings in which runs differ, with one value per run; None if a run does not have the setting."""
+    settings = [record.settings for record in records]
+    paths = dict.fromkeys(path for each in settings for path in each if path not in _WITHOUT_EFFECT)
+    values = {path: [each.get(path) for each in settings] for path in paths}
+    return {path: row for path, row in values.items() if any(value != row[0] for value in row)}
+
+
+def common_accuracy(records: Sequence[RunRecord]) -> float | None:
+    """The highest accuracy that every run reached."""
+    best = [best_accuracy(record.rounds) for record in records]
+    known = [accuracy for accuracy in best if accuracy is not None]
+    return min(known) if known and len(known) == len(best) else None
+
+
+def short_labels(records: Sequence[RunRecord]) -> list[str]:
+    """A short label per run: its method, and the settings in which it differs from the others."""
+    if len(records) == 1:
+        return [records[0].run]
+    changed, defaults = differences(records), flatten(Experiment().model_dump(mode="json"))
+    labels = []
+    for place, record in enumerate(records):
+        parts = [str(record.row["method"])]
+        for path, values in changed.items():
+            value = values[place]
+            if path != "method.name" and value not in (None, defaults.get(path)) and len(parts) < _MAX_LABEL_PARTS:
+                parts.append(f"{'data' if path == 'data.name' else path.rpartition('.')[2]} {value}")
+        labels.append(", ".join(parts))
+    # Equal labels get the last letters of the run id, which are random.
+    return [
+        f"{label} ({record.run[-4:]})" if labels.count(label) > 1 else label
+        for label, record in zip(labels, records, strict=True)
+    ]
+
+
+def finite(value: Any) -> float | None:
+    """`value` as a float, or None if it is not a finite number."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
