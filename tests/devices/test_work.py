@@ -25,16 +25,13 @@ from undergrowth.core import (
     Train,
 )  # fmt: skip
 from undergrowth.devices import Tracer
-from undergrowth.learning import (
-    CrossEntropy,
+from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Trained
+from undergrowth.learning.selectors import (
     EntropySelector,
     FewShotSelector,
-    GradientClient,
     HighestLossSelector,
     KMeansSelector,
-    Proximal,
     RandomSelector,
-    Trained,
 )
 from undergrowth.models.catalogue import builder
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from undergrowth.core import Context, Model, Shard, Task, Train
 from undergrowth.data import load
-from undergrowth.learning import CrossEntropy, Distillation, LowerModel, train_on_server
+from undergrowth.learning import CrossEntropy, Distillation, train_on_server
 from undergrowth.learning.distillation import TEACHER, consensus, draw_public, draw_seed, logit_distances
+from undergrowth.learning.features import LowerModel
 from undergrowth.learning.objectives import LossInputs
 from undergrowth.methods.fedat import AttentionTransfer, attention, attention_of
 from undergrowth.methods.fedkad import PrototypeCrossEntropy, mean_prototypes, prototypes_of

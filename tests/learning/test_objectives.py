@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from undergrowth.core import Shard, Task
-from undergrowth.learning import CrossEntropy, LossInputs, Objective, Proximal, gradients_of
+from undergrowth.learning import CrossEntropy, LossInputs, Objective, Proximal
+from undergrowth.learning.gradient_client import gradients_of
 
 MU = 0.3
 

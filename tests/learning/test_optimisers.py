@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from undergrowth.core import InputError, Shard, Task, Train
-from undergrowth.learning import Adam, CrossEntropy, Optimiser, Sgd, build_optimiser, gradients_of, learning_rate
+from undergrowth.learning import Adam, CrossEntropy, Sgd, learning_rate
+from undergrowth.learning.gradient_client import gradients_of
+from undergrowth.learning.optimisers import Optimiser, build_optimiser
 
 LR = 0.03
 CASES: dict[str, tuple[Optimiser, Callable[..., torch.optim.Optimizer]]] = {

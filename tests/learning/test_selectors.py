@@ -16,9 +16,9 @@ from undergrowth.learning import (
     KMeansSelector,
     RandomSelector,
     Selector,
-    shuffled_steps,
 )
 from undergrowth.learning.clustering import nearest_to_centres, principal
+from undergrowth.learning.gradient_client import shuffled_steps
 from undergrowth.learning.selectors import build_selector as by_name
 
 

@@ -70,7 +70,6 @@ def train_on_server(
     data: Mapping[str, Tensor],
     objective: Objective,
     context: Context,
-    *,
     lr: float,
     epochs: int,
     batch: int,

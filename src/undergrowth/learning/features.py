@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,17 +49,8 @@ class UpperModel(ModelView):
         self.stage_of(level)  # raises an InputError if there is no such level
         vars(self)["level"] = level
 
-    def run(
-        self,
-        weights: Weights,
-        x: Tensor,
-        *,
-        training: str | bool = False,
-        maps: Sequence[str] = (),
-        start: str | None = None,
-        stop: str | None = None,
-    ) -> Output:
-        return self.whole.run(weights, x, training=training, maps=maps, start=start or self.level, stop=stop)
+    def run(self, weights: Weights, x: Tensor, *, start: str | None = None, **options: Any) -> Output:
+        return self.whole.run(weights, x, start=start or self.level, **options)
 
 
 class LowerModel(ModelView):

@@ -10,34 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.core import (
-    All,
-    Batch,
-    Carry,
-    Context,
-    LoopClient,
-    Model,
-    Packet,
-    Selector,
-    Shard,
-    State,
-    Steps,
-    Task,
-    Weights,
-)
-from undergrowth.core.names import (
-    BUFFERS,
-    EPOCHS,
-    FINISH,
-    LOSS,
-    MODEL_NAME,
-    PARAMETERS,
-    RUNG,
-    SAMPLES,
-    WEIGHT,
-    X,
-    Y,
-)
+from undergrowth.core import All, Context, Model, Packet, Selector, Shard, State, Task, Weights
+from undergrowth.core.client import Batch, Carry, LoopClient, Steps
+from undergrowth.core.names import BUFFERS, EPOCHS, FINISH, LOSS, MODEL_NAME, PARAMETERS, RUNG, SAMPLES, WEIGHT, X, Y
 from undergrowth.learning.descent import Descent
 from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
 from undergrowth.learning.optimisers import Optimiser, Sgd, build_optimiser, learning_rate
@@ -170,13 +145,7 @@ class GradientClient(LoopClient):
 
 
 def shuffled_steps(
-    task: Task,
-    weights: Weights,
-    shard: Shard,
-    selector: Selector,
-    epochs: int,
-    batch: int,
-    generator: torch.Generator,
+    task: Task, weights: Weights, shard: Shard, selector: Selector, epochs: int, batch: int, generator: torch.Generator
 ) -> Steps:
     """Batches of the selected samples, in a new random order in every epoch."""
     orders = []

@@ -22,7 +22,7 @@ from undergrowth.learning.servers import model_mismatch
 class OwnModelsServer(Server):
     """A method defines `teach`.
 
-    state: `devices` has for each device the name of its model, its weights, and its path (the nodes in between).
+    state: `devices` has for each device the name of its `model`, its `weights`, and its `way` (the nodes in between).
     """
 
     reducer = Collect(by_path=True)

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import (
-    Context,
-    Grouped,
-    InputError,
-    Output,
-    Packet,
-    PerCoordinateMean,
-    Plan,
-    Reducer,
-    Server,
-    State,
-    Task,
-    View,
-    WeightedMean,
-    Weights,
-    fold,
-    option,
-)  # fmt: skip
+from undergrowth.core import Context, InputError, Output, Packet, Plan, Server, State, Task, View, Weights, option
+from undergrowth.core.compound_reducers import Grouped
 from undergrowth.core.names import MODEL, SAMPLES
+from undergrowth.core.reducers import PerCoordinateMean, Reducer, WeightedMean, fold
 from undergrowth.learning.features import ModelView
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.planning import ask_each
@@ -40,18 +25,9 @@ RATIO, OFFSET = "ratio", "offset"  # scalars of a packet: which slice it holds
 class SlicedModel(ModelView):
     """A model that also runs with the weights of a slice: layers that group channels adapt their number of groups."""
 
-    def run(
-        self,
-        weights: Weights,
-        x: Tensor,
-        *,
-        training: str | bool = False,
-        maps: Sequence[str] = (),
-        start: str | None = None,
-        stop: str | None = None,
-    ) -> Output:
+    def run(self, weights: Weights, x: Tensor, **options: Any) -> Output:
         with widths_of(self.whole).set_groups(self.whole, weights):
-            return self.whole.run(weights, x, training=training, maps=maps, start=start, stop=stop)
+            return self.whole.run(weights, x, **options)
 
 
 def slice_upload(trained: Trained) -> tuple[Packet, State]:

@@ -14,19 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from undergrowth.core import (
-    Collect,
-    Context,
-    Method,
-    Packet,
-    Plan,
-    Progress,
-    Server,
-    State,
-    Task,
-    View,
-    option,
-)  # fmt: skip
+from undergrowth.core import Collect, Context, Method, Packet, Plan, Progress, Server, State, Task, View, option
 from undergrowth.core.names import MODEL
 from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Staleness, model_mismatch
 

@@ -29,32 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import (
-    Context,
-    Fitted,
-    Method,
-    Packet,
-    State,
-    Task,
-    WeightedMean,
-    Weights,
-    fold,
-    option,
-)  # fmt: skip
+from undergrowth.core import Context, Fitted, Method, Packet, State, Task, WeightedMean, Weights, fold, option
 from undergrowth.core.names import SAMPLES, X, Y
-from undergrowth.learning import (
-    CrossEntropy,
-    GradientClient,
-    LossInputs,
-    LowerModel,
-    Objective,
-    RandomSelector,
-    Trained,
-    UpperModel,
-    features_of,
-)
+from undergrowth.learning import CrossEntropy, GradientClient, LossInputs, Objective, RandomSelector, Trained
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_on_server
-from undergrowth.learning.features import EVALUATION_BATCH
+from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
 
 ALIGNMENTS = ("attention", "plain", "none")
@@ -141,17 +120,10 @@ class FedATServer(OwnModelsServer):
         metadata = up.part("metadata").tensors
         if not metadata:
             return model
-        learned = train_on_server(
-            replace(task, model=UpperModel(task.model, options.level)),
-            model,
-            {X: metadata["maps"], Y: metadata["labels"]},
-            CrossEntropy(),
-            context._replace(turn=1),
-            lr=options.metadata_lr,
-            epochs=options.metadata_epochs,
-            batch=options.server_batch,
-            split=options.level,
-        )
+        upper = replace(task, model=UpperModel(task.model, options.level))
+        pairs = {X: metadata["maps"], Y: metadata["labels"]}
+        training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
+        learned = train_on_server(upper, model, pairs, CrossEntropy(), context._replace(turn=1), *training)
         if options.alignment == "none":
             return learned
         lower = LowerModel(task.model, options.level)
@@ -168,16 +140,10 @@ class FedATServer(OwnModelsServer):
         """The weights after training on the public data, towards the attention `maps`."""
         options, public = self.options, public_data(task, "fedat")
         levels = [level for level in shared_levels(task) if not inside or level in inside]
-        return train_on_server(
-            task,
-            weights,
-            {X: public.x, Y: public.y, **maps},
-            CrossEntropy() + options.beta * AttentionTransfer(levels) if maps else CrossEntropy(),
-            context,
-            lr=options.transfer_lr,
-            epochs=options.transfer_epochs,
-            batch=options.server_batch,
-        )
+        objective = CrossEntropy() + options.beta * AttentionTransfer(levels) if maps else CrossEntropy()
+        data = {X: public.x, Y: public.y, **maps}
+        training = (options.transfer_lr, options.transfer_epochs, options.server_batch)
+        return train_on_server(task, weights, data, objective, context, *training)
 
 
 @dataclass(frozen=True)

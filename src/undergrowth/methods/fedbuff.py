@@ -16,22 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from undergrowth.core import (
-    Context,
-    Method,
-    Named,
-    Packet,
-    Plan,
-    Progress,
-    Reducer,
-    Server,
-    State,
-    Task,
-    View,
-    WeightedMean,
-    option,
-)  # fmt: skip
+from undergrowth.core import Context, Method, Packet, Plan, Progress, Server, State, Task, View, option
+from undergrowth.core.compound_reducers import Named
 from undergrowth.core.names import MODEL, SAMPLES
+from undergrowth.core.reducers import Reducer, WeightedMean
 from undergrowth.learning import GradientClient, Staleness, Trained, model_mismatch
 
 

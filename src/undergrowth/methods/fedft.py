@@ -26,32 +26,11 @@ from functools import partial
 
 from torch import Tensor
 
-from undergrowth.core import (
-    All,
-    Batch,
-    Carry,
-    Context,
-    LoopClient,
-    Method,
-    Packet,
-    Plan,
-    Selector,
-    Shard,
-    State,
-    Steps,
-    Task,
-    View,
-    option,
-)  # fmt: skip
+from undergrowth.core import All, Context, Method, Packet, Plan, Selector, Shard, State, Task, View, option
+from undergrowth.core.client import Batch, Carry, LoopClient, Steps
 from undergrowth.core.names import FINISH, MODEL, PHASE
-from undergrowth.learning import (
-    AveragingServer,
-    EntropySelector,
-    GradientClient,
-    RandomSelector,
-    UpperModel,
-    features_of,
-)
+from undergrowth.learning import AveragingServer, EntropySelector, GradientClient, RandomSelector
+from undergrowth.learning.features import UpperModel, features_of
 
 WARM = "warm"  # phase in which devices train the whole model; also a scalar of the uploads of that phase
 HANDING = "handing out"  # phase of the round after the warm ones

@@ -133,17 +133,12 @@ class FedKADServer(OwnModelsServer):
         sent = [up.part("prototypes").tensors for up in uploads.values()]
         maps, classes = mean_prototypes((each["maps"], each["counts"]) for each in sent)
 
+        data = {X: drawn.x, Y: drawn.y, TEACHER: logits}
+        training = (options.server_lr, options.server_epochs, options.server_batch)
+
         def train(task: Task, weights: Weights, beta: float) -> Weights:
-            return train_on_server(
-                task,
-                weights,
-                {X: drawn.x, Y: drawn.y, TEACHER: logits},
-                Distillation(options.loss) + beta * PrototypeCrossEntropy(options.level, maps, classes),
-                context,
-                lr=options.server_lr,
-                epochs=options.server_epochs,
-                batch=options.server_batch,
-            )
+            objective = Distillation(options.loss) + beta * PrototypeCrossEntropy(options.level, maps, classes)
+            return train_on_server(task, weights, data, objective, context, *training)
 
         device_beta = options.beta if options.device_beta is None else options.device_beta
         return train(task, model, options.beta), {

@@ -28,25 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import (
-    All,
-    Context,
-    Each,
-    Fitted,
-    Method,
-    Packet,
-    Plan,
-    Server,
-    Shard,
-    State,
-    Steps,
-    Task,
-    View,
-    WeightedMean,
-    Weights,
-    option,
-)  # fmt: skip
+from undergrowth.core import All, Context, Each, Fitted, Method, Packet, Shard, State, Task, View, Weights, option
+from undergrowth.core.client import Steps
 from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, SEED, X, Y
+from undergrowth.core.reducers import WeightedMean
+from undergrowth.core.server import Plan, Server
 from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained, train_on_server
 from undergrowth.learning.distillation import (
     LOSSES,
@@ -180,16 +166,9 @@ class FedMDServer(Server):
         options, public, seed = self.options, public_data(task, "fedmd"), draw_seed(context)
         logits = total.tensors["logits"]
         drawn = public.take(draw_public(public, options.samples, seed))
-        model = train_on_server(
-            task,
-            state[MODEL],
-            {X: drawn.x, Y: drawn.y, TEACHER: logits},
-            Distillation(options.loss),
-            context,
-            lr=options.server_lr,
-            epochs=options.server_epochs,
-            batch=options.server_batch,
-        )
+        data = {X: drawn.x, Y: drawn.y, TEACHER: logits}
+        training = (options.server_lr, options.server_epochs, options.server_batch)
+        model = train_on_server(task, state[MODEL], data, Distillation(options.loss), context, *training)
         known = Packet({CONSENSUS: logits}, {SEED: state["known"].scalars[SEED], DIGESTED: seed})
         return {**state, MODEL: model, "known": known, EPOCHS: 0}
 

@@ -29,38 +29,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from undergrowth.core import (
-    All,
-    Carry,
-    Collect,
-    Context,
-    Method,
-    Named,
-    Packet,
-    Plan,
-    Reducer,
-    Shard,
-    State,
-    Steps,
-    Task,
-    View,
-    WeightedMean,
-    Weights,
-    option,
-)  # fmt: skip
+from undergrowth.core import All, Context, Method, Packet, Plan, Shard, State, Task, View, Weights, option
+from undergrowth.core.client import Carry, Steps
+from undergrowth.core.compound_reducers import Collect, Named
 from undergrowth.core.names import FINISH, MODEL
-from undergrowth.learning import (
-    AveragingServer,
-    CrossEntropy,
-    FewShotSelector,
-    GradientClient,
-    Trained,
-    UpperModel,
-    features_of,
-    model_mismatch,
-    train_on_server,
-)
+from undergrowth.core.reducers import Reducer, WeightedMean
+from undergrowth.learning import AveragingServer, CrossEntropy, FewShotSelector, GradientClient, Trained, model_mismatch
 from undergrowth.learning.clustering import representatives
+from undergrowth.learning.distillation import train_on_server
+from undergrowth.learning.features import UpperModel, features_of
 
 PLAIN = "plain"  # tag of a packet: the device sends no maps
 
@@ -131,17 +108,10 @@ class FedSplitServer(AveragingServer):
             return after
         options = self.options
         data = {"x": torch.cat([each["maps"] for each in sent]), "y": torch.cat([each["labels"] for each in sent])}
-        trained = train_on_server(
-            replace(task, model=UpperModel(task.model, options.level)),
-            task.model.initial(context.key("upper part")),
-            data,
-            CrossEntropy(),
-            context,
-            lr=options.meta_lr,
-            epochs=options.meta_epochs,
-            batch=options.meta_batch or task.train.batch,
-            split=options.level,
-        )
+        above = replace(task, model=UpperModel(task.model, options.level))
+        start = task.model.initial(context.key("upper part"))
+        training = (options.meta_lr, options.meta_epochs, options.meta_batch or task.train.batch, options.level)
+        trained = train_on_server(above, start, data, CrossEntropy(), context, *training)
         upper = (*task.model.trainable(options.level), *task.model.upper_buffers(options.level))
         return {**after, "composed": {**state[MODEL], **{name: trained[name] for name in upper}}}
 

@@ -21,14 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core import Method, option
-from undergrowth.learning import (
-    AveragingServer,
-    Contrastive,
-    ContrastiveClient,
-    CrossEntropy,
-    GradientClient,
-    StragglerOptions,
-)  # fmt: skip
+from undergrowth.learning import Contrastive, ContrastiveClient, CrossEntropy, GradientClient, StragglerOptions
+from undergrowth.learning.servers import AveragingServer
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,9 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import LoopClient, Packet, State, Task, Updates
-from undergrowth.learning import (
-    Contrastive,
-    ContrastiveClient,
-    CrossEntropy,
-    FewShotSelector,
-    GradientClient,
-    LossInputs,
-    Objective,
-    Proximal,
-    Sgd,
-    Trained,
-)  # fmt: skip
+from undergrowth.learning import Contrastive, ContrastiveClient, GradientClient, Sgd, Trained
+from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective, Proximal
+from undergrowth.learning.selectors import FewShotSelector
 
 if TYPE_CHECKING:
     from undergrowth.methods.fedfsc import FewShotMethod
