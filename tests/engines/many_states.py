@@ -31,7 +31,7 @@ def main(devices: int, values: int, limit: int, times: int, folder: Path) -> Non
         for number, name in enumerate(names):
             wrong += float(states.get(name)["x"][-1]) != number + turn
     peak, seconds = bytes_of("VmHWM") - before, time.process_time() - began
-    print(json.dumps({"peak": peak, "seconds": seconds, "file": states._slots.size, "wrong": wrong}))
+    print(json.dumps({"peak": peak, "seconds": seconds, "file": states._file.size, "wrong": wrong}))
 
 
 if __name__ == "__main__":

@@ -81,10 +81,10 @@ def world(folder: Path = Path()) -> World:
     return World(TASK, Obedient(), servers, Sizes())
 
 
-def jobs(diary: Path, fold: bool = True, round: int = 0, **wishes: str) -> list[Job]:
+def jobs(diary: Path, combine: bool = True, round: int = 0, **wishes: str) -> list[Job]:
     down = Packet(MODEL, tags={"diary": str(diary), **{name.replace("_", "-"): wish for name, wish in wishes.items()}})
     nodes = ["server", "edge"] * 3
-    return [Job(node, name, down, Context(1, name, round), fold) for node, name in zip(nodes, NAMES)]
+    return [Job(node, name, down, Context(1, name, round), combine) for node, name in zip(nodes, NAMES)]
 
 
 def days(diary: Path) -> dict[str, int]:

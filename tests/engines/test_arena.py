@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from undergrowth.core import Packet
-from undergrowth.engines.processes.arena import HEAD, Arena, Full, arenas, machine_memory
+from undergrowth.engines.processes.arena import HEADER_BYTES, Arena, ArenaFull, create_arenas, machine_memory
 
 TYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8", "bool", "complex64"]
 
@@ -86,7 +86,7 @@ def test_records_come_in_order_and_a_reset_forgets_them():
     assert [record[0] for record in arena.committed()] == [0, 1, 2, 3, 4]
     arena.reset()
     assert arena.committed() == []
-    assert arena.top == HEAD
+    assert arena.top == HEADER_BYTES
 
 
 def test_a_process_that_is_killed_leaves_whole_records_only():
@@ -111,11 +111,11 @@ def test_a_full_arena_says_so_and_stays_as_it_was():
     arena = Arena(1 << 16)
     arena.commit("first")
     top = arena.top
-    with pytest.raises(Full):
+    with pytest.raises(ArenaFull):
         arena.put([torch.zeros(1 << 15)])
-    with pytest.raises(Full):
-        arena.write([torch.zeros(100)], HEAD, HEAD + 100)
-    with pytest.raises(Full):
+    with pytest.raises(ArenaFull):
+        arena.write([torch.zeros(100)], HEADER_BYTES, HEADER_BYTES + 100)
+    with pytest.raises(ArenaFull):
         arena.commit("x" * (1 << 16))
     assert arena.top == top
     assert arena.committed() == ["first"]
@@ -127,7 +127,7 @@ def test_arenas_are_large_and_cost_nothing_until_written():
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     before = resident()
-    ours, first, second = arenas(3)
+    ours, (first, second) = create_arenas(2)
     assert ours.size >= machine_memory() // 2
     assert first.size == second.size == ours.size
     assert resident() - before < 10 << 20

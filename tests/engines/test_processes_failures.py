@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from undergrowth.core import InputError, Packet, RunError
-from undergrowth.engines import Processes, Settings
-from undergrowth.engines.processes.engine import MOST_DEATHS
+from undergrowth.engines import ProcessesEngine, EngineSettings
+from undergrowth.engines.processes.engine import MAX_DEATHS
 from undergrowth.learning import Averaging
 from undergrowth.runs.run import start
 
@@ -42,25 +42,25 @@ def wait_until(true: Any, seconds: float = 40.0) -> bool:
     return bool(true())
 
 
-def opened(place: Any, request: Any, workers: int = 2, **settings: Any) -> Processes:
-    engine = Processes(Settings(workers=workers, **settings))
+def opened(place: Any, request: Any, workers: int = 2, **settings: Any) -> ProcessesEngine:
+    engine = ProcessesEngine(EngineSettings(workers=workers, **settings))
     engine.open(place)
     request.addfinalizer(engine.close)
     return engine
 
 
 @pytest.mark.parametrize("server", [Averaging(), Keeping()], ids=["mean", "growing totals"])
-@pytest.mark.parametrize("fold", [True, False])
-def test_a_worker_killed_at_any_step_changes_no_bit(fold, server, request, monkeypatch):
+@pytest.mark.parametrize("combine", [True, False])
+def test_a_worker_killed_at_any_step_changes_no_bit(combine, server, request, monkeypatch):
     whole = world(server)
-    expected = list(opened(whole, request).run(jobs(NAMES, fold)))
+    expected = list(opened(whole, request).run(jobs(NAMES, combine)))
     for step, number in product(("before", "after", "tensors", "words"), (1, 2, 5, 8)):
         with monkeypatch.context() as patched:
             when = Countdown(number)
             killed_in(step, when, patched)
             place = world(server)
             engine = opened(place, request)
-            outcomes = list(engine.run(jobs(NAMES, fold)))
+            outcomes = list(engine.run(jobs(NAMES, combine)))
         engine.close()
         assert when.left[0] <= 0, f"nobody was killed: {step}, {number}"
         assert len(outcomes) == len(expected)
@@ -90,7 +90,7 @@ def test_idle_workers_and_the_nursery_may_be_killed_too(request):
     engine = opened(place, request)
     for round in range(6):
         assert_alike(list(engine.run(jobs(NAMES, round=round))), by_serial(serial, jobs(NAMES, round=round)))
-        nursery = engine._crew._nursery.pid
+        nursery = engine._pool.fork_server_pid
         victim = [engine.pids[0], engine.pids[1], nursery][round % 3]
         os.kill(victim, signal.SIGKILL)
     assert place.states.snapshot() == serial.states.snapshot()
@@ -107,7 +107,7 @@ def test_a_run_whose_workers_are_killed_at_random_moments_gives_the_same_bits(me
 
     sizes = (8, 12, 16, 20, 40, 30, 9, 25)
     data = Own(sizes=sizes, changes={f"phone-{number}": slowly for number in range(len(sizes))})
-    engines: list[Processes] = []
+    engines: list[ProcessesEngine] = []
     kills = 0
 
     def go(name: str) -> str:
@@ -154,12 +154,12 @@ def test_a_run_whose_workers_are_killed_at_random_moments_gives_the_same_bits(me
 def test_a_job_that_kills_every_worker_ends_the_run_and_is_named(request):
     place = world(bad={"device-3": lambda up: die()})
     engine = opened(place, request)
-    with pytest.raises(RunError, match=rf"device-3 ended its worker process {MOST_DEATHS} times in a row in round 3"):
+    with pytest.raises(RunError, match=rf"device-3 ended its worker process {MAX_DEATHS} times in a row in round 3"):
         list(engine.run(jobs(NAMES, round=2)))
 
 
 def test_a_job_that_kills_fewer_workers_does_not(request):
-    when = Countdown(1, often=MOST_DEATHS - 1)
+    when = Countdown(1, often=MAX_DEATHS - 1)
     place = world(bad={"device-3": lambda up: die() if when() else up})
     assert_alike(list(opened(place, request).run(jobs(NAMES))), by_serial(world(), jobs(NAMES)))
 
@@ -186,7 +186,7 @@ def test_an_upload_that_no_packet_can_hold_is_a_sentence(request):
     place = world(bad={"device-1": lambda up: Packet(up.tensors, {**up.scalars, "odd": {1, 2}})})
     place.servers["server"] = Keeping()
     with pytest.raises(RunError, match="device-1 failed in round 1"):
-        list(opened(place, request).run(jobs(NAMES, fold=False)))
+        list(opened(place, request).run(jobs(NAMES, combine=False)))
 
 
 def test_shards_that_cannot_be_made_are_a_sentence_with_the_device(request):
@@ -200,11 +200,11 @@ def parent_of_workers(said: Connection, errors: str, busy: str) -> None:
     """In a session of its own, with what it complains of in a file."""
     os.setsid()
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
-    engine = Processes(Settings(workers=2))
+    engine = ProcessesEngine(EngineSettings(workers=2))
     place = world(bad=dict.fromkeys(["device-7", "device-6"], lambda up: time.sleep(60)))
     engine.open(place)
     list(engine.run(jobs(NAMES[:4])))
-    said.send([engine._crew._nursery.pid, *engine.pids.values()])
+    said.send([engine._pool.fork_server_pid, *engine.pids.values()])
     if busy == "idle":
         time.sleep(60)
     list(engine.run(jobs(NAMES)))
@@ -241,7 +241,7 @@ def test_workers_ignore_the_interrupt_that_is_meant_for_their_parent(request):
     engine = opened(world(), request)
     list(engine.run(jobs(NAMES)))
     before = engine.pids
-    for pid in (*before.values(), engine._crew._nursery.pid):
+    for pid in (*before.values(), engine._pool.fork_server_pid):
         os.kill(pid, signal.SIGINT)
     time.sleep(0.05)
     list(engine.run(jobs(NAMES, round=1)))

@@ -20,7 +20,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Context, InputError, Packet, RunError, Shard, State, Task
-from undergrowth.engines import Processes, Settings, World
+from undergrowth.engines import ProcessesEngine, EngineSettings, World
 from undergrowth.engines.processes import engine as engine_module
 from undergrowth.engines.processes import worker as worker_module
 from undergrowth.engines.processes.headcount import Profile
@@ -63,8 +63,8 @@ def gpu(monkeypatch, tmp_path):
 
 @pytest.fixture
 def opened(request):
-    def go(place: World, **settings: Any) -> Processes:
-        engine = Processes(Settings(**settings))
+    def go(place: World, **settings: Any) -> ProcessesEngine:
+        engine = ProcessesEngine(EngineSettings(**settings))
         engine.open(place)
         request.addfinalizer(engine.close)
         return engine
@@ -79,11 +79,11 @@ def opened(request):
 )
 def test_it_measures_once_and_gives_what_the_serial_engine_gives(gpu, opened, devices, expected):
     page, ours, serial = gpu(), world(), world()
-    engine = opened(ours, devices=devices)
+    engine = opened(ours, torch_devices=devices)
     for round in range(2):
         work = jobs(NAMES, round=round)
         assert_alike(list(engine.run(work)), by_serial(serial, work))
-    assert Counter(engine.kinds) == expected
+    assert Counter(engine.torch_devices) == expected
     assert engine.facts()["workers"] == sum(expected.values())
     assert ours.states.snapshot() == serial.states.snapshot(), "what was tried out leaves no trace"
     assert len(page.read_text().splitlines()) == ("cpu:0" in devices)
@@ -92,16 +92,16 @@ def test_it_measures_once_and_gives_what_the_serial_engine_gives(gpu, opened, de
 
 def test_a_number_that_the_user_gives_is_not_measured(gpu, opened):
     gpu(None)
-    engine = opened(world(), devices=("cpu", "cpu:0"), workers=3)
-    assert engine.settle(jobs(NAMES)) == []
-    assert list(engine.run(jobs(NAMES))) and engine.kinds == ["cpu", "cpu:0", "cpu"]
+    engine = opened(world(), torch_devices=("cpu", "cpu:0"), workers=3)
+    assert engine.choose_workers(jobs(NAMES)) == []
+    assert list(engine.run(jobs(NAMES))) and engine.torch_devices == ["cpu", "cpu:0", "cpu"]
 
 
 def test_one_worker_that_stacks_fills_a_gpu(gpu, opened):
     gpu(None)
-    engine = opened(world(), devices=("cpu", "cpu:0"), stack=True)
-    assert engine.settle(jobs(NAMES)) == ["processes: 1 worker on cpu:0: it stacks its clients"]
-    assert Counter(engine.kinds) == {"cpu:0": 1, "cpu": 7}
+    engine = opened(world(), torch_devices=("cpu", "cpu:0"), stack=True)
+    assert engine.choose_workers(jobs(NAMES)) == ["processes: 1 worker on cpu:0: it stacks its clients"]
+    assert Counter(engine.torch_devices) == {"cpu:0": 1, "cpu": 7}
 
 
 def test_the_job_of_middle_size_is_tried_out_and_not_for_long(gpu, opened, monkeypatch, tmp_path):
@@ -114,8 +114,8 @@ def test_the_job_of_middle_size_is_tried_out_and_not_for_long(gpu, opened, monke
         return do(place, job, own, residual)
 
     monkeypatch.setattr(worker_module, "do", noted)
-    engine = opened(world(), devices=("cpu:0",))
-    assert engine.settle(jobs(NAMES)) == [SENTENCE]
+    engine = opened(world(), torch_devices=("cpu:0",))
+    assert engine.choose_workers(jobs(NAMES)) == [SENTENCE]
     assert page.read_text() == 2 * "device-4 None\n"  # this client is not made of steps, so it cannot stop early
 
     page.unlink()
@@ -132,16 +132,16 @@ def test_what_a_client_raises_is_raised(gpu, opened):
         raise InputError("method.mu -1 must be at least 0")
 
     gpu()
-    engine = opened(world(bad={"device-4": fail}), devices=("cpu:0",))
+    engine = opened(world(bad={"device-4": fail}), torch_devices=("cpu:0",))
     with pytest.raises(RunError, match=r"device-4 failed in round 1 .*no luck"):
         list(engine.run(jobs(NAMES)))
     with pytest.raises(InputError, match=r"method.mu -1"):
-        opened(world(bad={"device-4": complain}), devices=("cpu:0",)).settle(jobs(NAMES))
+        opened(world(bad={"device-4": complain}), torch_devices=("cpu:0",)).choose_workers(jobs(NAMES))
 
 
 def test_a_worker_that_dies_while_it_measures_is_told_of(gpu, opened):
     gpu()
-    engine = opened(world(bad={"device-4": lambda up: os._exit(1)}), devices=("cpu:0",))
+    engine = opened(world(bad={"device-4": lambda up: os._exit(1)}), torch_devices=("cpu:0",))
     with pytest.raises(RunError, match=r"^a worker on cpu:0 died when it tried out the job of device-4$"):
         list(engine.run(jobs(NAMES)))
     assert engine.pids == {}

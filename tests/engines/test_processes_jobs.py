@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from undergrowth.core import Collect, Context, Packet, Server, State
-from undergrowth.engines import ENGINES, Job, Processes, Serial, Settings, World
+from undergrowth.engines import ENGINES, Job, ProcessesEngine, SerialEngine, EngineSettings, World
 from undergrowth.engines.processes import arena as arena_module
 from undergrowth.learning import Averaging
 
@@ -33,15 +33,15 @@ def world(server: Server | None = None, bad: dict[str, Any] | None = None) -> Wo
     return World(TASK, Nudge(bad or {}), {"server": server or Averaging(), "edge": Averaging()}, Sized())
 
 
-def jobs(names: list[str], fold: bool = True, round: int = 0, node: str = "server") -> list[Job]:
+def jobs(names: list[str], combine: bool = True, round: int = 0, node: str = "server") -> list[Job]:
     down = Packet(MODEL)
-    return [Job(node, name, down, Context(1, name, round), fold) for name in names]
+    return [Job(node, name, down, Context(1, name, round), combine) for name in names]
 
 
 @pytest.fixture
 def opened(request):
-    def go(place: World, workers: int = 2, **settings: Any) -> Processes:
-        engine = Processes(Settings(workers=workers, **settings))
+    def go(place: World, workers: int = 2, **settings: Any) -> ProcessesEngine:
+        engine = ProcessesEngine(EngineSettings(workers=workers, **settings))
         engine.open(place)
         request.addfinalizer(engine.close)
         return engine
@@ -50,7 +50,7 @@ def opened(request):
 
 
 def by_serial(place: World, work: list[Job]) -> list[Any]:
-    engine = Serial()
+    engine = SerialEngine()
     engine.open(place)
     return list(engine.run(work))
 
@@ -58,7 +58,7 @@ def by_serial(place: World, work: list[Job]) -> list[Any]:
 def assert_alike(ours: list[Any], serial: list[Any]) -> None:
     assert len(ours) == len(serial)
     for one, other in zip(ours, serial):
-        for name in ("node", "sent", "refused", "scalars", "folded"):
+        for name in ("node", "sent", "refused", "scalars", "combined"):
             assert getattr(one, name) == getattr(other, name), name
             assert str(getattr(one, name)) == str(getattr(other, name)), f"the order of {name}"
         assert (one.up is None) == (other.up is None)
@@ -67,7 +67,7 @@ def assert_alike(ours: list[Any], serial: list[Any]) -> None:
 
 
 def test_the_table_of_engines_has_it():
-    assert ENGINES["processes"] is Processes
+    assert ENGINES["processes"] is ProcessesEngine
 
 
 def test_a_worker_computes_with_one_thread_however_many_its_parent_has(opened):
@@ -87,7 +87,7 @@ def test_a_worker_computes_with_one_thread_however_many_its_parent_has(opened):
 def test_outcomes_and_states_are_those_of_the_serial_engine_in_the_same_order(opened, workers):
     ours, serial = world(), world()
     engine = opened(ours, workers)
-    mixed = [*jobs(NAMES[:3]), *jobs(NAMES[3:5], node="edge"), *jobs(NAMES[5:], fold=False)]
+    mixed = [*jobs(NAMES[:3]), *jobs(NAMES[3:5], node="edge"), *jobs(NAMES[5:], combine=False)]
     for round in range(2):
         work = [job._replace(context=job.context._replace(round=round)) for job in mixed]
         assert_alike(list(engine.run(work)), by_serial(serial, work))
@@ -137,16 +137,16 @@ def test_totals_that_grow_come_back_whole(opened):
 
 
 @pytest.mark.parametrize("server", [Averaging(), Keeping()])
-@pytest.mark.parametrize("fold", [True, False])
-def test_a_crowded_arena_is_emptied_on_the_way(opened, monkeypatch, server, fold):
+@pytest.mark.parametrize("combine", [True, False])
+def test_a_crowded_arena_is_emptied_on_the_way(opened, monkeypatch, server, combine):
     monkeypatch.setattr(arena_module, "machine_memory", lambda: 1 << 24)
-    monkeypatch.setattr(arena_module, "CROWDED", 1 << 13)  # 2 kB for the parent, 1 kB for a worker
+    monkeypatch.setattr(arena_module, "CROWDED_DIVISOR", 1 << 13)  # 2 kB for the parent, 1 kB for a worker
     ours, serial = world(server), world(server)
-    work = jobs(NAMES, fold)
+    work = jobs(NAMES, combine)
     packets = {name: Packet({k: v.clone() for k, v in MODEL.items()}) for name in NAMES}
     work = [job._replace(down=packets[job.device]) for job in work]
     outcomes, reference = list(opened(ours).run(work)), by_serial(serial, work)
-    if not fold:
+    if not combine:
         assert_alike(outcomes, reference)
     assert {name: size for one in outcomes for name, size in one.sent.items()} == {
         name: size for one in reference for name, size in one.sent.items()
@@ -156,7 +156,7 @@ def test_a_crowded_arena_is_emptied_on_the_way(opened, monkeypatch, server, fold
 
 def test_what_leaves_the_engine_stays_as_it_is(opened):
     engine = opened(world())
-    first = [*engine.run(jobs(NAMES)), *engine.run(jobs(NAMES[:2], fold=False, round=1))]
+    first = [*engine.run(jobs(NAMES)), *engine.run(jobs(NAMES[:2], combine=False, round=1))]
     before = [{name: value.clone() for name, value in one.up.tensors.items()} for one in first]
     for round in range(2, 5):
         list(engine.run(jobs(NAMES, round=round)))
@@ -216,7 +216,7 @@ def test_after_many_rounds_and_close_nothing_is_left(opened):
 
 
 def test_an_engine_that_nobody_closes_takes_its_workers_along():
-    engine = Processes(Settings(workers=2))
+    engine = ProcessesEngine(EngineSettings(workers=2))
     engine.open(world())
     list(engine.run(jobs(NAMES)))
     pids = list(engine.pids.values())

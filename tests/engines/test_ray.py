@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import undergrowth as ug
 from undergrowth.cli.app import app
 from undergrowth.core import InputError, RunError
-from undergrowth.engines import ENGINES, Job, Outcome, RayCluster, Serial, Settings, World
-from undergrowth.engines.cluster import engine as ray_engine
+from undergrowth.engines import ENGINES, Job, Outcome, RayEngine, SerialEngine, EngineSettings, World
+from undergrowth.engines.ray_cluster import engine as ray_engine
 
 from ..simulation.federations import close_model, same_model
 from .obedient import NAMES, days, jobs, world
@@ -42,16 +42,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(cluster: Any, folder: Path) -> Iterator[RayCluster]:
+def shared(cluster: Any, folder: Path) -> Iterator[RayEngine]:
     """One engine with two workers for all tests that only give it jobs."""
-    engine = RayCluster(Settings(workers=2))
+    engine = RayEngine(EngineSettings(workers=2))
     engine.open(world(folder))
     yield engine
     engine.close()
 
 
 @pytest.fixture
-def engine(shared: RayCluster) -> RayCluster:
+def engine(shared: RayEngine) -> RayEngine:
     shared.world.states.restore({})
     return shared
 
@@ -59,34 +59,34 @@ def engine(shared: RayCluster) -> RayCluster:
 def test_without_the_extra_it_is_refused(monkeypatch):
     monkeypatch.setattr(ray_engine, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"run.engine 'ray' needs the extra: pip install 'undergrowth\[ray\]'"):
-        ENGINES["ray"](Settings())
+        ENGINES["ray"](EngineSettings())
 
 
 def serially(given: list[Job]) -> tuple[list[Outcome], World]:
-    engine, place = Serial(), world()
+    engine, place = SerialEngine(), world()
     engine.open(place)
     return list(engine.run(given)), place
 
 
 def check_same(outcomes: list[Outcome], expected: list[Outcome]) -> None:
     for ours, theirs in zip(outcomes, expected, strict=True):
-        assert (ours.node, ours.folded, ours.refused) == (theirs.node, theirs.folded, theirs.refused)
+        assert (ours.node, ours.combined, ours.refused) == (theirs.node, theirs.combined, theirs.refused)
         assert list(ours.sent.items()) == list(theirs.sent.items())
         assert list(ours.scalars.items()) == list(theirs.scalars.items())
         assert (ours.up is None) == (theirs.up is None)
         assert theirs.up is None or close_model(ours.up.tensors, theirs.up.tensors)
 
 
-@pytest.mark.parametrize("fold", [True, False])
-def test_the_same_jobs_give_the_same_outcomes_and_states_in_the_same_order(engine, tmp_path, fold):
+@pytest.mark.parametrize("combine", [True, False])
+def test_the_same_jobs_give_the_same_outcomes_and_states_in_the_same_order(engine, tmp_path, combine):
     for round in range(2):
-        given = jobs(tmp_path, fold, round, device_1="spoil", device_2="forget the weight")
+        given = jobs(tmp_path, combine, round, device_1="spoil", device_2="forget the weight")
         outcomes = list(engine.run(given))
         expected, _ = serially(given)
         check_same(outcomes, expected)
     states = engine.world.states
     assert [(name, states.get(name)["times"]) for name in states.all()] == [
-        (name, 2) for name in NAMES if name != "device-1" and not (fold and name == "device-2")
+        (name, 2) for name in NAMES if name != "device-1" and not (combine and name == "device-2")
     ]
     assert set(states.take_changed()) == set(states.all())
 
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_costs_only_its_own_jobs_and_not_a_bit_of_the_result(
 def test_a_worker_that_died_between_rounds_is_replaced(engine, tmp_path):
     expected = list(engine.run(jobs(tmp_path)))
     engine.world.states.restore({})
-    ray.kill(engine._crew.members[0].actor)
+    ray.kill(engine._pool.members[0].actor)
     check_same(list(engine.run(jobs(tmp_path))), expected)
 
 
@@ -146,7 +146,7 @@ def test_a_worker_that_dies_while_it_combines_costs_no_job(engine, folder, tmp_p
 
 
 def test_a_job_that_kills_every_worker_ends_the_run_and_is_named(engine, tmp_path, monkeypatch):
-    from undergrowth.engines.cluster import crew as ray_crew
+    from undergrowth.engines.ray_cluster import crew as ray_crew
 
     monkeypatch.setattr(ray_crew, "RETRIES", 1)
     with pytest.raises(RunError, match=r"the worker of device-.*device-2.* died 2 times"):
@@ -168,7 +168,7 @@ def test_machines_may_come_and_go(cluster, shared, tmp_path):
     """Three workers on two machines; then one machine is gone, without a word, and the rounds go on."""
     shared.close()
     expected, _ = serially(jobs(tmp_path))
-    engine = RayCluster(Settings())
+    engine = RayEngine(EngineSettings())
     engine.open(world())
     check_same(list(engine.run(jobs(tmp_path))), expected)
     assert engine.facts()["workers"] == 2
@@ -176,7 +176,7 @@ def test_machines_may_come_and_go(cluster, shared, tmp_path):
     engine.world.states.restore({})
     check_same(list(engine.run(jobs(tmp_path))), expected)
     assert engine.facts()["workers"] == 3
-    assert len({member.node for member in engine._crew.members}) == 2
+    assert len({member.machine for member in engine._pool.members}) == 2
     cluster.remove_node(machine, allow_graceful=False)
     engine.world.states.restore({})
     check_same(list(engine.run(jobs(tmp_path))), expected)
@@ -216,7 +216,7 @@ def command(tmp_path: Path, *words: str, **environment: str) -> subprocess.Compl
 
 
 def marked(mark: str) -> list[str]:
-    """Processes that were started with this in their environment."""
+    """ProcessesEngine that were started with this in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from undergrowth.engines import RayCluster, Settings
+from undergrowth.engines import RayEngine, EngineSettings
 
 from .obedient import jobs, world
 
@@ -37,15 +37,15 @@ def seen(worker: Any) -> tuple[str | None, dict[str, float], tuple[bool, bool]]:
 
 @pytest.mark.parametrize(("workers", "on_each"), [(None, [1, 1]), (3, [1, 2])])
 def test_every_worker_sees_one_gpu_and_shares_it_with_few(two_gpus, tmp_path, workers, on_each, monkeypatch):
-    from undergrowth.engines.cluster import crew as ray_crew
+    from undergrowth.engines.ray_cluster import crew as ray_crew
 
     asked: list[str] = []
     monkeypatch.setattr(ray_crew.Crew, "_ask_for", on_the_cpu(ray_crew.Crew._ask_for, asked))
-    engine = RayCluster(Settings(workers=workers, devices=("cuda",), tf32=workers == 3))
+    engine = RayEngine(EngineSettings(workers=workers, torch_devices=("cuda",), tf32=workers == 3))
     engine.open(world())
     try:
         assert list(engine.run(jobs(tmp_path)))
-        members = engine._crew.members
+        members = engine._pool.members
         found = ray.get([member.actor.__ray_call__.remote(seen) for member in members])
     finally:
         engine.close()
@@ -69,7 +69,7 @@ def on_the_cpu(ask_for: Any, asked: list[str]) -> Any:
 
 
 def test_a_part_of_a_gpu_is_never_more_than_ray_can_give():
-    from undergrowth.engines.cluster.crew import share
+    from undergrowth.engines.ray_cluster.worker_pool import gpu_fraction
 
-    assert [share(workers, 2) for workers in (None, 1, 2, 3, 4, 5, 14)] == [1, 1, 1, 1 / 2, 1 / 2, 1 / 3, 1 / 7]
-    assert share(8, 0) == share(None, 0) == 1, "there is none yet, so a machine with one is waited for"
+    assert [gpu_fraction(workers, 2) for workers in (None, 1, 2, 3, 4, 5, 14)] == [1, 1, 1, 1 / 2, 1 / 2, 1 / 3, 1 / 7]
+    assert gpu_fraction(8, 0) == gpu_fraction(None, 0) == 1, "there is none yet, so a machine with one is waited for"

@@ -11,8 +11,8 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Context, Packet, RunError, Server, fold
-from undergrowth.engines import ENGINES, Job, Serial, World
-from undergrowth.engines.memory import RARER
+from undergrowth.engines import ENGINES, Job, SerialEngine, World
+from undergrowth.engines.memory import COLLECTION_FACTOR
 from undergrowth.learning import Averaging, GradientClient
 from undergrowth.methods import FedAvg
 from undergrowth.runs.run import start
@@ -26,12 +26,12 @@ def world(server: Server | None = None, bad: dict[str, Any] | None = None) -> Wo
     return World(TASK, Nudge(bad or {}), {"server": server or Averaging()}, NoData())
 
 
-def jobs(names: list[str], fold: bool, round: int = 0) -> list[Job]:
-    return [Job("server", name, Packet(MODEL), Context(1, name, round), fold) for name in names]
+def jobs(names: list[str], combine: bool, round: int = 0) -> list[Job]:
+    return [Job("server", name, Packet(MODEL), Context(1, name, round), combine) for name in names]
 
 
-def opened(place: World) -> Serial:
-    engine = Serial()
+def opened(place: World) -> SerialEngine:
+    engine = SerialEngine()
     engine.open(place)
     return engine
 
@@ -40,15 +40,15 @@ NAMES = ["device-0", "device-1", "device-2"]
 
 
 def test_the_table_of_engines_has_it():
-    assert ENGINES["serial"] is Serial
+    assert ENGINES["serial"] is SerialEngine
 
 
 def test_every_job_is_in_exactly_one_outcome():
-    for folded in (True, False):
-        outcomes = list(opened(world()).run(jobs(NAMES, folded)))
+    for combine in (True, False):
+        outcomes = list(opened(world()).run(jobs(NAMES, combine)))
         assert sorted(name for outcome in outcomes for name in outcome.sent) == NAMES
-        assert len(outcomes) == (1 if folded else 3)
-        assert all(outcome.folded is folded for outcome in outcomes)
+        assert len(outcomes) == (1 if combine else 3)
+        assert all(outcome.combined is combine for outcome in outcomes)
 
 
 def test_combined_uploads_are_the_single_ones_combined():
@@ -65,8 +65,8 @@ def test_combined_uploads_are_the_single_ones_combined():
 def test_a_gpu_combines_some_at_a_time(count, monkeypatch):
     names = [f"device-{number}" for number in range(count)]
     (expected,) = opened(world()).run(jobs(names, True))
-    monkeypatch.setattr("undergrowth.engines.world._on_a_gpu", lambda _: True)
-    monkeypatch.setattr("undergrowth.engines.world.TOGETHER", 4)
+    monkeypatch.setattr("undergrowth.engines.combining._on_gpu", lambda _: True)
+    monkeypatch.setattr("undergrowth.engines.combining.MAX_PENDING_UPLOADS", 4)
     (found,) = opened(world()).run(jobs(names, True))
     assert found.sent == expected.sent and found.up.scalars == pytest.approx(expected.up.scalars)
     for name, value in expected.up.tensors.items():
@@ -75,8 +75,8 @@ def test_a_gpu_combines_some_at_a_time(count, monkeypatch):
 
 def test_the_bytes_of_an_upload_are_those_before_combining():
     size = 4 * (2 * 2 + 2) + 8
-    for folded in (True, False):
-        for outcome in opened(world()).run(jobs(NAMES, folded)):
+    for combine in (True, False):
+        for outcome in opened(world()).run(jobs(NAMES, combine)):
             assert set(outcome.sent.values()) == {size}
 
 
@@ -97,10 +97,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("spoil", BAD.values(), ids=BAD.keys())
-@pytest.mark.parametrize("folded", [True, False])
-def test_a_bad_upload_is_refused_and_leaves_neither_bytes_nor_state(folded, spoil):
+@pytest.mark.parametrize("combine", [True, False])
+def test_a_bad_upload_is_refused_and_leaves_neither_bytes_nor_state(combine, spoil):
     place = world(bad={"device-1": spoil})
-    outcomes = list(opened(place).run(jobs(NAMES, folded)))
+    outcomes = list(opened(place).run(jobs(NAMES, combine)))
     refused = {name: problem for outcome in outcomes for name, problem in outcome.refused.items()}
     assert list(refused) == ["device-1"]
     assert refused["device-1"]
@@ -178,5 +178,5 @@ def test_garbage_waits_in_a_run_and_not_afterwards(tmp_path):
     before, seen = gc.get_threshold(), []
     tree = {"model": "logistic", "train": {"rounds": 1}, "run": {"out": str(tmp_path), "engine": "serial"}}
     start(tree, on_round=lambda row, execution: seen.append(gc.get_threshold()))
-    assert seen == [(*before[:2], RARER * before[2])]
+    assert seen == [(*before[:2], COLLECTION_FACTOR * before[2])]
     assert gc.get_threshold() == before

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from undergrowth.core import Packet, RunError, pack
 from undergrowth.engines import States
-from undergrowth.engines.slots import Slots
+from undergrowth.engines.spill_file import SpillFile
 
 from ..warm import begin
 
@@ -147,12 +147,12 @@ def test_what_devices_share_is_in_memory_once_and_so_stays_there(tmp_path):
     assert all(state["lower"] is shared for state in states.all().values())
     for number in range(100):
         states.put(f"device-{number}", {"lower": shared.clone()})
-    assert states._used <= 1_000_000
-    assert states._slots.size > 30_000_000
+    assert states._bytes <= 1_000_000
+    assert states._file.size > 30_000_000
 
 
 def test_what_was_in_the_file_comes_back_to_the_torch_device_of_the_world(tmp_path):
-    states = States(0, device="meta", folder=tmp_path)  # one that every machine has
+    states = States(0, torch_device="meta", folder=tmp_path)  # one that every machine has
     states.put("a", model(1))
     assert states.get("a")["model"]["weight"].is_meta
     assert all(state["model"]["weight"].is_meta for state in states.all().values())
@@ -173,14 +173,14 @@ def test_the_file_does_not_grow_with_the_rounds(tmp_path):
     for turn in range(4):
         for number in range(100):
             states.put(f"device-{number}", model(turn, 1100 + 10 * (turn % 2)), model(turn, 300))
-        sizes.append(states._slots.size)
+        sizes.append(states._file.size)
     assert sizes[0] == pytest.approx(100 * 5800, rel=0.15)
     assert sizes[3] == sizes[1] == pytest.approx(sizes[0], rel=0.05)  # some are in memory, and not always the same
     assert same(states.get("device-7"), model(3, 1110))
 
 
 def test_a_slot_that_is_free_is_used_again(tmp_path):
-    slots = Slots(tmp_path)
+    slots = SpillFile(tmp_path)
     first, second = slots.put({"x": torch.zeros(500)}), slots.put({"x": torch.ones(500)})
     size = slots.size
     slots.free(first)
@@ -200,7 +200,7 @@ def fill_and_die(said: Connection, folder: Path) -> None:
     states = States(0, folder=folder)
     for number in range(100):
         states.put(f"device-{number}", {"x": torch.ones(1000)})
-    said.send((states._slots.size, list(folder.iterdir())))
+    said.send((states._file.size, list(folder.iterdir())))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -27,7 +27,7 @@ from undergrowth.core import (
 )  # fmt: skip
 from undergrowth.data import load, partition
 from undergrowth.devices import Tracer
-from undergrowth.engines import Job, Serial, Vector, World
+from undergrowth.engines import Job, SerialEngine, VectorEngine, World
 from undergrowth.engines.world import Outcome
 from undergrowth.learning import GradientClient
 from undergrowth.models import builder
@@ -85,7 +85,7 @@ def task_of(model: str = "mlp") -> Task:
 
 
 def outcomes(
-    engine: Serial | Vector, client: Updates, task: Task, limit: int | None = None, only: str = ""
+    engine: SerialEngine | VectorEngine, client: Updates, task: Task, limit: int | None = None, only: str = ""
 ) -> tuple[dict[str, Outcome], World]:
     world = World(task, client, {"server": Adding()}, POPULATION)
     engine.open(world)
@@ -100,8 +100,8 @@ def outcomes(
 
 @pytest.mark.parametrize(("model", "limit", "only"), [("mlp", None, ""), ("wrn-10-1", 7, ""), ("mlp", None, "shared")])
 def test_a_stack_gives_what_one_after_the_other_gives(model: str, limit: int | None, only: str) -> None:
-    vector, task = Vector(), task_of(model)
-    apart, there = outcomes(Serial(), Both(), task, limit, only)
+    vector, task = VectorEngine(), task_of(model)
+    apart, there = outcomes(SerialEngine(), Both(), task, limit, only)
     together, here = outcomes(vector, Both(), task, limit, only)
     assert vector.facts() == {"stacked": 6.0, "not_stacked": 0.0}
     assert apart.keys() == together.keys() == set(POPULATION.devices)
@@ -119,9 +119,9 @@ def test_a_stack_gives_what_one_after_the_other_gives(model: str, limit: int | N
 
 
 def test_a_job_is_done_alone_if_one_of_its_updates_cannot_be_stacked() -> None:
-    vector, task = Vector(), task_of()
+    vector, task = VectorEngine(), task_of()
     client = Both(personal=Unstackable(split="head"))
-    apart, _ = outcomes(Serial(), client, task, only="shared")
+    apart, _ = outcomes(SerialEngine(), client, task, only="shared")
     together, _ = outcomes(vector, client, task, only="shared")
     assert vector.facts() == {"stacked": 3.0, "not_stacked": 3.0}
     for name, outcome in apart.items():

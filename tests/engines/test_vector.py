@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import undergrowth as ug
 from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Task, Train
 from undergrowth.data import load, partition
-from undergrowth.engines import Job, Outcome, Serial, Settings, Vector, World
-from undergrowth.engines.vector.carries import stacked
+from undergrowth.engines import Job, Outcome, SerialEngine, EngineSettings, VectorEngine, World
+from undergrowth.engines.vector.carries import stack_carries
 from undergrowth.learning import Averaging, GradientClient
 from undergrowth.methods import FedAvg, FedProx
 from undergrowth.models import builder
@@ -31,7 +31,7 @@ def _one_thread() -> Any:
 
 
 def outcomes(
-    engine: Serial | Vector, method: Method, model: str, fold: bool = True, limit: int | None = None, **train: Any
+    engine: SerialEngine | VectorEngine, method: Method, model: str, combine: bool = True, limit: int | None = None, **train: Any
 ) -> dict[str, Outcome]:
     norm = {"norm": train.pop("norm")} if "norm" in train else {}
     functional = Model(builder(model, DATA.shape, DATA.classes, **norm))
@@ -39,9 +39,9 @@ def outcomes(
     world = World(task, method.client, {"server": method.server}, POPULATION)
     engine.open(world)
     down = Packet(functional.initial(3))
-    jobs = [Job("server", name, down, Context(1, name, 0), fold, limit) for name in POPULATION.devices]
+    jobs = [Job("server", name, down, Context(1, name, 0), combine, limit) for name in POPULATION.devices]
     found = {",".join(outcome.sent): outcome for outcome in engine.run(jobs)}
-    return found if not fold else {"all": next(iter(found.values()))}
+    return found if not combine else {"all": next(iter(found.values()))}
 
 
 def check_same(a: dict[str, Outcome], b: dict[str, Outcome], tolerance: float = 2e-5) -> None:
@@ -68,8 +68,8 @@ def check_same(a: dict[str, Outcome], b: dict[str, Outcome], tolerance: float = 
     ],
 )
 def test_many_clients_at_once_are_each_one_alone(model: str, train: dict[str, Any]) -> None:
-    vector = Vector()
-    check_same(outcomes(Serial(), FedAvg(), model, **train), outcomes(vector, FedAvg(), model, **train))
+    vector = VectorEngine()
+    check_same(outcomes(SerialEngine(), FedAvg(), model, **train), outcomes(vector, FedAvg(), model, **train))
     assert vector.facts() == {"stacked": 7.0, "not_stacked": 0.0}
 
 
@@ -77,15 +77,15 @@ def test_many_clients_at_once_are_each_one_alone(model: str, train: dict[str, An
 def test_the_size_of_a_stack_changes_nothing(chunk: int) -> None:
     method = FedProx(mu=0.5)
     check_same(
-        outcomes(Serial(), method, "mlp", epochs=2), outcomes(Vector(Settings(chunk=chunk)), method, "mlp", epochs=2)
+        outcomes(SerialEngine(), method, "mlp", epochs=2), outcomes(VectorEngine(EngineSettings(chunk=chunk)), method, "mlp", epochs=2)
     )
 
 
-def test_uploads_that_do_not_fold_come_one_by_one_and_partial_work_stops_in_time() -> None:
+def test_uploads_that_are_not_combined_come_one_by_one_and_partial_work_stops_in_time() -> None:
     for limit in (1, 4):
-        apart = outcomes(Serial(), FedAvg(), "mlp", fold=False, limit=limit)
+        apart = outcomes(SerialEngine(), FedAvg(), "mlp", combine=False, limit=limit)
         assert len(apart) == 7
-        check_same(apart, outcomes(Vector(), FedAvg(), "mlp", fold=False, limit=limit))
+        check_same(apart, outcomes(VectorEngine(), FedAvg(), "mlp", combine=False, limit=limit))
 
 
 class Clipped(GradientClient):
@@ -104,8 +104,8 @@ class Clipping(Method):
 
 
 def test_a_step_that_cannot_be_stacked_is_done_serially_and_counted() -> None:
-    vector = Vector()
-    check_same(outcomes(Serial(), Clipping(), "mlp"), outcomes(vector, Clipping(), "mlp"))
+    vector = VectorEngine()
+    check_same(outcomes(SerialEngine(), Clipping(), "mlp"), outcomes(vector, Clipping(), "mlp"))
     assert vector.facts() == {"stacked": 0.0, "not_stacked": 7.0}
 
 
@@ -132,7 +132,7 @@ def test_a_model_that_mixes_samples_is_not_stacked(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_a_model_that_mixes_samples_is_known_by_one_client_alone(batch: int) -> None:
-    def last(engine: Serial | Vector) -> Outcome:
+    def last(engine: SerialEngine | VectorEngine) -> Outcome:
         functional = Model(Odd)
         task = Task(functional, 10, Train(batch=batch, lr=0.05))
         engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
@@ -141,13 +141,13 @@ def test_a_model_that_mixes_samples_is_known_by_one_client_alone(batch: int) -> 
         list(engine.run(jobs[:1]))
         return next(iter(engine.run(jobs)))
 
-    vector = Vector()
-    check_same({"": last(Serial())}, {"": last(vector)})
+    vector = VectorEngine()
+    check_same({"": last(SerialEngine())}, {"": last(vector)})
     assert vector.facts() == {"stacked": 0.0, "not_stacked": 7.0}
 
 
 def test_who_does_no_step_sends_what_it_got() -> None:
-    def all_of(engine: Serial | Vector) -> dict[str, Outcome]:
+    def all_of(engine: SerialEngine | VectorEngine) -> dict[str, Outcome]:
         functional = Model(builder("mlp", DATA.shape, 10))
         task = Task(functional, 10, Train(batch=16, lr=0.05))
         engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
@@ -159,13 +159,13 @@ def test_who_does_no_step_sends_what_it_got() -> None:
             found = {",".join(outcome.sent): outcome for outcome in engine.run(jobs)}
         return found
 
-    vector = Vector()
-    check_same(all_of(Serial()), all_of(vector))
+    vector = VectorEngine()
+    check_same(all_of(SerialEngine()), all_of(vector))
     assert vector.facts() == {"stacked": 7.0, "not_stacked": 0.0}
 
 
 def test_an_update_that_is_not_finite_is_refused_by_name_and_the_others_count() -> None:
-    def spoiled(engine: Serial | Vector) -> Outcome:
+    def spoiled(engine: SerialEngine | VectorEngine) -> Outcome:
         task = Task(Model(builder("mlp", DATA.shape, 10)), 10, Train(batch=16, lr=0.05))
         world = World(task, FedAvg().client, {"server": Averaging()}, POPULATION)
         engine.open(world)
@@ -177,15 +177,15 @@ def test_an_update_that_is_not_finite_is_refused_by_name_and_the_others_count() 
         ]
         return next(iter(engine.run(jobs)))
 
-    one, other = spoiled(Serial()), spoiled(Vector())
+    one, other = spoiled(SerialEngine()), spoiled(VectorEngine())
     assert set(one.refused) == set(other.refused) == {POPULATION.devices[2]}
     assert "not finite" in other.refused[POPULATION.devices[2]]
     check_same({"all": one}, {"all": other})
 
 
 def test_batch_statistics_are_those_of_each_clients_real_samples() -> None:
-    vector = outcomes(Vector(), FedAvg(), "wrn-10-1", fold=False)
-    for name, serial in outcomes(Serial(), FedAvg(), "wrn-10-1", fold=False).items():
+    vector = outcomes(VectorEngine(), FedAvg(), "wrn-10-1", combine=False)
+    for name, serial in outcomes(SerialEngine(), FedAvg(), "wrn-10-1", combine=False).items():
         assert serial.up is not None and vector[name].up is not None
         for key in serial.up.tensors:
             if "running" in key or "tracked" in key:
@@ -208,7 +208,7 @@ def test_a_carry_with_other_settings_is_another_stack() -> None:
     names = POPULATION.devices
     jobs = [Job("server", name, down, Context(1, name, place % 2), True) for place, name in enumerate(names)]
     found = []
-    for engine in (Serial(), Vector()):
+    for engine in (SerialEngine(), VectorEngine()):
         engine.open(World(task, FedAvg().client, {"server": Averaging()}, POPULATION))
         found.append({"all": next(iter(engine.run(jobs)))})
     check_same(*found)
@@ -230,7 +230,7 @@ def test_training_in_bfloat16_stays_near_float32(model: str, tmp_path: Any) -> N
 def test_devices_with_copies_of_the_same_are_stacked_like_those_that_share_it() -> None:
     """A resumed run has copies where a whole one has the same tensor, and both must give the same bits."""
     value = torch.randn(3, 5)
-    carry = stacked([{"kept": value}, {"kept": value.clone()}, {"kept": value}])
+    carry = stack_carries([{"kept": value}, {"kept": value.clone()}, {"kept": value}])
     assert carry["kept"].stride(0) == 0
-    other = stacked([{"kept": value}, {"kept": value + 1}])
+    other = stack_carries([{"kept": value}, {"kept": value + 1}])
     assert other["kept"].stride(0) and torch.equal(other["kept"][1], value + 1)

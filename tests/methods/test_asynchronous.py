@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from undergrowth.core import Client, Context, InputError, Method, Model, Node, Packet, Shard, State, Task, Train
-from undergrowth.engines import Serial, World
+from undergrowth.engines import SerialEngine, World
 from undergrowth.methods import FedAsync, FedAvg, FedBuff
 from undergrowth.simulation import Simulation
 
@@ -37,7 +37,7 @@ def simulate(
     task: Task = TASK,
 ) -> Simulation:
     root = Node("root", method.server, task, tuple(seconds), rounds, seed=SEED)
-    engine = Serial()
+    engine = SerialEngine()
     engine.open(World(task, client or method.client, {"root": method.server}, Shards()))
     return Simulation({"root": root}, {}, engine, Given(seconds))
 

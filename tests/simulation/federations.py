@@ -26,7 +26,7 @@ from undergrowth.core import (
     View,
     WeightedMean,
 )
-from undergrowth.engines import Serial, World
+from undergrowth.engines import SerialEngine, World
 from undergrowth.learning import Averaging
 from undergrowth.simulation import Clock, Simulation, Timing
 from undergrowth.topology import tree
@@ -119,7 +119,7 @@ def federation(
         for name, depth in shape.depth.items()
     }  # fmt: skip
     world = World(task, Nudge(bad or {}), {name: node.server for name, node in nodes.items()}, NoData())
-    engine = Serial()
+    engine = SerialEngine()
     engine.open(world)
     return Simulation(nodes, shape.parents, engine, Given(seconds)), world
 

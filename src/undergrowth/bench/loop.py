@@ -19,7 +19,7 @@ from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemory, Writers
 from undergrowth.core import Context, Model, Node, RunError, Task, Train, Weights
 from undergrowth.devices import fleet
-from undergrowth.engines import Serial, World
+from undergrowth.engines import SerialEngine, World
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
 from undergrowth.simulation import FleetClock, Simulation
@@ -50,7 +50,7 @@ def compare(name: str, repeats: int) -> tuple[float, float]:
     method = FedAvg()
     node = Node("server", method.server, task, writers.devices, repeats + 1)
     world = World(task, method.client, {"server": method.server}, population)
-    engine = Serial()
+    engine = SerialEngine()
     engine.open(world)
     devices = fleet("uniform", writers.devices, 0)
     clock = FleetClock(devices, task, method.client, population, world.states)

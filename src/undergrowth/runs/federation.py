@@ -12,7 +12,7 @@ from torch import nn
 from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
 from undergrowth.data import Dataset, Pooled, Population
 from undergrowth.devices import Failures, Fleet, availability, fleet
-from undergrowth.engines import ENGINES, Engine, Settings, States, World
+from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.learning import selection, selector
 from undergrowth.links import Links
 from undergrowth.runs.config import Experiment
@@ -43,7 +43,7 @@ class Federation:
     @cached_property
     def test(self) -> Shard:
         """The central test set."""
-        return self.population.central_test().to(self.world.device)
+        return self.population.central_test().to(self.world.torch_device)
 
 
 def federate(
@@ -60,7 +60,7 @@ def federate(
     engine, engines = experiment.run.engine, [*ENGINES, "auto"]
     if engine not in engines:
         raise InputError(f"run.engine '{engine}' is not known; {nearest(engine, engines)}")
-    places = [torch_device(name) for name in engine_settings(experiment).devices]
+    places = [torch_device(name) for name in engine_settings(experiment).torch_devices]
     # Worker processes have devices of their own; what the server does is done on the CPU.
     device = "cpu" if engine == "processes" else places[0]
     population = population_of(experiment, data)
@@ -105,7 +105,7 @@ def federate(
         )
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
-    world = World(task, method.client, servers, population, States(device=device), links, device)
+    world = World(task, method.client, servers, population, States(torch_device=device), links, device)
     clock = clock_of(experiment, devices, population, world, population.train(asked[0]).x.dtype)
     for node in nodes.values():
         node.knows = clock
@@ -121,13 +121,13 @@ def engine_of(experiment: Experiment, world: World) -> Engine:
     return engine
 
 
-def engine_settings(experiment: Experiment) -> Settings:
+def engine_settings(experiment: Experiment) -> EngineSettings:
     section = experiment.run
     # Worker processes may be on several devices: cuda:0,cuda:1.
     devices = tuple(section.device.split(",")) if section.engine == "processes" else (section.device,)
-    return Settings(
+    return EngineSettings(
         workers=section.workers,
-        devices=devices,
+        torch_devices=devices,
         placement=section.placement,
         stack=section.stack,
         chunk=section.chunk,

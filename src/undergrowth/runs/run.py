@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, moved
 from undergrowth.data import Dataset, Population
-from undergrowth.engines import set_torch, torch_restored
-from undergrowth.engines.memory import garbage_waits
+from undergrowth.engines import restore_torch_settings, set_torch
+from undergrowth.engines.memory import collect_garbage_less_often
 from undergrowth.runs.checkpoint import Checkpoints, replace_file
 from undergrowth.runs.choice import choose, settle
 from undergrowth.runs.config import Experiment, experiment
@@ -85,7 +85,7 @@ class Execution:
         path = self.store.folder / self.run / MODEL_FILE
         replace_file(path, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
         accuracies = score_devices(
-            federation.method, federation.task, root.state, own, federation.population, federation.world.device
+            federation.method, federation.task, root.state, own, federation.population, federation.world.torch_device
         )
         costs = self.store.costs_by_device(self.run)
         devices = [
@@ -157,7 +157,7 @@ class Execution:
         }
 
 
-@torch_restored()
+@restore_torch_settings()
 def start(
     tree: Mapping[str, Any],
     *,
@@ -208,7 +208,7 @@ def start(
         store.close()
 
 
-@torch_restored()
+@restore_torch_settings()
 def resume(
     run: str = "last",
     out: str | PathLike[str] = "runs",
@@ -258,7 +258,7 @@ def _restore(execution: Execution) -> None:
         except RunError as error:
             unread.append(str(error))
             continue
-        federation.simulation.restore(moved(kept["simulation"], federation.world.device))
+        federation.simulation.restore(moved(kept["simulation"], federation.world.torch_device))
         federation.world.states.restore(written, order)
         execution.scores, execution.wall_before = kept["scores"], kept["wall_seconds"]
         done = number
@@ -269,7 +269,7 @@ def _restore(execution: Execution) -> None:
     store.set_status(run, "running")
 
 
-@garbage_waits()
+@collect_garbage_less_often()
 def _carry_out(
     execution: Execution,
     model: Callable[[], nn.Module] | None,

@@ -171,7 +171,7 @@ class Simulation:
             exchange.job = None
         began = perf_counter()
         for outcome in self.engine.run(jobs):
-            if outcome.folded:
+            if outcome.combined:
                 self._folded.setdefault(outcome.node, []).append(outcome)
             else:
                 for device in (*outcome.sent, *outcome.refused):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from undergrowth.core import Client, Context, InputError, Method, Packet, Shard, Task, Weights, not_finite
 from undergrowth.data import Dataset, Population
-from undergrowth.engines import set_torch, torch_restored
+from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.learning import Adaptive, Averaging, GradientClient, Momentum
 from undergrowth.report.record import Record
 from undergrowth.runs.config import Experiment, experiment
@@ -80,7 +80,7 @@ class Finished:
         return Context(self.seed, node, self.rounds - 1)
 
     def shard(self, device: str) -> Shard:
-        return self.federation.population.train(device).to(self.federation.world.device)
+        return self.federation.population.train(device).to(self.federation.world.torch_device)
 
     def test(self) -> Shard:
         """Samples of the central test set, in a random order: a file may be sorted by class."""
@@ -133,7 +133,7 @@ def reopened(
     record: Record, folder: Path, given: Objects, most_devices: int, bar: Progress
 ) -> Iterator[Callable[[], Finished]]:
     """A function that sets up the run when it is first called; torch computes as it did in the run until the end."""
-    with torch_restored():
+    with restore_torch_settings():
         yield cache(lambda: _reopen(record, folder, given, most_devices, bar))
 
 
@@ -151,7 +151,7 @@ def _reopen(record: Record, folder: Path, given: Objects, most_devices: int, bar
     set_torch(chosen.run.precision != "float32", chosen.run.threads)
     federation = federate(_here(chosen), objects.get("method"), objects.get("data"), result.build)
     try:
-        weights = safetensors.torch.load_file(result.folder / MODEL_FILE, device=federation.world.device)
+        weights = safetensors.torch.load_file(result.folder / MODEL_FILE, device=federation.world.torch_device)
     except (OSError, SafetensorError) as error:
         raise InputError(f"the model of run '{record.run}' cannot be read: {error}") from None
     if unlike(federation.task, weights):
