@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from undergrowth.core import Packet, Server, State, WeightedMean, lifted, unusable
+from undergrowth.core import Packet, Server, State, WeightedMean, describe_misfit
 from undergrowth.engines.jobs import FinishedJob
 from undergrowth.engines.states import States
 from undergrowth.engines.world import Job, Outcome, World
@@ -54,14 +54,14 @@ class Combiner:
         problem = finished.problem
         if problem is None:
             try:
-                one = lifted(self._reducer, device, finished.up)
+                one = self._reducer.lift(device, finished.up, 0)
                 try:
                     self._append(one)
                 except (ValueError, KeyError):
                     self.conflicts.add(device)
                     raise
             except (ValueError, KeyError) as error:
-                problem = unusable(error)
+                problem = describe_misfit(error)
         if problem is not None:
             self.refused[device] = problem
             return False

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from undergrowth.core import Client, Context, Packet, Server, Task
 from undergrowth.engines.samples import Samples, Shards
 from undergrowth.engines.states import States
-from undergrowth.links import Links
+from undergrowth.exchange import Links
 
 
 @dataclass(frozen=True)
