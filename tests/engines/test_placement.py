@@ -15,11 +15,11 @@ from undergrowth.engines.placement import (
     PLACEMENTS,
     Improved,
     Learned,
+    assign_to_first_finished,
     improve,
     loads,
     lower_bound,
     placement,
-    assign_to_first_finished,
 )
 from undergrowth.engines.prediction import fit, sum_measurements
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from undergrowth.core import InputError, Packet, RunError
-from undergrowth.engines import ProcessesEngine, EngineSettings
+from undergrowth.engines import EngineSettings, ProcessesEngine
 from undergrowth.engines.processes.engine import MAX_DEATHS
 from undergrowth.learning import Averaging
 from undergrowth.runs.run import start

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from undergrowth.core import Collect, Context, Packet, Server, State
-from undergrowth.engines import ENGINES, Job, ProcessesEngine, SerialEngine, EngineSettings, World
+from undergrowth.engines import ENGINES, EngineSettings, Job, ProcessesEngine, SerialEngine, World
 from undergrowth.engines.processes import arena as arena_module
 from undergrowth.learning import Averaging
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import undergrowth as ug
 from undergrowth.cli.app import app
 from undergrowth.core import InputError, RunError
-from undergrowth.engines import ENGINES, Job, Outcome, RayEngine, SerialEngine, EngineSettings, World
+from undergrowth.engines import ENGINES, EngineSettings, Job, Outcome, RayEngine, SerialEngine, World
 from undergrowth.engines.ray_cluster import engine as ray_engine
 
 from ..simulation.federations import close_model, same_model

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from undergrowth.engines import RayEngine, EngineSettings
+from undergrowth.engines import EngineSettings, RayEngine
 
 from .obedient import jobs, world
 

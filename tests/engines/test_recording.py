@@ -14,7 +14,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Context, Model, Packet, Task, Train
-from undergrowth.engines import Job, SerialEngine, EngineSettings, VectorEngine, World
+from undergrowth.engines import EngineSettings, Job, SerialEngine, VectorEngine, World
 from undergrowth.engines.vector import recording, stack
 from undergrowth.engines.vector.finished_stack import FinishedStack
 from undergrowth.engines.vector.recording import Recording

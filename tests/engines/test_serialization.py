@@ -28,7 +28,9 @@ TENSORS = {
 
 def over_a_link(serialized: SerializedObject) -> SerializedObject:
     """As bytes that nobody may write into, which is what an object store gives."""
-    return SerializedObject(serialized.pickled, [np.asarray(memoryview(bytes(buffer))) for buffer in serialized.buffers])
+    return SerializedObject(
+        serialized.pickled, [np.asarray(memoryview(bytes(buffer))) for buffer in serialized.buffers]
+    )
 
 
 @pytest.mark.parametrize("copy", [True, False])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import undergrowth as ug
 from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Task, Train
 from undergrowth.data import load, partition
-from undergrowth.engines import Job, Outcome, SerialEngine, EngineSettings, VectorEngine, World
+from undergrowth.engines import EngineSettings, Job, Outcome, SerialEngine, VectorEngine, World
 from undergrowth.engines.vector.carries import stack_carries
 from undergrowth.learning import Averaging, GradientClient
 from undergrowth.methods import FedAvg, FedProx
@@ -31,7 +31,12 @@ def _one_thread() -> Any:
 
 
 def outcomes(
-    engine: SerialEngine | VectorEngine, method: Method, model: str, combine: bool = True, limit: int | None = None, **train: Any
+    engine: SerialEngine | VectorEngine,
+    method: Method,
+    model: str,
+    combine: bool = True,
+    limit: int | None = None,
+    **train: Any,
 ) -> dict[str, Outcome]:
     norm = {"norm": train.pop("norm")} if "norm" in train else {}
     functional = Model(builder(model, DATA.shape, DATA.classes, **norm))
@@ -77,7 +82,8 @@ def test_many_clients_at_once_are_each_one_alone(model: str, train: dict[str, An
 def test_the_size_of_a_stack_changes_nothing(chunk: int) -> None:
     method = FedProx(mu=0.5)
     check_same(
-        outcomes(SerialEngine(), method, "mlp", epochs=2), outcomes(VectorEngine(EngineSettings(chunk=chunk)), method, "mlp", epochs=2)
+        outcomes(SerialEngine(), method, "mlp", epochs=2),
+        outcomes(VectorEngine(EngineSettings(chunk=chunk)), method, "mlp", epochs=2),
     )
 
 

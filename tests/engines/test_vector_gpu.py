@@ -12,10 +12,18 @@ from torch import Tensor
 from undergrowth.bench.engines import CONTESTS
 from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Shard, Task, Train
 from undergrowth.data import load, partition
-from undergrowth.engines import Engine, Job, Outcome, SerialEngine, VectorEngine, World
+from undergrowth.engines import (
+    Engine,
+    Job,
+    Outcome,
+    SerialEngine,
+    VectorEngine,
+    World,
+    restore_torch_settings,
+    set_torch,
+)
 from undergrowth.engines.vector import recording
 from undergrowth.engines.vector.stack import FIRST_WAVE
-from undergrowth.engines import set_torch, restore_torch_settings
 from undergrowth.learning import GradientClient
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
