@@ -1,4 +1,4 @@
-"""What counts as the same step, in a stack and alone."""
+"""Which differences between a step in a stack and the same step alone are accepted."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def test_names_shapes_and_plain_values_must_be_equal() -> None:
     assert agree([one, one], [one, one], [one, one]) and not agree([one], [one, one], [one, one])
 
 
-def test_where_the_plain_step_has_gone_wrong_nothing_is_compared() -> None:
+def test_a_plain_step_that_is_not_finite_is_not_compared() -> None:
     wrong = torch.tensor([float("inf"), 1.0])
     assert agree({"a": torch.zeros(2)}, {"a": wrong}, {"a": torch.zeros(2)})

@@ -148,7 +148,7 @@ def test_predictions_are_positive_and_increasing_whatever_was_measured(first, se
 @pytest.mark.parametrize(("a", "b", "d"), [(0.02, 0.03, 0.05), (0.02, 0.0, 0.0), (0.02, -0.01, 0.1), (0.0, 0.5, 0.1)])
 def test_the_curve_is_found_again(a, b, d):
     x = np.arange(1, 200)
-    measured = list(zip(x.tolist(), (a * x + b * np.log(x) + d).tolist()))
+    measured = list(zip(x.tolist(), (a * x + b * np.log(x) + d).tolist(), strict=True))
     curve = fit([sum_measurements(measured)])
     np.testing.assert_allclose(curve.seconds(x), a * x + b * np.log(x) + d, rtol=2e-3)
 

@@ -1,4 +1,4 @@
-"""The serial engine: what it refuses, what it keeps, and that combining early changes nothing."""
+"""The serial engine: uploads that it refuses, states that it stores, and that combining early changes nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_combined_uploads_are_the_single_ones_combined():
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 11])
-def test_a_gpu_combines_some_at_a_time(count, monkeypatch):
+def test_a_gpu_combines_several_uploads_at_once(count, monkeypatch):
     names = [f"device-{number}" for number in range(count)]
     (expected,) = opened(world()).run(jobs(names, True))
     monkeypatch.setattr("undergrowth.engines.combining._on_gpu", lambda _: True)
@@ -115,7 +115,7 @@ def test_an_upload_that_cannot_be_combined_is_refused_and_leaves_no_state():
     assert set(place.states.all()) == {"device-1", "device-2"}
 
 
-def test_with_every_upload_refused_there_is_nothing_to_hand_up():
+def test_if_every_upload_is_refused_the_outcome_has_none():
     place = world(bad=dict.fromkeys(NAMES, BAD["nan"]))
     (outcome,) = opened(place).run(jobs(NAMES, True))
     assert outcome.up is None
@@ -132,13 +132,13 @@ def test_every_device_keeps_its_own_state_from_job_to_job():
     assert place.states.get("device-2") == {}
 
 
-def test_the_same_job_gives_the_same_upload_whatever_ran_before():
+def test_an_upload_does_not_depend_on_earlier_jobs():
     (alone,) = opened(world()).run(jobs(["device-2"], False))
     *_, last = opened(world()).run(jobs(NAMES, False))
     assert all(torch.equal(alone.up.tensors[name], last.up.tensors[name]) for name in MODEL)
 
 
-def test_a_job_leaves_what_it_was_sent_as_it_was():
+def test_a_job_does_not_change_its_download():
     before = {name: value.clone() for name, value in MODEL.items()}
     list(opened(world()).run(jobs(NAMES, True)))
     assert all(torch.equal(MODEL[name], before[name]) for name in before)
@@ -154,7 +154,7 @@ def test_a_job_that_fails_names_the_device_and_the_round(error):
         list(engine.run(jobs(NAMES, True, round=2)))
 
 
-def test_torch_computes_in_a_run_as_it_says_and_afterwards_as_before(tmp_path):
+def test_a_run_sets_torch_and_restores_it(tmp_path):
     def seen() -> tuple[object, ...]:
         cudnn = torch.backends.cudnn
         return torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
@@ -174,7 +174,7 @@ def test_torch_computes_in_a_run_as_it_says_and_afterwards_as_before(tmp_path):
     assert inside[-1] == (1, True, True, True) and seen() == before != inside[-1]
 
 
-def test_garbage_waits_in_a_run_and_not_afterwards(tmp_path):
+def test_garbage_is_collected_less_often_only_during_a_run(tmp_path):
     before, seen = gc.get_threshold(), []
     tree = {"model": "logistic", "train": {"rounds": 1}, "run": {"out": str(tmp_path), "engine": "serial"}}
     start(tree, on_round=lambda row, execution: seen.append(gc.get_threshold()))

@@ -1,4 +1,4 @@
-"""What is packed comes out as it was, with its tensors beside the pickle."""
+"""Serialized objects come back as they were, with their tensors outside of the pickle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TENSORS = {
 
 
 def over_a_link(serialized: SerializedObject) -> SerializedObject:
-    """As bytes that nobody may write into, which is what an object store gives."""
+    """Makes the buffers read-only, as an object store does."""
     return SerializedObject(
         serialized.pickled, [np.asarray(memoryview(bytes(buffer))) for buffer in serialized.buffers]
     )
@@ -41,13 +41,13 @@ def test_tensors(value: Tensor, copy: bool):
     assert torch.equal(back, value)
 
 
-def test_large_things_lie_beside():
+def test_large_values_are_outside_of_the_pickle():
     serialized = serialize({"packet": Packet({"w": torch.zeros(10_000)}), "array": np.zeros(10_000)})
     assert len(serialized.pickled) < 1000
     assert [len(buffer) for buffer in serialized.buffers] == [40_000, 80_000]
 
 
-def test_arrays_without_a_value():
+def test_empty_arrays():
     assert deserialize(over_a_link(serialize(np.zeros((0, 3))))).shape == (0, 3)
 
 
@@ -58,7 +58,7 @@ def test_a_copy_may_be_written_into_and_is_aligned_like_other_tensors():
     assert tensor.data_ptr() % 64 == 0
 
 
-def test_a_thing_that_stands_twice_is_packed_once():
+def test_an_object_that_occurs_twice_is_serialized_once():
     one = torch.zeros(3)
     first, second = deserialize(serialize([one, one]))
     assert first is second
@@ -78,5 +78,5 @@ def test_models_made_by_closures():
 @pytest.mark.parametrize(
     ("workers", "there", "each"), [(None, 4, 1), (4, 4, 1), (2, 4, 1), (8, 4, 0.5), (9, 4, 1 / 3), (8, 0, 1)]
 )
-def test_the_part_of_a_gpu_that_a_worker_gets(workers, there, each):
+def test_the_fraction_of_a_gpu_that_a_worker_gets(workers, there, each):
     assert gpu_fraction(workers, there) == each

@@ -117,10 +117,10 @@ def test_rounding_does_not_decide_whether_clients_are_stacked() -> None:
     task = replace(task_with("cnn"), train=train)
     coarse = {name: (value * 7 / value.abs().max()).round() for name, value in task.model.initial(3).items()}
     down = Packet({name: value * 0.01 for name, value in coarse.items()})
-    world = World(task, METHOD.client, {"server": METHOD.server}, POPULATION, device="cuda")
+    world = World(task, METHOD.client, {"server": METHOD.server}, POPULATION, torch_device="cuda")
     with restore_torch_settings():
         set_torch(False)
-        for pair in zip(POPULATION.devices[:24:2], POPULATION.devices[1:24:2]):
+        for pair in zip(POPULATION.devices[:24:2], POPULATION.devices[1:24:2], strict=True):
             engine = VectorEngine()
             engine.open(world)
             list(engine.run([Job("server", name, down, Context(1, name, 0)) for name in pair]))
@@ -146,7 +146,7 @@ def test_clients_of_the_benchmark_end_where_they_do_in_double_precision() -> Non
     with restore_torch_settings():
         set_torch(False)
         wanted, serial = all_alone(torch.float64), all_alone(torch.float32)
-        world = World(task, METHOD.client, {"server": METHOD.server}, contest.writers, device="cuda")
+        world = World(task, METHOD.client, {"server": METHOD.server}, contest.writers, torch_device="cuda")
         engine = VectorEngine()
         engine.open(world)
         jobs = [Job("server", device, start, Context(1, device, 0)) for device in devices]

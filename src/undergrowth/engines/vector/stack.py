@@ -113,8 +113,11 @@ class Batches:
         self.active = (real > 0).sum(0).tolist()  # step → clients that run it
         self._full = (real == batch).all(0, where=real > 0).tolist()
         inside = np.arange(batch) < real[:, :, None]
-        weight = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(np.float32)
-        mask = (inside | (real[:, :, None] == 0)).astype(np.float32)
+        # A stack in double precision needs weights in double precision: 1/3 is not a float32.
+        is_double = any(values.dtype == torch.float64 for values in self.pool.values())
+        dtype = np.float64 if is_double else np.float32
+        weight = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(dtype)
+        mask = (inside | (real[:, :, None] == 0)).astype(dtype)
         # By step, then client, so that the values of one step are contiguous.
         self._table = _to_torch(table.transpose(1, 0, 2), torch_device)
         self._weights = _to_torch(np.stack([weight, mask]).transpose(2, 0, 1, 3), torch_device)
