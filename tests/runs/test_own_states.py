@@ -57,8 +57,8 @@ def test_a_run_is_the_same_when_all_states_are_in_the_file(method, engine, tmp_p
 
     def watch(row: Any, execution: Any) -> None:
         states = execution.federation.world.states
-        assert not states._near
-        sizes.append(states._slots.size)
+        assert not states._cached
+        sizes.append(states._file.size)
 
     nothing = partial(States, 0)
     monkeypatch.setattr("undergrowth.runs.federation.States", nothing)
