@@ -1,4 +1,4 @@
-"""Worker processes that die at a chosen moment, for tests of what is lost then."""
+"""Worker processes that die at a chosen moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from undergrowth.engines.processes.arena import Arena
 
 
 class Countdown:
-    """A number that all processes share: says True once, when it was asked so many times."""
+    """A counter that all processes share: True at the call number `asked`, and at `often` calls in all."""
 
     def __init__(self, asked: int, often: int = 1) -> None:
         self.left = memoryview(mmap.mmap(-1, 8)).cast("q")
@@ -23,7 +23,7 @@ class Countdown:
         os.unlink(path)
 
     def __call__(self) -> bool:
-        fcntl.lockf(self._file, fcntl.LOCK_EX)  # two processes that count at the same moment would count as one
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # otherwise two processes could count as one
         self.left[0] = left = self.left[0] - 1
         fcntl.lockf(self._file, fcntl.LOCK_UN)
         return -self.often < left <= 0
@@ -37,7 +37,7 @@ def die() -> None:
 
 
 def killed_in(step: str, when: Countdown, monkeypatch: Any) -> None:
-    """Workers die in the middle of writing, before a record counts, or right after."""
+    """Makes workers die while they write tensors or words, before a record is committed, or right after."""
     parent, commit, write, words = os.getpid(), Arena.commit, Arena.write, Arena._write_bytes
 
     def commit_and_die(self: Arena, record: Any) -> None:
@@ -50,7 +50,7 @@ def killed_in(step: str, when: Countdown, monkeypatch: Any) -> None:
 
     def write_and_die(self: Arena, *arguments: Any, **more: Any) -> Any:
         if os.getpid() != parent and when():
-            self._view("float32", [64], arguments[1]).fill_(float("nan"))  # half a total
+            self._view("float32", [64], arguments[1]).fill_(float("nan"))  # an incomplete partial result
             die()
         return write(self, *arguments, **more)
 

@@ -1,4 +1,4 @@
-"""A small world whose devices do what the packet they are sent says: fail, spoil their upload, kill their worker."""
+"""A small world whose devices do what their download says: fail, spoil their upload, kill their worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = TASK.model.initial(0)
 
 
 class Obedient:
-    """Adds noise to the model, notes on disk that it was at work, and does what the packet says for its device."""
+    """Adds noise to the model, writes a line to the device's file, and does what the download says for its device."""
 
     def local(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Packet, State]:
         diary = Path(down.tags["diary"])
@@ -43,7 +43,7 @@ class Obedient:
 
 
 class Sizes:
-    """As many samples as the device's number says."""
+    """Device N has 1 + 10·N samples."""
 
     def train(self, device: str) -> Shard:
         return Shard(torch.zeros(self.size(device), 2), torch.zeros(self.size(device), dtype=torch.int64))
@@ -54,7 +54,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Brittle(WeightedMean):
-    """Kills the worker that combines the uploads of all six devices, if a file says so."""
+    """Kills the worker that merges the uploads of all six devices, once, if the file `armed` exists."""
 
     armed: Path = Path()
     driver: int = field(default_factory=os.getpid)
@@ -69,7 +69,7 @@ class Brittle(WeightedMean):
 
 
 class Trusting(AveragingServer):
-    """Takes uploads of any shape."""
+    """Accepts uploads of any shape."""
 
     def check(self, task: Task, up: Packet) -> str | None:
         return None
@@ -81,10 +81,10 @@ def world(folder: Path = Path()) -> World:
     return World(TASK, Obedient(), servers, Sizes())
 
 
-def jobs(diary: Path, fold: bool = True, round: int = 0, **wishes: str) -> list[Job]:
+def jobs(diary: Path, combine: bool = True, round: int = 0, **wishes: str) -> list[Job]:
     down = Packet(MODEL, tags={"diary": str(diary), **{name.replace("_", "-"): wish for name, wish in wishes.items()}})
     nodes = ["server", "edge"] * 3
-    return [Job(node, name, down, Context(1, name, round), fold) for node, name in zip(nodes, NAMES)]
+    return [Job(node, name, down, Context(1, name, round), combine) for node, name in zip(nodes, NAMES, strict=True)]
 
 
 def days(diary: Path) -> dict[str, int]:

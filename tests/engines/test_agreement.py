@@ -1,11 +1,11 @@
-"""What counts as the same step, in a stack and alone."""
+"""Which differences between a step in a stack and the same step alone are accepted."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from undergrowth.engines.vector.agreement import close
+from undergrowth.engines.vector.agreement import agree
 
 BEFORE = {"large": torch.zeros(100), "small": torch.zeros(4), "zero": torch.zeros(8), "count": torch.tensor(3)}
 STEP = {"large": torch.ones(100), "small": torch.full((4,), 0.1), "zero": torch.zeros(8), "count": torch.tensor(4)}
@@ -13,7 +13,7 @@ STEP = {"large": torch.ones(100), "small": torch.full((4,), 0.1), "zero": torch.
 
 def agrees(**differences: torch.Tensor | float) -> bool:
     other = {key: value + differences.get(key, 0) for key, value in STEP.items()}
-    return close({"parameters": other}, {"parameters": STEP}, {"parameters": BEFORE})
+    return agree({"parameters": other}, {"parameters": STEP}, {"parameters": BEFORE})
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_a_step_may_differ_by_what_rounding_does(differences: dict[str, float], 
 
 def test_names_shapes_and_plain_values_must_be_equal() -> None:
     one = torch.ones(2)
-    assert close({"a": one, "turn": 3}, {"a": one, "turn": 3}, {"a": one, "turn": 2})
-    assert not close({"a": one, "turn": 2}, {"a": one, "turn": 3}, {"a": one, "turn": 2})
-    assert not close({"a": one}, {"b": one}, {"b": one})
-    assert not close({"a": torch.ones(1)}, {"a": one}, {"a": one})
-    assert close([one, one], [one, one], [one, one]) and not close([one], [one, one], [one, one])
+    assert agree({"a": one, "turn": 3}, {"a": one, "turn": 3}, {"a": one, "turn": 2})
+    assert not agree({"a": one, "turn": 2}, {"a": one, "turn": 3}, {"a": one, "turn": 2})
+    assert not agree({"a": one}, {"b": one}, {"b": one})
+    assert not agree({"a": torch.ones(1)}, {"a": one}, {"a": one})
+    assert agree([one, one], [one, one], [one, one]) and not agree([one], [one, one], [one, one])
 
 
-def test_where_the_plain_step_has_gone_wrong_nothing_is_compared() -> None:
+def test_a_plain_step_that_is_not_finite_is_not_compared() -> None:
     wrong = torch.tensor([float("inf"), 1.0])
-    assert close({"a": torch.zeros(2)}, {"a": wrong}, {"a": torch.zeros(2)})
+    assert agree({"a": torch.zeros(2)}, {"a": wrong}, {"a": torch.zeros(2)})

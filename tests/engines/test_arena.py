@@ -1,4 +1,4 @@
-"""The arena: what is written is read again, nothing is copied on the way, and what is not committed is not there."""
+"""The arena: pytrees are read as they were written, without copies, and only committed records are visible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from undergrowth.core import Packet
-from undergrowth.engines.processes.arena import HEAD, Arena, Full, arenas, machine_memory
+from undergrowth.engines.processes.arena import HEADER_BYTES, Arena, ArenaFull, create_arenas, machine_memory
 
 TYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8", "bool", "complex64"]
 
@@ -25,7 +25,7 @@ def test_every_type_and_shape_comes_back(name):
         assert torch.equal(read, value)
 
 
-def test_trees_come_back_with_numbers_texts_and_order():
+def test_pytrees_come_back_with_numbers_texts_and_order():
     arena = Arena(1 << 20)
     packet = Packet({"b": torch.arange(3), "a": torch.ones(2)}, {"x": float("nan"), "y": 0.1}, {"tag": "ä"})
     tree = {"z": [1, (2.5, None)], "packet": packet, 3: "three", "inf": float("inf")}
@@ -37,7 +37,7 @@ def test_trees_come_back_with_numbers_texts_and_order():
     assert str(read["packet"].scalars) == "{'x': nan, 'y': 0.1}"
 
 
-def test_what_is_not_contiguous_or_needs_a_gradient_is_written_as_its_values():
+def test_tensors_that_are_not_contiguous_or_need_a_gradient_are_written_as_their_values():
     arena = Arena(1 << 20)
     value = torch.arange(12.0).view(3, 4).t().requires_grad_()
     assert torch.equal(arena.get(arena.put([value]))[0], value.detach())
@@ -66,7 +66,7 @@ def test_a_tensor_that_was_seen_is_written_once():
     assert arena.get(second)["b"].sum() == 3000
 
 
-def test_another_process_reads_what_this_one_wrote_and_the_other_way_round():
+def test_processes_read_what_the_other_one_wrote():
     arena = Arena(1 << 20)
     where = arena.put([torch.arange(5)])
     pid = os.fork()
@@ -86,10 +86,10 @@ def test_records_come_in_order_and_a_reset_forgets_them():
     assert [record[0] for record in arena.committed()] == [0, 1, 2, 3, 4]
     arena.reset()
     assert arena.committed() == []
-    assert arena.top == HEAD
+    assert arena.top == HEADER_BYTES
 
 
-def test_a_process_that_is_killed_leaves_whole_records_only():
+def test_a_killed_process_leaves_only_complete_records():
     arena = Arena(64 << 20)
     pid = os.fork()
     if not pid:
@@ -107,15 +107,15 @@ def test_a_process_that_is_killed_leaves_whole_records_only():
     assert all((arena.get(where)[0] == number).all() for number, where in records)
 
 
-def test_a_full_arena_says_so_and_stays_as_it_was():
+def test_writing_to_a_full_arena_raises_and_changes_nothing():
     arena = Arena(1 << 16)
     arena.commit("first")
     top = arena.top
-    with pytest.raises(Full):
+    with pytest.raises(ArenaFull):
         arena.put([torch.zeros(1 << 15)])
-    with pytest.raises(Full):
-        arena.write([torch.zeros(100)], HEAD, HEAD + 100)
-    with pytest.raises(Full):
+    with pytest.raises(ArenaFull):
+        arena.write([torch.zeros(100)], HEADER_BYTES, HEADER_BYTES + 100)
+    with pytest.raises(ArenaFull):
         arena.commit("x" * (1 << 16))
     assert arena.top == top
     assert arena.committed() == ["first"]
@@ -127,7 +127,7 @@ def test_arenas_are_large_and_cost_nothing_until_written():
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     before = resident()
-    ours, first, second = arenas(3)
+    ours, (first, second) = create_arenas(2)
     assert ours.size >= machine_memory() // 2
     assert first.size == second.size == ours.size
     assert resident() - before < 10 << 20

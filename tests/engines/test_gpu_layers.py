@@ -50,7 +50,7 @@ def test_a_convolution(shape: tuple[int, ...], tf32: bool, allowed: float, share
         for client, some in enumerate(x.split(samples))
     ]
     wanted = torch.autograd.grad(torch.cat(apart), (x, weight, bias), slope.double())
-    for one, other in zip((found, *gradients), (torch.cat(apart), *wanted)):
+    for one, other in zip((found, *gradients), (torch.cat(apart), *wanted), strict=True):
         assert difference(one, other) < allowed
 
 
@@ -60,14 +60,14 @@ def test_short_numbers_of_any_size(size: float) -> None:
     for sizes in ((1.0, size, 1.0), (size, 1.0, 1.0)):
         found, wanted = (both(short, sizes) for short in (True, False))
         for client in range(3):
-            for one, other in zip(found, wanted):
+            for one, other in zip(found, wanted, strict=True):
                 assert difference(one[client], other[client]) < 3e-3
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_no_number_stays_with_its_client(bad: float) -> None:
     found, wanted = (both(short, (1.0, 1.0, 1.0), bad) for short in (True, False))
-    for one, other in zip(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
         assert not one[1].isfinite().all()
         for client in (0, 2):
             assert difference(one[client], other[client]) < 3e-3
@@ -112,7 +112,7 @@ def test_a_linear_layer_that_descends(shape: tuple[int, ...], tf32: bool, allowe
         torch.backends.cuda.matmul.allow_tf32 = allows
     rows, slopes = (value.detach().double().unflatten(0, (clients, samples)) for value in (x, slope))
     wanted = slopes.sum(1), (slopes @ before.double()).flatten(0, 1)
-    for one, other in zip(gradients, wanted):
+    for one, other in zip(gradients, wanted, strict=True):
         assert difference(one, other) < allowed
     change = 0.1 * slopes.transpose(1, 2) @ rows
     assert difference(before - weight.detach(), change) < 3 * allowed
@@ -144,7 +144,7 @@ def test_batch_normalisation_far_from_zero(masked: bool) -> None:
         out = normalise(maps, clients, mask if masked else None, mean, variance, weight, bias, True, 0.1, 1e-5)
         gradients = torch.autograd.grad(out, (x, weight, bias), slope)
         results.append((out * real, mean, variance, *gradients))
-    for one, other in zip(*results):
+    for one, other in zip(*results, strict=True):
         assert difference(one, other) < 1e-4
 
 

@@ -15,13 +15,13 @@ from undergrowth.engines.placement import (
     PLACEMENTS,
     Improved,
     Learned,
-    improved,
+    assign_to_first_finished,
+    improve,
     loads,
     lower_bound,
     placement,
-    to_first_done,
 )
-from undergrowth.engines.prediction import fit, summed
+from undergrowth.engines.prediction import fit, sum_measurements
 
 settings.register_profile("undergrowth", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("undergrowth")
@@ -89,8 +89,8 @@ def matrix(batches, kinds):
 @given(SIZES.filter(bool), KINDS)
 def test_improving_never_ends_later_and_never_beats_the_bound(batches, kinds):
     times = matrix(batches, kinds)
-    for start in (to_first_done(batches, times), placement("rr").place(batches, kinds)):
-        better = improved(start, batches, times)
+    for start in (assign_to_first_finished(batches, times), placement("rr").place(batches, kinds)):
+        better = improve(start, batches, times)
         assert sorted(position for share in better for position in share) == list(range(len(batches)))
         assert max(loads(better, times)) <= max(loads(start, times)) * (1 + 1e-12)
         assert max(loads(better, times)) >= lower_bound(times) * (1 - 1e-12)
@@ -105,10 +105,10 @@ def test_lpt_is_never_predicted_to_end_later_than_lb(batches, kinds):
 
 def test_improving_finds_a_swap_that_evens_the_load():
     times = np.array([[4.0, 3.0, 3.0], [4.0, 3.0, 3.0]])
-    assert max(loads(improved([[0, 1, 2], []], [4, 3, 3], times), times)) == 6.0
+    assert max(loads(improve([[0, 1, 2], []], [4, 3, 3], times), times)) == 6.0
     uneven = [[0, 1], [2, 3]]  # 6 + 5 against 5 + 2
     times = np.tile([6.0, 5.0, 5.0, 2.0], (2, 1))
-    assert max(loads(improved(uneven, [6, 5, 5, 2], times), times)) == 10.0
+    assert max(loads(improve(uneven, [6, 5, 5, 2], times), times)) == 10.0
 
 
 def test_the_bound_of_equal_workers_is_the_mean_load_or_the_largest_job():
@@ -139,7 +139,7 @@ def test_no_placement_beats_the_bound_whatever_the_times(workers, jobs, seed):
     st.lists(st.tuples(st.integers(1, 500), st.floats(0, 100)), max_size=40),
 )
 def test_predictions_are_positive_and_increasing_whatever_was_measured(first, second):
-    curve = fit([summed(measured) for measured in (first, second) if measured])
+    curve = fit([sum_measurements(measured) for measured in (first, second) if measured])
     seconds = curve.seconds(np.arange(1, 2000))
     assert (seconds > 0).all()
     assert (np.diff(seconds) > 0).all()
@@ -148,13 +148,13 @@ def test_predictions_are_positive_and_increasing_whatever_was_measured(first, se
 @pytest.mark.parametrize(("a", "b", "d"), [(0.02, 0.03, 0.05), (0.02, 0.0, 0.0), (0.02, -0.01, 0.1), (0.0, 0.5, 0.1)])
 def test_the_curve_is_found_again(a, b, d):
     x = np.arange(1, 200)
-    measured = list(zip(x.tolist(), (a * x + b * np.log(x) + d).tolist()))
-    curve = fit([summed(measured)])
+    measured = list(zip(x.tolist(), (a * x + b * np.log(x) + d).tolist(), strict=True))
+    curve = fit([sum_measurements(measured)])
     np.testing.assert_allclose(curve.seconds(x), a * x + b * np.log(x) + d, rtol=2e-3)
 
 
 def test_with_one_size_only_time_is_taken_to_be_proportional():
-    curve = fit([summed([(10, 1.0)] * 5)])
+    curve = fit([sum_measurements([(10, 1.0)] * 5)])
     np.testing.assert_allclose(curve.seconds([1, 10, 20]), [0.1, 1.0, 2.0], rtol=0.05)
 
 

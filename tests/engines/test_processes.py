@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,28 +18,14 @@ from ..stopping import stopped_and_resumed
 
 FACTS = {"workers_timedelta", "placement_excess", "workers", "wall_seconds"}
 CASES: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "fedprox": {"method": "fedprox"},
-    "fedadam": {"method": "fedadam"},
-    "fedavgm": {"method": "fedavgm"},
     "own states": {"method": "local"},
-    "fedbuff": {"method": "fedbuff", "options": {"buffer": 3, "concurrency": 5}, "fleet": "mixed-edge"},
-    "fedasync": {"method": "fedasync", "fleet": "mixed-edge"},
+    "asynchronous": {"method": "fedbuff", "options": {"buffer": 3, "concurrency": 5}, "fleet": "mixed-edge"},
     "tree": {"topology": "tree:2x2", "clients": 4},
-    "int8": {"links": {"up": "int8", "down": "fp16"}, "sample": 0.6},
-    "a deadline": {"fleet": "mixed-edge", "deadline": 0.02},
-    "partial work": {
-        "method": "fedprox",
-        "model": "cnn",
-        "fleet": "mixed-edge",
-        "deadline": 0.3,
-        "epochs": 20,
-        "rounds": 2,
-    },
-    "a sample": {"sample": 0.3, "placement": "rr"},
-    "largest first in turn": {"placement": "srr"},
-    "learned": {"placement": "lpt"},
-    "buffers": {"model": "resnet-8", "model_options": {"norm": "batch"}, "rounds": 1, "clients": 4, "batch": 128},
+    "links": {"links": {"up": "topk:0.1", "down": "fp16"}, "sample": 0.6},
+    "partial work": {"method": "fedprox", "fleet": "mixed-edge", "deadline": 0.02, "epochs": 5},
+    "sorted round robin": {"placement": "srr"},
+    "learned placement": {"placement": "lpt"},
+    "buffers": {"model": "wrn-10-1", "rounds": 1, "clients": 4, "batch": 128},
 }
 
 
@@ -46,73 +33,77 @@ def run(tmp_path: Any, engine: str, **settings: Any) -> ug.Result:
     small = {
         "model": "logistic",
         "clients": 9,
-        "rounds": 3,
+        "rounds": 2,
+        "data_options": {"train_samples": 300},
         "partition": "dirichlet:0.5",
         "out": str(tmp_path / engine),
     }
     if not isinstance(settings.get("data", ""), str):
-        del small["clients"], small["partition"]
+        del small["clients"], small["partition"], small["data_options"]
     return ug.run(**{**small, "engine": engine, "workers": 2, **settings})
 
 
-def assert_equal(ours: ug.Result, serial: ug.Result, tolerance: float = 1e-5) -> None:
+def assert_equal(ours: ug.Result, serial: ug.Result) -> None:
+    """Equal but for the order of sums: devices compute the same bits, whatever the CPU."""
     weights, reference = ours.model.state_dict(), serial.model.state_dict()
     assert weights.keys() == reference.keys()
     for name in reference:
-        torch.testing.assert_close(weights[name], reference[name], rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(weights[name], reference[name], rtol=1e-5, atol=1e-5)
     for row, other in zip(ours.history, serial.history, strict=True):
         for name in other.keys() - FACTS - {"loss", "accuracy"}:
             assert row[name] == other[name], name
-        assert row["loss"] == pytest.approx(other["loss"], rel=max(tolerance, 1e-4))
-    # Only the scalars of a total may differ in their last bits; what was asked, sent and refused may not.
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
+    # Only the scalars of a partial result may differ in their last bits; the ledger may not.
     assert list(ours.ledger.rows()) == list(serial.ledger.rows())
     assert [row["rounds"] for row in ours.clients] == [row["rounds"] for row in serial.clients]
     assert ours.notes == serial.notes
 
 
-@pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
-def test_it_gives_what_the_serial_engine_gives(settings, tmp_path):
-    # A bit of rounding may carry a value over a quantiser's step, and grows over many steps.
-    tolerance = 1e-3 if "links" in settings or "epochs" in settings else 1e-5
-    ours = run(tmp_path, "processes", **settings)
-    assert_equal(ours, run(tmp_path, "serial", **settings), tolerance)
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    """The serial run of a case, which several tests are compared with."""
+
+    @cache
+    def go(name: str) -> ug.Result:
+        return run(tmp_path_factory.mktemp("serial"), "serial", **CASES[name])
+
+    return go
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name != "links"]
+)  # with top-k, rounding may decide which values are sent
+def test_it_gives_what_the_serial_engine_gives(name, serial, tmp_path):
+    ours = run(tmp_path, "processes", **CASES[name])
+    assert_equal(ours, serial(name))
     assert ours.history[-1]["workers"] == 2
     assert ours.history[-1]["workers_timedelta"] >= 0
     assert ours.history[-1]["placement_excess"] > -1e-9
 
 
-@pytest.mark.parametrize("settings", [*CASES.values(), {"links": {"up": "topk:0.1"}, "sample": 0.6}])
-def test_one_worker_that_keeps_the_order_gives_the_same_bits_as_the_serial_engine(settings, tmp_path):
-    settings = {**settings, "workers": 1, "placement": "rr", "rounds": min(2, settings.get("rounds", 2))}
-    assert digest(run(tmp_path, "processes", **settings)) == digest(run(tmp_path, "serial", **settings))
+@pytest.mark.parametrize("name", CASES)
+def test_one_worker_that_keeps_the_order_gives_the_same_bits_as_the_serial_engine(name, serial, tmp_path):
+    settings = {**CASES[name], "workers": 1, "placement": "rr"}
+    assert digest(run(tmp_path, "processes", **settings)) == digest(serial(name))
 
 
-SAME_BITS = ["fedavg", "own states", "fedbuff", "tree", "int8"]
-
-
-@pytest.mark.parametrize("name", SAME_BITS)
-def test_it_gives_the_same_bits_every_time(name, tmp_path):
-    first, second = (run(tmp_path / str(number), "processes", **CASES[name]) for number in range(2))
-    assert digest(first) == digest(second)
-
-
-@pytest.mark.parametrize("method", ["fedavgm", "local", "fedbuff"])
-def test_a_stopped_run_goes_on_bit_for_bit(method, tmp_path):
-    tree = {
-        "method": {"name": method},
-        "data": {"clients": 6, "partition": "iid"},
+def test_it_gives_the_same_bits_every_time_and_after_a_resume(tmp_path):
+    raw = {
+        "method": {"name": "fedbuff", "buffer": 2, "concurrency": 4},
+        "data": {"clients": 6, "partition": "dirichlet:0.5", "train_samples": 300},
         "model": "logistic",
-        "train": {"rounds": 4, "sample": 0.5},
+        "fleet": "mixed-edge",
+        "train": {"rounds": 4},
         "links": {"up": "int8"},
         "run": {"engine": "processes", "workers": 2},
     }
-    resumed = stopped_and_resumed(tree, 2, str(tmp_path / "stopped"))
-    whole = start({**tree, "run": {**tree["run"], "out": str(tmp_path / "whole")}})
+    resumed = stopped_and_resumed(raw, 2, str(tmp_path / "stopped"))
+    whole = start({**raw, "run": {**raw["run"], "out": str(tmp_path / "whole")}})
     assert digest(resumed) == digest(whole)
     assert list(resumed.ledger.rows()) == list(whole.ledger.rows())
 
 
-def test_a_population_that_no_pickle_can_hold(tmp_path):
+def test_a_population_that_cannot_be_pickled(tmp_path):
     def halved(shard: Any) -> Any:
         return replace(shard, x=shard.x / 2)
 

@@ -1,4 +1,4 @@
-"""Workers of the Ray engine on GPUs, as Ray places them. The machine only claims to have two, so torch uses the CPU."""
+"""Workers of the Ray engine on GPUs, as Ray assigns them. Ray is told of two GPUs, and torch uses the CPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from undergrowth.engines import RayCluster, Settings
+from undergrowth.engines import EngineSettings, RayEngine
 
 from .obedient import jobs, world
 
+pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
 
 
@@ -30,46 +31,47 @@ def two_gpus() -> Iterator[None]:
 
 
 def seen(worker: Any) -> tuple[str | None, dict[str, float], tuple[bool, bool]]:
-    """The GPUs that a worker sees, what Ray has set aside for it, and how torch works there."""
+    """The GPUs that a worker sees, the resources that Ray assigned to it, and its settings of torch."""
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     return os.environ.get("CUDA_VISIBLE_DEVICES"), ray.get_runtime_context().get_assigned_resources(), tf32
 
 
 @pytest.mark.parametrize(("workers", "on_each"), [(None, [1, 1]), (3, [1, 2])])
 def test_every_worker_sees_one_gpu_and_shares_it_with_few(two_gpus, tmp_path, workers, on_each, monkeypatch):
-    from undergrowth.engines.cluster import crew as ray_crew
+    from undergrowth.engines.ray_cluster import worker_pool
 
     asked: list[str] = []
-    monkeypatch.setattr(ray_crew.Crew, "_ask_for", on_the_cpu(ray_crew.Crew._ask_for, asked))
-    engine = RayCluster(Settings(workers=workers, devices=("cuda",), tf32=workers == 3))
+    pool = worker_pool.RayWorkerPool
+    monkeypatch.setattr(pool, "_request", on_the_cpu(pool._request, asked))
+    engine = RayEngine(EngineSettings(workers=workers, torch_devices=("cuda",), tf32=workers == 3))
     engine.open(world())
     try:
         assert list(engine.run(jobs(tmp_path)))
-        members = engine._crew.members
+        members = engine._pool.members
         found = ray.get([member.actor.__ray_call__.remote(seen) for member in members])
     finally:
         engine.close()
-    assert set(asked) == {"cuda"}, "a worker calls the GPU that it sees cuda"
+    assert set(asked) == {"cuda"}, "a worker sees one GPU, the first"
     visible = Counter(one for one, _, _ in found)
     assert set(visible) == {"0", "1"} and sorted(visible.values()) == on_each
     assert [given for _, given, _ in found] == len(found) * [{"GPU": 0.5 if workers == 3 else 1.0}], "and no CPU"
     assert {tf32 for _, _, tf32 in found} == {(workers == 3, workers == 3)}
 
 
-def on_the_cpu(ask_for: Any, asked: list[str]) -> Any:
-    """Asks Ray for a GPU all the same, and has torch use the CPU there."""
+def on_the_cpu(request: Any, asked: list[str]) -> Any:
+    """Requests GPUs from Ray, but has torch use the CPU there."""
 
-    def go(crew: Any, count: int) -> None:
-        asked.append(crew.device)
-        crew.device = "cpu"
-        ask_for(crew, count)
-        crew.device = "cuda"
+    def go(pool: Any, count: int) -> None:
+        asked.append(pool.torch_device)
+        pool.torch_device = "cpu"
+        request(pool, count)
+        pool.torch_device = "cuda"
 
     return go
 
 
 def test_a_part_of_a_gpu_is_never_more_than_ray_can_give():
-    from undergrowth.engines.cluster.crew import share
+    from undergrowth.engines.ray_cluster.worker_pool import gpu_fraction
 
-    assert [share(workers, 2) for workers in (None, 1, 2, 3, 4, 5, 14)] == [1, 1, 1, 1 / 2, 1 / 2, 1 / 3, 1 / 7]
-    assert share(8, 0) == share(None, 0) == 1, "there is none yet, so a machine with one is waited for"
+    assert [gpu_fraction(workers, 2) for workers in (None, 1, 2, 3, 4, 5, 14)] == [1, 1, 1, 1 / 2, 1 / 2, 1 / 3, 1 / 7]
+    assert gpu_fraction(8, 0) == gpu_fraction(None, 0) == 1, "there is none yet, so a machine with one is waited for"

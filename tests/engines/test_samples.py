@@ -1,4 +1,4 @@
-"""Samples on their way to a GPU, for which the CPU stands in here: memory is not pinned, all else is the same."""
+"""Samples that are copied to a GPU. Here the CPU stands in for it; only pinned memory is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Numbered:
 def near(monkeypatch):
     plain = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **rest: plain(*size, **rest))
-    monkeypatch.setattr(samples, "room", lambda place: 10_000)
+    monkeypatch.setattr(samples, "memory_limit", lambda place: 10_000)
     found = Samples(Numbered(), "cpu")
     found._cuda = True
     return found
@@ -42,26 +42,26 @@ def check(near: Samples, device: str) -> None:
 
 
 @pytest.mark.parametrize("devices", [["3"], ["1", "0", "5"], [str(number) for number in range(12)]])
-def test_each_device_has_its_own_and_is_read_once(near, devices):
-    near.bring(devices)
+def test_every_device_gets_its_samples_and_is_read_once(near, devices):
+    near.prefetch(devices)
     for device in devices:
         check(near, device)
-    near.bring(devices)
+    near.prefetch(devices)
     assert near._shards.read == devices
 
 
-def test_where_there_is_no_room_left_they_are_read_again(near, monkeypatch):
-    monkeypatch.setattr(samples, "room", lambda place: 100)
-    near.bring(["3", "4", "5", "6"])  # 48, 64, …: there was room when the second came
+def test_beyond_the_limit_samples_are_read_again(near, monkeypatch):
+    monkeypatch.setattr(samples, "memory_limit", lambda place: 100)
+    near.prefetch(["3", "4", "5", "6"])  # 48, 64, …: there was room when the second came
     assert near._shards.read == ["3", "4"]
     for device in ("3", "4", "5", "6", "5"):
         check(near, device)
     assert near._shards.read == ["3", "4", "5", "6", "5"]
 
 
-def test_samples_that_differ_in_kind_come_one_by_one(near, monkeypatch):
+def test_samples_of_different_shapes_are_copied_one_by_one(near, monkeypatch):
     first = Shard(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
     second = Shard(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
     monkeypatch.setattr(near._shards, "train", {"a": first, "b": second}.__getitem__)
-    near.bring(["a", "b"])
+    near.prefetch(["a", "b"])
     assert near.of("a").x.shape == (2, 3) and near.of("b").x.shape == (2, 4)

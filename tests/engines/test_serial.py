@@ -1,4 +1,4 @@
-"""The serial engine: what it refuses, what it keeps, and that combining early changes nothing."""
+"""The serial engine: uploads that it refuses, states that it stores, and that combining early changes nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Context, Packet, RunError, Server, fold
-from undergrowth.engines import ENGINES, Job, Serial, World
-from undergrowth.engines.memory import RARER
+from undergrowth.engines import ENGINES, Job, SerialEngine, World
+from undergrowth.engines.memory import COLLECTION_FACTOR
 from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.methods import FedAvg
 from undergrowth.runs.execution import start
@@ -26,12 +26,12 @@ def world(server: Server | None = None, bad: dict[str, Any] | None = None) -> Wo
     return World(TASK, Nudge(bad or {}), {"server": server or AveragingServer()}, NoData())
 
 
-def jobs(names: list[str], fold: bool, round: int = 0) -> list[Job]:
-    return [Job("server", name, Packet(MODEL), Context(1, name, round), fold) for name in names]
+def jobs(names: list[str], combine: bool, round: int = 0) -> list[Job]:
+    return [Job("server", name, Packet(MODEL), Context(1, name, round), combine) for name in names]
 
 
-def opened(place: World) -> Serial:
-    engine = Serial()
+def opened(place: World) -> SerialEngine:
+    engine = SerialEngine()
     engine.open(place)
     return engine
 
@@ -40,15 +40,15 @@ NAMES = ["device-0", "device-1", "device-2"]
 
 
 def test_the_table_of_engines_has_it():
-    assert ENGINES["serial"] is Serial
+    assert ENGINES["serial"] is SerialEngine
 
 
 def test_every_job_is_in_exactly_one_outcome():
-    for folded in (True, False):
-        outcomes = list(opened(world()).run(jobs(NAMES, folded)))
+    for combine in (True, False):
+        outcomes = list(opened(world()).run(jobs(NAMES, combine)))
         assert sorted(name for outcome in outcomes for name in outcome.sent) == NAMES
-        assert len(outcomes) == (1 if folded else 3)
-        assert all(outcome.folded is folded for outcome in outcomes)
+        assert len(outcomes) == (1 if combine else 3)
+        assert all(outcome.combined is combine for outcome in outcomes)
 
 
 def test_combined_uploads_are_the_single_ones_combined():
@@ -62,11 +62,11 @@ def test_combined_uploads_are_the_single_ones_combined():
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 11])
-def test_a_gpu_combines_some_at_a_time(count, monkeypatch):
+def test_a_gpu_combines_several_uploads_at_once(count, monkeypatch):
     names = [f"device-{number}" for number in range(count)]
     (expected,) = opened(world()).run(jobs(names, True))
-    monkeypatch.setattr("undergrowth.engines.world._on_a_gpu", lambda _: True)
-    monkeypatch.setattr("undergrowth.engines.world.TOGETHER", 4)
+    monkeypatch.setattr("undergrowth.engines.combining._on_gpu", lambda _: True)
+    monkeypatch.setattr("undergrowth.engines.combining.MAX_PENDING_UPLOADS", 4)
     (found,) = opened(world()).run(jobs(names, True))
     assert found.sent == expected.sent and found.up.scalars == pytest.approx(expected.up.scalars)
     for name, value in expected.up.tensors.items():
@@ -75,8 +75,8 @@ def test_a_gpu_combines_some_at_a_time(count, monkeypatch):
 
 def test_the_bytes_of_an_upload_are_those_before_combining():
     size = 4 * (2 * 2 + 2) + 8
-    for folded in (True, False):
-        for outcome in opened(world()).run(jobs(NAMES, folded)):
+    for combine in (True, False):
+        for outcome in opened(world()).run(jobs(NAMES, combine)):
             assert set(outcome.sent.values()) == {size}
 
 
@@ -97,10 +97,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("spoil", BAD.values(), ids=BAD.keys())
-@pytest.mark.parametrize("folded", [True, False])
-def test_a_bad_upload_is_refused_and_leaves_neither_bytes_nor_state(folded, spoil):
+@pytest.mark.parametrize("combine", [True, False])
+def test_a_bad_upload_is_refused_and_leaves_neither_bytes_nor_state(combine, spoil):
     place = world(bad={"device-1": spoil})
-    outcomes = list(opened(place).run(jobs(NAMES, folded)))
+    outcomes = list(opened(place).run(jobs(NAMES, combine)))
     refused = {name: problem for outcome in outcomes for name, problem in outcome.refused.items()}
     assert list(refused) == ["device-1"]
     assert refused["device-1"]
@@ -115,7 +115,7 @@ def test_an_upload_that_cannot_be_combined_is_refused_and_leaves_no_state():
     assert set(place.states.all()) == {"device-1", "device-2"}
 
 
-def test_with_every_upload_refused_there_is_nothing_to_hand_up():
+def test_if_every_upload_is_refused_the_outcome_has_none():
     place = world(bad=dict.fromkeys(NAMES, BAD["nan"]))
     (outcome,) = opened(place).run(jobs(NAMES, True))
     assert outcome.up is None
@@ -132,13 +132,13 @@ def test_every_device_keeps_its_own_state_from_job_to_job():
     assert place.states.get("device-2") == {}
 
 
-def test_the_same_job_gives_the_same_upload_whatever_ran_before():
+def test_an_upload_does_not_depend_on_earlier_jobs():
     (alone,) = opened(world()).run(jobs(["device-2"], False))
     *_, last = opened(world()).run(jobs(NAMES, False))
     assert all(torch.equal(alone.up.tensors[name], last.up.tensors[name]) for name in MODEL)
 
 
-def test_a_job_leaves_what_it_was_sent_as_it_was():
+def test_a_job_does_not_change_its_download():
     before = {name: value.clone() for name, value in MODEL.items()}
     list(opened(world()).run(jobs(NAMES, True)))
     assert all(torch.equal(MODEL[name], before[name]) for name in before)
@@ -154,7 +154,7 @@ def test_a_job_that_fails_names_the_device_and_the_round(error):
         list(engine.run(jobs(NAMES, True, round=2)))
 
 
-def test_torch_computes_in_a_run_as_it_says_and_afterwards_as_before(tmp_path):
+def test_a_run_sets_torch_and_restores_it(tmp_path):
     def seen() -> tuple[object, ...]:
         cudnn = torch.backends.cudnn
         return torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
@@ -174,9 +174,9 @@ def test_torch_computes_in_a_run_as_it_says_and_afterwards_as_before(tmp_path):
     assert inside[-1] == (1, True, True, True) and seen() == before != inside[-1]
 
 
-def test_garbage_waits_in_a_run_and_not_afterwards(tmp_path):
+def test_garbage_is_collected_less_often_only_during_a_run(tmp_path):
     before, seen = gc.get_threshold(), []
     tree = {"model": "logistic", "train": {"rounds": 1}, "run": {"out": str(tmp_path), "engine": "serial"}}
     start(tree, on_round=lambda row, execution: seen.append(gc.get_threshold()))
-    assert seen == [(*before[:2], RARER * before[2])]
+    assert seen == [(*before[:2], COLLECTION_FACTOR * before[2])]
     assert gc.get_threshold() == before

@@ -12,10 +12,18 @@ from torch import Tensor
 from undergrowth.bench.engines import CONTESTS
 from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Shard, Task, Train
 from undergrowth.data import load, partition_dataset
-from undergrowth.engines import Engine, Job, Outcome, Serial, Vector, World
+from undergrowth.engines import (
+    Engine,
+    Job,
+    Outcome,
+    SerialEngine,
+    VectorEngine,
+    World,
+    restore_torch_settings,
+    set_torch,
+)
 from undergrowth.engines.vector import recording
-from undergrowth.engines.vector.stack import WAVE
-from undergrowth.engines.world import set_torch, torch_restored
+from undergrowth.engines.vector.stack import FIRST_WAVE
 from undergrowth.learning import GradientClient
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
@@ -23,7 +31,7 @@ from undergrowth.models import builder
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 DATA = load("digits")
-DEVICES = 3 * WAVE
+DEVICES = 3 * FIRST_WAVE
 POPULATION = partition_dataset(DATA, "dirichlet:1", DEVICES, 0, holdout=0)
 METHOD = FedAvg()
 ROUNDS = 3  # in the first, some steps are not recorded yet
@@ -40,16 +48,16 @@ def all_weights(packet: Packet | None) -> Tensor:
 
 
 def last_round(
-    engine: Engine, task: Task, rounds: int, tf32: bool = False, fold: bool = True, method: Method = METHOD
+    engine: Engine, task: Task, rounds: int, tf32: bool = False, combine: bool = True, method: Method = METHOD
 ) -> list[Outcome]:
     """The last of some rounds, all from the same start."""
-    with torch_restored():
+    with restore_torch_settings():
         set_torch(tf32)
-        engine.open(World(task, method.client, {"server": method.server}, POPULATION, device="cuda"))
+        engine.open(World(task, method.client, {"server": method.server}, POPULATION, torch_device="cuda"))
         down = Packet(task.model.initial(3))
         for _ in range(rounds):
             found = list(
-                engine.run([Job("server", name, down, Context(1, name, 0), fold) for name in POPULATION.devices])
+                engine.run([Job("server", name, down, Context(1, name, 0), combine) for name in POPULATION.devices])
             )
     assert sum(len(outcome.sent) for outcome in found) == DEVICES
     return found
@@ -63,22 +71,22 @@ def mean_of(engine: Engine, model: str, tf32: bool, rounds: int = ROUNDS) -> Ten
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn", "wrn-10-1"])
 @pytest.mark.parametrize(("tf32", "allowed"), [(False, 1e-4), (True, 1e-2)])
 def test_a_round_gives_what_the_serial_engine_gives(model: str, tf32: bool, allowed: float) -> None:
-    engine = Vector()
-    found, wanted = mean_of(engine, model, tf32), mean_of(Serial(), model, tf32=False)
+    engine = VectorEngine()
+    found, wanted = mean_of(engine, model, tf32), mean_of(SerialEngine(), model, tf32=False)
     assert engine.facts() == {"stacked": float(DEVICES), "not_stacked": 0.0}
     assert float((found - wanted).norm() / wanted.norm()) < allowed
-    assert torch.equal(mean_of(Vector(), model, tf32), found)
-    assert torch.equal(mean_of(Vector(), model, tf32, rounds=1), found)  # as after a resume: nothing is recorded
+    assert torch.equal(mean_of(VectorEngine(), model, tf32), found)
+    assert torch.equal(mean_of(VectorEngine(), model, tf32, rounds=1), found)  # as after a resume: nothing is recorded
 
 
 def test_steps_are_recorded_again_after_all_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "UNKNOWN", 0)
-    task, engine = task_with("logistic"), Vector()
+    monkeypatch.setattr(recording, "STEPS_BEFORE_RECORDING_NEW", 0)
+    task, engine = task_with("logistic"), VectorEngine()
     whole = all_weights(last_round(engine, task, 1)[0].up)
     down = Packet(task.model.initial(3))
     jobs = [Job("server", name, down, Context(1, name, 0), True) for name in POPULATION.devices]
     for _ in range(3):
-        engine.stacking._recordings.clear()
+        engine.stack_runner._recordings.clear()
         torch.cuda.empty_cache()
         (outcome,) = engine.run(jobs)
         assert torch.equal(all_weights(outcome.up), whole)
@@ -97,10 +105,10 @@ def test_a_step_that_looks_at_a_value_is_stacked_but_not_recorded() -> None:
     class Careful(FedAvg):
         client = Looking()
 
-    engine = Vector()
+    engine = VectorEngine()
     (found,) = last_round(engine, task_with("mlp"), ROUNDS, method=Careful())
     assert engine.facts() == {"stacked": float(DEVICES), "not_stacked": 0.0}
-    assert torch.equal(all_weights(found.up), mean_of(Vector(), "mlp", tf32=False))
+    assert torch.equal(all_weights(found.up), mean_of(VectorEngine(), "mlp", tf32=False))
 
 
 def test_rounding_does_not_decide_whether_clients_are_stacked() -> None:
@@ -109,11 +117,11 @@ def test_rounding_does_not_decide_whether_clients_are_stacked() -> None:
     task = replace(task_with("cnn"), train=train)
     coarse = {name: (value * 7 / value.abs().max()).round() for name, value in task.model.initial(3).items()}
     down = Packet({name: value * 0.01 for name, value in coarse.items()})
-    world = World(task, METHOD.client, {"server": METHOD.server}, POPULATION, device="cuda")
-    with torch_restored():
+    world = World(task, METHOD.client, {"server": METHOD.server}, POPULATION, torch_device="cuda")
+    with restore_torch_settings():
         set_torch(False)
-        for pair in zip(POPULATION.devices[:24:2], POPULATION.devices[1:24:2]):
-            engine = Vector()
+        for pair in zip(POPULATION.devices[:24:2], POPULATION.devices[1:24:2], strict=True):
+            engine = VectorEngine()
             engine.open(world)
             list(engine.run([Job("server", name, down, Context(1, name, 0)) for name in pair]))
             assert engine.facts() == {"stacked": 2.0, "not_stacked": 0.0}
@@ -135,11 +143,11 @@ def test_clients_of_the_benchmark_end_where_they_do_in_double_precision() -> Non
             found[device] = all_weights(METHOD.client.local(task, down, shard, {}, Context(1, device, 0))[0])
         return found
 
-    with torch_restored():
+    with restore_torch_settings():
         set_torch(False)
         wanted, serial = all_alone(torch.float64), all_alone(torch.float32)
-        world = World(task, METHOD.client, {"server": METHOD.server}, contest.writers, device="cuda")
-        engine = Vector()
+        world = World(task, METHOD.client, {"server": METHOD.server}, contest.writers, torch_device="cuda")
+        engine = VectorEngine()
         engine.open(world)
         jobs = [Job("server", device, start, Context(1, device, 0)) for device in devices]
         vector = {device: all_weights(outcome.up) for outcome in engine.run(jobs) for device in outcome.sent}

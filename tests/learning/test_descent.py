@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from undergrowth.core import Batch, Carry, Context, Model, Packet, Shard, Task, Train
-from undergrowth.engines.vector.carries import part, stacked
+from undergrowth.engines.vector.carries import slice_stack, stack_carries
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Sgd, descent
 
@@ -108,11 +108,11 @@ def test_stacked_clients_descend_as_they_do_alone():
     task, down, shard = job(mlp)
     client, halves = GradientClient(), [Shard(shard.x[:32], shard.y[:32]), Shard(shard.x[16:48], shard.y[16:48])]
     alone = [stepped(client, task, down, half) for half in halves]
-    carry = stacked([client.begin(task, down, half, {}, Context(0, "device", 0))[0] for half in halves])
+    carry = stack_carries([client.begin(task, down, half, {}, Context(0, "device", 0))[0] for half in halves])
     for pair in zip(*(batches for _, batches in alone)):
         batch = {name: torch.cat([each[name] for each in pair]) for name in ("x", "y")}
         with Stacked(2, None):
             carry = client.step(task, carry, {**batch, "weight": torch.full((32,), 1 / 16)})
     assert carry["descending"] == {"0.weight", "2.weight"}
     for place, (single, _) in enumerate(alone):
-        torch.testing.assert_close(part(carry["parameters"], place), single["parameters"])
+        torch.testing.assert_close(slice_stack(carry["parameters"], place), single["parameters"])

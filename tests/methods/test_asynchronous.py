@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from undergrowth.core import Client, Context, InputError, Method, Model, Node, Packet, Shard, State, Task, Train
-from undergrowth.engines import Serial, World
+from undergrowth.engines import SerialEngine, World
 from undergrowth.methods import FedAsync, FedAvg, FedBuff
 from undergrowth.simulation import Simulation
 
@@ -38,7 +38,7 @@ def simulate(
 ) -> Simulation:
     root = Node("root", method.server, task, tuple(seconds), rounds, seed=SEED)
     world = World(task, client or method.client, {"root": method.server}, Shards())
-    simulation = Simulation({"root": root}, {}, Serial(), world, Given(seconds))
+    simulation = Simulation({"root": root}, {}, SerialEngine(), world, Given(seconds))
     simulation.start()
     return simulation
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from undergrowth.core import Method, Model, Node, Shard, Task, Train, pack, unpack
 from undergrowth.data import load, partition_dataset
-from undergrowth.engines import Serial, World
+from undergrowth.engines import SerialEngine, World
 from undergrowth.models import builder
 from undergrowth.simulation import Clock, Simulation, Timing
 from undergrowth.topology import build_topology
@@ -42,7 +42,7 @@ def federation(method: Method, rounds: int, model: str, topology: str, cycles: i
         for name, children in shape.children.items()
     }  # fmt: skip
     world = World(task, method.client, {name: node.server for name, node in nodes.items()}, POPULATION)
-    simulation = Simulation(nodes, shape.parents, Serial(), world, UnequalDevices())
+    simulation = Simulation(nodes, shape.parents, SerialEngine(), world, UnequalDevices())
     simulation.start()
     return simulation, world
 

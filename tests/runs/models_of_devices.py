@@ -14,7 +14,7 @@ from torch import nn
 from undergrowth.engines import states
 from undergrowth.runs.execution import resume, start
 
-states.ROOM = 2**24
+states.MAX_CPU_BYTES = 2**24
 torch.set_num_threads(1)
 
 
@@ -38,7 +38,7 @@ def main(out: str) -> None:
     before, sizes = bytes_of("VmRSS"), []
 
     def stop(row: Any, execution: Any) -> None:
-        sizes.append(execution.federation.world.states._slots.size)
+        sizes.append(execution.federation.world.states._file.size)
         if row["round"] == 1:
             raise KeyboardInterrupt
 

@@ -11,7 +11,7 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.core import InputError, RunError
-from undergrowth.engines import Serial
+from undergrowth.engines import SerialEngine
 from undergrowth.learning import GradientClient
 from undergrowth.methods import FedAvg
 from undergrowth.runs import choice
@@ -73,9 +73,9 @@ def test_what_it_takes(timed, measured, expected):
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
-        (0.03, [("Serial", 1, 1)]),
-        (0.01, [("Serial", 1, 1), ("Serial", 4, 5), ("Vector", 4, 5)]),
-        (1e-5, [("Serial", 1, 1), ("Serial", 32, 5000), ("Vector", 32, 5000)]),
+        (0.03, [("SerialEngine", 1, 1)]),
+        (0.01, [("SerialEngine", 1, 1), ("SerialEngine", 4, 5), ("VectorEngine", 4, 5)]),
+        (1e-5, [("SerialEngine", 1, 1), ("SerialEngine", 32, 5000), ("VectorEngine", 32, 5000)]),
     ],
     ids=["nothing but arithmetic", "long", "short"],
 )
@@ -98,7 +98,7 @@ def test_what_disturbs_one_turn_does_not_count(monkeypatch):
     for turns, expected in [([9e-3, 4e-2, 1e-1, 1e-2, 4e-2, 1e-3], 5e-4), ([1e-3, 0.3], 0.15), ([2.5], 1.25)]:
         clock = iter([sum(turns[: (at + 1) // 2]) for at in range(2 * len(turns))])
         monkeypatch.setattr(choice, "process_time", partial(next, clock))
-        assert choice._seconds(Serial(), federation, choice.typical(federation, 2)) == pytest.approx(expected)
+        assert choice._seconds(SerialEngine(), federation, choice.typical(federation, 2)) == pytest.approx(expected)
         assert next(clock, None) is None
 
 
@@ -132,7 +132,7 @@ def test_of_a_brief_run_one_client_is_tried_and_nothing_is_gained(monkeypatch):
     monkeypatch.setattr(choice, "_seconds", lambda engine, *_: (tried.append(type(engine).__name__), 1e-4)[1])
     federation = federate(parse_experiment(LONG))
     alone, stacked = choice._timed(federation, choice.typical(federation, 6), 24)
-    assert tried == ["Serial"] and alone == stacked and 24 * alone < choice.BRIEF
+    assert tried == ["SerialEngine"] and alone == stacked and 24 * alone < choice.BRIEF
 
 
 def test_a_brief_run_is_serial_whatever_a_stack_would_gain(timed):

@@ -53,8 +53,8 @@ def test_a_run_is_the_same_if_all_states_are_in_a_file(method, engine, tmp_path,
 
     def watch(row: Any, execution: Any) -> None:
         states = execution.federation.world.states
-        assert not states._near
-        sizes.append(states._slots.size)
+        assert not states._cached
+        sizes.append(states._file.size)
         if row["round"] == 2:  # as `kill -9` would leave it behind
             shutil.copytree(tmp_path / "file", tmp_path / "killed")
 

@@ -26,7 +26,7 @@ from undergrowth.core import (
     View,
     WeightedMean,
 )
-from undergrowth.engines import Serial, World
+from undergrowth.engines import SerialEngine, World
 from undergrowth.learning import AveragingServer
 from undergrowth.simulation import Clock, Simulation, Timing
 from undergrowth.topology import build_topology
@@ -119,7 +119,7 @@ def federation(
         for name, depth in shape.depth.items()
     }  # fmt: skip
     world = World(task, Nudge(bad or {}), {name: node.server for name, node in nodes.items()}, NoData())
-    simulation = Simulation(nodes, shape.parents, Serial(), world, Given(seconds))
+    simulation = Simulation(nodes, shape.parents, SerialEngine(), world, Given(seconds))
     simulation.start()
     return simulation, world
 

@@ -18,7 +18,7 @@ from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemory, Writers
 from undergrowth.core import Model, Node, Packet, Task, Train
 from undergrowth.devices import build_fleet
-from undergrowth.engines import Job, Outcome, Serial, World
+from undergrowth.engines import Job, Outcome, SerialEngine, World
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
 from undergrowth.runs.store import Store
@@ -51,9 +51,9 @@ class Idle:
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         up = Packet(jobs[0].down.tensors, {"samples": float(len(jobs))})
         size = up.nbytes
-        scalars = {"samples": 1.0}
         devices = [job.device for job in jobs]
-        yield Outcome(jobs[0].node, up, dict.fromkeys(devices, size), {}, dict.fromkeys(devices, scalars), folded=True)
+        scalars = dict.fromkeys(devices, {"samples": 1.0})
+        yield Outcome(jobs[0].node, up, dict.fromkeys(devices, size), {}, scalars, combined=True)
 
     def facts(self) -> Mapping[str, float]:
         return {}
@@ -92,7 +92,7 @@ def beside_training(rounds: int = 3, devices: int = 50) -> tuple[float, float]:
     return (process_time() - began) / rounds, engine.seconds / rounds
 
 
-class Timed(Serial):
+class Timed(SerialEngine):
     """Measures its own CPU time."""
 
     seconds = 0.0
@@ -105,7 +105,7 @@ class Timed(Serial):
 
 
 def _simulation(
-    population: Writers | InMemory, model: str, engine: Idle | Serial, devices: str, rounds: int
+    population: Writers | InMemory, model: str, engine: Idle | SerialEngine, devices: str, rounds: int
 ) -> Simulation:
     writers = population if isinstance(population, Writers) else population.inner
     task = Task(Model(builder(model, writers.shape, writers.classes)), 62, Train(rounds=rounds, batch=20))

@@ -19,7 +19,7 @@ from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemory, Writers
 from undergrowth.core import Context, Model, Node, RunError, Task, Train, Weights
 from undergrowth.devices import build_fleet
-from undergrowth.engines import Serial, World
+from undergrowth.engines import SerialEngine, World
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
 from undergrowth.simulation import FleetClock, Simulation
@@ -52,7 +52,7 @@ def compare(name: str, repeats: int) -> tuple[float, float]:
     world = World(task, method.client, {"server": method.server}, population)
     devices = build_fleet("uniform", writers.devices, 0)
     clock = FleetClock(devices, task, method.client, population, world.states)
-    simulation = Simulation({"server": node}, {}, Serial(), world, clock)
+    simulation = Simulation({"server": node}, {}, SerialEngine(), world, clock)
     simulation.start()
     rounds = simulation.rounds()
 

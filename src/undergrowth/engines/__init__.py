@@ -1,30 +1,34 @@
-"""Where device work runs. Nothing here knows a method."""
+"""Engines: where the work of devices runs. No engine knows a method."""
 
 from collections.abc import Callable
 
-from undergrowth.engines.cluster.engine import RayCluster
-from undergrowth.engines.processes.engine import Processes
-from undergrowth.engines.serial import Serial
+from undergrowth.engines.processes.engine import ProcessesEngine
+from undergrowth.engines.ray_cluster.engine import RayEngine
+from undergrowth.engines.serial import SerialEngine
 from undergrowth.engines.states import States
-from undergrowth.engines.vector.engine import Vector
-from undergrowth.engines.world import Engine, Job, Outcome, Settings, World, set_torch, torch_restored
+from undergrowth.engines.torch_settings import restore_torch_settings, set_torch
+from undergrowth.engines.vector.engine import VectorEngine
+from undergrowth.engines.world import Engine, EngineSettings, Job, Outcome, World
 
-ENGINES: dict[str, Callable[[Settings], Engine]] = {
-    "serial": Serial, "processes": Processes, "vector": Vector, "ray": RayCluster,
-}  # fmt: skip
+ENGINES: dict[str, Callable[[EngineSettings], Engine]] = {
+    "serial": SerialEngine,
+    "processes": ProcessesEngine,
+    "vector": VectorEngine,
+    "ray": RayEngine,
+}
 
 __all__ = [
     "ENGINES",
     "Engine",
+    "EngineSettings",
     "Job",
     "Outcome",
-    "Processes",
-    "RayCluster",
-    "Serial",
-    "Settings",
+    "ProcessesEngine",
+    "RayEngine",
+    "SerialEngine",
     "States",
-    "Vector",
+    "VectorEngine",
     "World",
+    "restore_torch_settings",
     "set_torch",
-    "torch_restored",
 ]

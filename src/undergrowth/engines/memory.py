@@ -1,4 +1,4 @@
-"""Memory that a job gives back is kept for the next one, which needs as much; garbage may wait."""
+"""Memory of a process that runs one job after another: freed memory is reused, and garbage collected less often."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-RARER = 20  # times; one such search takes as long as some hundred steps of a small model
-KEPT = 1 << 26  # bytes of free memory that a process holds on to
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names that glibc gives these numbers
+COLLECTION_FACTOR = 20  # a full collection takes as long as some hundred steps of a small model
+MAX_FREE_BYTES = 1 << 26  # freed memory that a process keeps
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Stops glibc from returning memory to the system after every step: getting it back costs a tenth of a step."""
     if sys.platform == "linux":
-        system = ctypes.CDLL(None)
-        if hasattr(system, "mallopt"):
-            system.mallopt(_TRIM_THRESHOLD, KEPT)
-            system.mallopt(_MMAP_THRESHOLD, KEPT // 2)
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(_TRIM_THRESHOLD, MAX_FREE_BYTES)
+            libc.mallopt(_MMAP_THRESHOLD, MAX_FREE_BYTES // 2)
 
 
 @contextmanager
-def garbage_waits() -> Iterator[None]:
-    """Python looks less often through all it holds, which is mostly what was imported and never becomes garbage."""
+def collect_garbage_less_often() -> Iterator[None]:
+    """Makes full garbage collections rarer in the block: nearly everything they visit are imported modules."""
     before = gc.get_threshold()
-    gc.set_threshold(*before[:2], RARER * before[2])
+    gc.set_threshold(*before[:2], COLLECTION_FACTOR * before[2])
     try:
         yield
     finally:

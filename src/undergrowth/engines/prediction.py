@@ -1,8 +1,8 @@
-"""Prediction: how many seconds a worker of some kind takes for a number of batches, learned from what it took.
+"""Prediction of how many seconds a kind of worker takes for a number of batches, learned from finished jobs.
 
-y = a·x + b·log x + d with x batches (Pollen's curve without the parameter that it has twice). On x ≥ 1 it never falls
-and is never negative exactly when a, a + b and a + d are not: then y is a sum of x − 1 − log x, log x and 1, each with
-a weight of at least 0. So the fit is a least-squares problem with three weights that may not be negative.
+y = a·x + b·log x + d, where x are batches (Pollen's curve without its redundant parameter). For x ≥ 1 this never
+decreases and is never negative exactly if a, a + b and a + d are not negative. Then y is a sum of x − 1 − log x, log x
+and 1 with non-negative weights, and the fit is a least-squares problem with three non-negative unknowns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-WINDOW = 50  # rounds that are looked back on
-FAINT = 1e-6  # weight of the belief that time is proportional to batches, against the weight of all data
+MAX_ROUNDS = 50  # the latest rounds from which curves are fitted
+PRIOR_WEIGHT = 1e-6  # of the assumption that time is proportional to batches, relative to all measurements
 
 Array = NDArray[np.float64]
 
@@ -30,49 +30,49 @@ class Curve(NamedTuple):
     """Seconds as a function of batches: positive and increasing."""
 
     weights: Array
-    rate: float  # seconds a batch, all in all
+    rate: float  # mean seconds per batch
 
     def seconds(self, batches: Sequence[float] | Array) -> Array:
-        # A trace of the plain rate, so that more batches are predicted to take longer even where the data says no.
-        trace = 1e-6 * max(self.rate, 1e-12) * np.maximum(np.asarray(batches, dtype=np.float64), 1.0)
-        result: Array = basis(batches) @ self.weights + trace
+        # A small multiple of the mean rate makes the curve strictly increasing even if the measurements are flat.
+        slope = 1e-6 * max(self.rate, 1e-12) * np.maximum(np.asarray(batches, dtype=np.float64), 1.0)
+        result: Array = basis(batches) @ self.weights + slope
         return result
 
 
 class Sums(NamedTuple):
-    """All that a least-squares fit needs to know of some measurements."""
+    """The sums over measurements that a least-squares fit needs."""
 
     squares: Array
     products: Array
     batches: float
     seconds: float
     jobs: int
-    most: float
+    max_batches: float
 
 
-def summed(measured: Sequence[tuple[int, float]]) -> Sums:
-    x, y = np.asarray(measured, dtype=np.float64).T
+def sum_measurements(measurements: Sequence[tuple[int, float]]) -> Sums:
+    x, y = np.asarray(measurements, dtype=np.float64).T
     rows = basis(x)
     return Sums(rows.T @ rows, rows.T @ y, float(np.maximum(x, 1).sum()), float(y.sum()), len(y), float(x.max()))
 
 
 def fit(rounds: Sequence[Sums]) -> Curve:
-    """The curve nearest to all measurements of these rounds."""
+    """The curve closest to all measurements of these rounds."""
     squares: Any = sum(each.squares for each in rounds)
     products: Any = sum(each.products for each in rounds)
     rate = sum(each.seconds for each in rounds) / sum(each.batches for each in rounds)
     jobs = sum(each.jobs for each in rounds)
-    # Where the data says nothing (all devices have equally many batches, say), two faint points decide.
-    for x in (1.0, 2 * max(each.most for each in rounds)):
+    # If the measurements leave it open (all devices have the same number of batches), two light points decide.
+    for x in (1.0, 2 * max(each.max_batches for each in rounds)):
         row = basis([x])[0]
-        weight = FAINT * jobs / (row @ row)
+        weight = PRIOR_WEIGHT * jobs / (row @ row)
         squares = squares + weight * np.outer(row, row)
         products = products + weight * rate * x * row
-    return Curve(not_negative(squares, products), rate)
+    return Curve(solve_non_negative(squares, products), rate)
 
 
-def not_negative(squares: Array, products: Array) -> Array:
-    """Minimises w·squares·w − 2·products·w over w ≥ 0: the best of all choices of which weights are not zero."""
+def solve_non_negative(squares: Array, products: Array) -> Array:
+    """Minimises w·squares·w − 2·products·w over w ≥ 0 by trying every subset of weights that are not zero."""
     scale = np.sqrt(np.maximum(np.diag(squares), 1e-300))
     squares, products = squares / np.outer(scale, scale), products / scale
     best: Array = np.zeros(len(products))
@@ -90,20 +90,20 @@ def not_negative(squares: Array, products: Array) -> Array:
     return best / scale
 
 
-class Memory:
-    """What workers of each kind took in the last rounds."""
+class JobTimes:
+    """Seconds of the jobs of the latest rounds, by kind of worker."""
 
-    def __init__(self, window: int = WINDOW) -> None:
-        self._window = window
-        self._open: dict[str, list[tuple[int, float]]] = {}
+    def __init__(self, max_rounds: int = MAX_ROUNDS) -> None:
+        self._max_rounds = max_rounds
+        self._current: dict[str, list[tuple[int, float]]] = {}
         self._rounds: dict[str, deque[Sums]] = {}
 
     def add(self, kind: str, batches: int, seconds: float) -> None:
-        self._open.setdefault(kind, []).append((batches, seconds))
+        self._current.setdefault(kind, []).append((batches, seconds))
 
     def curves(self) -> dict[str, Curve]:
-        """The curve of each kind that was seen; begins a new round."""
-        for kind, measured in self._open.items():
-            self._rounds.setdefault(kind, deque(maxlen=self._window)).append(summed(measured))
-        self._open = {}
+        """The curve of each kind that was observed. Begins a new round."""
+        for kind, measurements in self._current.items():
+            self._rounds.setdefault(kind, deque(maxlen=self._max_rounds)).append(sum_measurements(measurements))
+        self._current = {}
         return {kind: fit(list(rounds)) for kind, rounds in self._rounds.items()}

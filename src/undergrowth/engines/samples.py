@@ -1,4 +1,4 @@
-"""The devices' training samples, where their jobs run."""
+"""The training samples of the devices, on the torch device where their jobs run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Shard
-from undergrowth.engines.states import room
+from undergrowth.engines.states import memory_limit
 
-THREADS = 4
-SMALL = 1 << 20  # bytes that one thread has copied before others have begun
+COPY_THREADS = 4
+SMALL_COPY_BYTES = 1 << 20  # one thread copies so much before others have started
 
 
 class Shards(Protocol):
-    """Where the training samples of a device come from."""
+    """The source of the training samples of a device."""
 
     def train(self, device: str) -> Shard: ...
 
@@ -27,50 +27,51 @@ class Shards(Protocol):
 
 
 class Samples:
-    """On a GPU they stay, as long as there is room."""
+    """Training samples by device. On a GPU they stay in its memory up to a limit."""
 
-    def __init__(self, shards: Shards, place: str) -> None:
+    def __init__(self, shards: Shards, torch_device: str) -> None:
         self._shards = shards
-        self._place = place
-        self._cuda = torch.device(place).type == "cuda"
-        self._near: dict[str, Shard] = {}
-        self._left: int | None = None  # bytes that there is room for; None: nobody has looked
+        self._torch_device = torch_device
+        self._cuda = torch.device(torch_device).type == "cuda"
+        self._cached: dict[str, Shard] = {}
+        self._bytes_left: int | None = None  # of GPU memory for samples; None: not looked up yet
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(THREADS)
+        return ThreadPoolExecutor(COPY_THREADS)
 
     def of(self, device: str) -> Shard:
-        self.bring([device])
-        near = self._near.get(device)
-        return self._shards.train(device).to(self._place) if near is None else near
+        self.prefetch([device])
+        cached = self._cached.get(device)
+        return self._shards.train(device).to(self._torch_device) if cached is None else cached
 
-    def bring(self, devices: Sequence[str]) -> None:
-        """Gets those that will be asked for next, all at once."""
-        missing = [device for device in devices if device not in self._near] if self._cuda else []
+    def prefetch(self, devices: Sequence[str]) -> None:
+        """Copies the samples of several devices to the GPU at once, as long as there is room."""
+        missing = [device for device in devices if device not in self._cached] if self._cuda else []
         if not missing:
             return
-        if self._left is None:
-            self._left = room(self._place)
+        if self._bytes_left is None:
+            self._bytes_left = memory_limit(self._torch_device)
         shards: list[Shard] = []
         for device in missing:
-            if self._left <= 0:
+            if self._bytes_left <= 0:
                 break
             shards.append(self._shards.train(device))
-            self._left -= shards[-1].x.nbytes + shards[-1].y.nbytes
-        if shards and all(_alike(shard, shards[0]) for shard in shards):
-            # In one piece, from memory that a GPU reads by itself: nobody waits for what it was asked to do before.
+            self._bytes_left -= shards[-1].x.nbytes + shards[-1].y.nbytes
+        if shards and all(_can_share_tensor(shard, shards[0]) for shard in shards):
+            # One copy from pinned memory, which does not wait for work that the GPU was given before.
             sizes = [len(shard) for shard in shards]
-            xs, ys = self._together([shard.x for shard in shards]), self._together([shard.y for shard in shards])
-            pieces = (whole.to(self._place, non_blocking=True).split(sizes) for whole in (xs, ys))
-            shards = [Shard(x, y) for x, y in zip(*pieces)]
-        self._near.update((device, shard.to(self._place)) for device, shard in zip(missing, shards))
+            xs, ys = self._concatenate([s.x for s in shards]), self._concatenate([s.y for s in shards])
+            parts = (whole.to(self._torch_device, non_blocking=True).split(sizes) for whole in (xs, ys))
+            shards = [Shard(x, y) for x, y in zip(*parts, strict=True)]
+        # There may be fewer shards than missing devices.
+        self._cached.update((d, shard.to(self._torch_device)) for d, shard in zip(missing, shards, strict=False))
 
-    def _together(self, parts: list[Tensor]) -> Tensor:
-        """One after the other, in memory that a GPU can read. Several threads copy: this is what a GPU waits for."""
+    def _concatenate(self, parts: list[Tensor]) -> Tensor:
+        """All parts in one pinned tensor. Several threads copy, because the GPU waits for this."""
         starts = [0, *accumulate(len(part) for part in parts)]
         whole = torch.empty(starts[-1], *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=True)
-        size = -(-len(parts) // THREADS) if whole.nbytes > SMALL else len(parts)
+        size = -(-len(parts) // COPY_THREADS) if whole.nbytes > SMALL_COPY_BYTES else len(parts)
         groups = [range(first, min(first + size, len(parts))) for first in range(0, len(parts), size)]
 
         def copy(group: range) -> None:
@@ -80,7 +81,7 @@ class Samples:
         return whole
 
 
-def _alike(one: Shard, other: Shard) -> bool:
-    """Whether the two are not on a GPU yet, and can lie in one piece there."""
+def _can_share_tensor(one: Shard, other: Shard) -> bool:
+    """Whether the samples of two shards can be copied to a GPU as parts of one tensor."""
     pairs = (one.x, other.x), (one.y, other.y)
     return all(a.device.type == "cpu" and a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in pairs)

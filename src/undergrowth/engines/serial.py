@@ -1,28 +1,28 @@
-"""The serial engine: one job after the other, in this process. The reference for all others."""
+"""One job after the other, in this process. The reference for all other engines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from undergrowth.engines.memory import keep_memory
-from undergrowth.engines.world import Job, Outcome, Settings, World, do, settled
+from undergrowth.engines.combining import combine_finished
+from undergrowth.engines.jobs import run_job
+from undergrowth.engines.memory import keep_freed_memory
+from undergrowth.engines.world import EngineSettings, Job, Outcome, World
 
 
-class Serial:
-    def __init__(self, settings: Settings | None = None) -> None:
-        """It has nothing to set."""
+class SerialEngine:
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        """It has no options."""
 
     def open(self, world: World) -> None:
-        keep_memory()
+        keep_freed_memory()
         self.world = world
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        states = self.world.states
-        done = ((job, do(self.world, job, states.get(job.device), states.residual(job.device))) for job in jobs)
-        return settled(self.world, done)
+        return combine_finished(self.world, ((job, run_job(self.world, job)) for job in jobs))
 
     def facts(self) -> Mapping[str, float]:
         return {}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""

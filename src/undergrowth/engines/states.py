@@ -1,4 +1,4 @@
-"""States: what every device keeps, in memory as far as there is room for it, and the rest in a file."""
+"""States: what every device keeps between its jobs, in memory up to a limit and beyond that in a file."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from undergrowth.core import Each, Packet, State, moved
-from undergrowth.engines.slots import Slots
+from undergrowth.core import Each, State, map_tensors, moved
+from undergrowth.engines.spill_file import SpillFile
 
-ROOM = 2**28  # bytes of states in memory; what the system has left holds the pages of the file, so more gains little
-GPU_SHARE = 8  # on a GPU: this part of its memory, since what is in the file is far from there
-STATE, TENSOR = 768, 768  # bytes that Python and torch need for each, besides its values
+MAX_CPU_BYTES = 2**28  # of states in memory; the system's page cache holds the file, so more would gain little
+GPU_DIVISOR = 8  # on a GPU: this part of its memory, because reading the file from there is slow
+STATE_OVERHEAD, TENSOR_OVERHEAD = 768, 768  # bytes that Python and torch need for each, besides the values
 OWN, RESIDUAL = 0, 1  # the parts of what a device keeps
-NOTHING, IN_MEMORY = -2, -1  # in place of where a part is in the file
+NOTHING, IN_MEMORY = -2, -1  # instead of the slot of a part in the file
 
 
-class Kept(dict[str, Any]):
-    """A state that can be referred to weakly, which a plain dict cannot."""
+class KeptState(dict[str, Any]):
+    """A state that can be referenced weakly, which a plain dict cannot."""
 
     __slots__ = ("__weakref__",)
 
 
 class States:
-    """Of every device its own state, and what its link lost. And which changed since last asked.
+    """By device: its own state, and the residual of its uplink. Also tracks which devices changed.
 
-    Devices keep the order in which they came first, also across a restart: sums over them depend on it. At most
-    `memory` bytes stay in memory (None: `room`); beyond that, what was used longest ago goes to a file in `folder`. A
-    state that was handed out is the same object as long as somebody holds it, and stays as it is.
+    Devices are in the order in which they were first stored, also after a restart, because sums over them depend on it.
+    At most `memory` bytes stay in memory (None: `memory_limit`); beyond that the least recently used states go to a
+    file in `folder`. A state that was handed out is the same object as long as it is referenced, and does not change.
     """
 
-    def __init__(self, memory: float | None = None, device: str = "cpu", folder: Path | None = None) -> None:
-        self.device = device  # where tensors are put that come from the file
-        self._memory = room(device) if memory is None else memory
-        self._slots = Slots(folder)
+    def __init__(self, memory: float | None = None, torch_device: str = "cpu", folder: Path | None = None) -> None:
+        self.torch_device = torch_device  # where tensors go that are read from the file
+        self._max_bytes = memory_limit(torch_device) if memory is None else memory
+        self._file = SpillFile(folder)
         self._clear()
 
     def _clear(self) -> None:
-        # A million devices have an index of a dict of numbers and an array, and not of a million tuples.
+        # The index of a million devices is a dict of numbers and an array, not a million tuples.
         self._rows: dict[str, int] = {}
-        self._places = array("q")  # two for each row: where its parts are
-        self._near: OrderedDict[int, tuple[Kept, list[Tensor]]] = OrderedDict()  # used longest ago first
-        self._used = 0  # bytes of what is near
-        self._sharers: dict[int, int] = {}  # id of a tensor → how often it is in what is near
-        self._lent: WeakValueDictionary[int, Kept] = WeakValueDictionary()  # not near, but somebody has it
+        self._slots = array("q")  # two per row: the slots of its parts
+        self._cached: OrderedDict[int, tuple[KeptState, list[Tensor]]] = OrderedDict()  # least recently used first
+        self._bytes = 0  # of the cached states
+        self._references: dict[int, int] = {}  # id of a tensor → how often it is in cached states
+        self._lent: WeakValueDictionary[int, KeptState] = WeakValueDictionary()  # not cached, but still referenced
         self._changed: dict[str, None] = {}
 
     def get(self, device: str) -> State:
@@ -57,30 +57,30 @@ class States:
         return self._part(device, OWN)
 
     def residual(self, device: str) -> State:
-        """What the codec of its uplink has lost so far."""
+        """What the codec of the device's uplink has lost so far."""
         return self._part(device, RESIDUAL)
 
-    def _part(self, device: str, part: int, stays: bool = True) -> State:
-        """With `stays`, what was in the file is near from now on; who looks at all in turn gains nothing by that."""
+    def _part(self, device: str, part: int, cache: bool = True) -> State:
+        """`cache`: keep a state that was in the file in memory; pass False when scanning every device."""
         row = self._rows.get(device)
-        if row is None or self._places[2 * row + part] == NOTHING:
+        if row is None or self._slots[2 * row + part] == NOTHING:
             return {}
         key = 2 * row + part
-        if key in self._near:
-            if stays:
-                self._near.move_to_end(key)
-            return self._near[key][0]
+        if key in self._cached:
+            if cache:
+                self._cached.move_to_end(key)
+            return self._cached[key][0]
         state = self._lent.get(key)
         if state is None:
-            read = self._slots.get(self._places[key])
-            read = read if self.device == "cpu" else moved(read, self.device)
-            if stays:
+            read = self._file.get(self._slots[key])
+            read = read if self.torch_device == "cpu" else moved(read, self.torch_device)
+            if cache:
                 return self._hold(key, read)
-            state = self._lent[key] = Kept(read)
+            state = self._lent[key] = KeptState(read)
         return state
 
     def put(self, device: str, state: State, residual: State | None = None) -> None:
-        """Replaces both. What was handed out and comes back as the same object is unchanged."""
+        """Replaces both parts. A part that is the object which was handed out counts as unchanged."""
         for part, new in ((OWN, state), (RESIDUAL, residual or {})):
             row = self._rows.get(device)
             if row is None:
@@ -88,128 +88,120 @@ class States:
                     continue
                 row = self._enter(device)
             key = 2 * row + part
-            old = self._near[key][0] if key in self._near else self._lent.get(key)
-            if new is old or (not new and self._places[key] == NOTHING):
+            old = self._cached[key][0] if key in self._cached else self._lent.get(key)
+            if new is old or (not new and self._slots[key] == NOTHING):
                 continue
             self._drop(key)
             if new:
-                self._places[key] = IN_MEMORY
+                self._slots[key] = IN_MEMORY
                 self._hold(key, new)
             self._changed[device] = None
 
     def _enter(self, device: str) -> int:
         row = self._rows[device] = len(self._rows)
-        self._places.extend((NOTHING, NOTHING))
+        self._slots.extend((NOTHING, NOTHING))
         return row
 
     def all(self) -> Mapping[str, State]:
-        """The own states of all devices that have one, each read when it is asked for."""
-        having: Collection[str] = self._rows
-        if NOTHING in self._places[OWN::2]:
-            having = {name: None for name, row in self._rows.items() if self._places[2 * row + OWN] != NOTHING}
-        return Each(having, lambda device: self._part(device, OWN, stays=False))
+        """The own states of all devices that have one, each read when it is accessed."""
+        names: Collection[str] = self._rows
+        if NOTHING in self._slots[OWN::2]:
+            names = {name: None for name, row in self._rows.items() if self._slots[2 * row + OWN] != NOTHING}
+        return Each(names, lambda device: self._part(device, OWN, cache=False))
 
     def snapshot(self) -> Mapping[str, State]:
-        """What has to be written down of all devices, each read when it is asked for."""
-        return Each(self._rows, self._written)
+        """What a checkpoint stores of all devices, each read when it is accessed."""
+        return Each(self._rows, self._parts)
 
     def take_changed(self) -> Mapping[str, State]:
-        """The same of the devices that changed since the last call."""
+        """What a checkpoint stores of the devices that changed since the last call."""
         changed, self._changed = self._changed, {}
-        return Each(changed, self._written)
+        return Each(changed, self._parts)
 
-    def _written(self, device: str) -> State:
-        return {"own": self._part(device, OWN, stays=False), "residual": self._part(device, RESIDUAL, stays=False)}
+    def _parts(self, device: str) -> State:
+        return {"own": self._part(device, OWN, cache=False), "residual": self._part(device, RESIDUAL, cache=False)}
 
-    def restore(self, written: Iterable[tuple[str, State]], order: Iterable[str] = ()) -> None:
-        """Takes up what was written down. `order`: who came first, where it is written in another order."""
+    def restore(self, stored: Iterable[tuple[str, State]], order: Iterable[str] = ()) -> None:
+        """Replaces everything by what `snapshot` gave. `order`: the order of the devices, if `stored` has another."""
         self.close()
-        self._slots = Slots(self._slots.folder)
+        self._file = SpillFile(self._file.folder)
         self._clear()
         for device in order:
             self._enter(device)
-        for device, parts in written:
+        for device, parts in stored:
             if device not in self._rows:
                 self._enter(device)
-            self.put(device, moved(parts["own"], self.device), moved(parts["residual"], self.device))
+            self.put(device, moved(parts["own"], self.torch_device), moved(parts["residual"], self.torch_device))
         self._changed = {}
 
     @property
     def folder(self) -> Path | None:
-        """Where the file is, which has no name there. It is made when it is needed."""
-        return self._slots.folder
+        """The folder of the file, which is created when it is needed."""
+        return self._file.folder
 
     @folder.setter
     def folder(self, folder: Path) -> None:
-        self._slots.folder = folder
+        self._file.folder = folder
 
     def close(self) -> None:
-        """Lets go of the file, and with it of what is not in memory."""
-        self._slots.close()
+        """Closes the file. States that are only in the file are lost."""
+        self._file.close()
 
     # In memory and in the file ---------------------------------------------------------------------------------
 
-    def _hold(self, key: int, state: State) -> Kept:
-        """Keeps a state near, and makes room for it."""
+    def _hold(self, key: int, state: State) -> KeptState:
+        """Caches a state in memory; the least recently used ones may go to the file."""
         tensors: list[Tensor] = []
-        kept = Kept({name: _apart(value, tensors) for name, value in state.items()})
-        self._near[key] = (kept, tensors)
-        self._used += STATE
+
+        def compact(tensor: Tensor) -> Tensor:
+            # Contiguous, as after reading it from the file: the layout can change the last bits of a result. And with
+            # storage of its own, because a view would keep a whole stack of clients alive.
+            tensor = tensor.contiguous()
+            tensor = tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+            tensors.append(tensor)
+            return tensor
+
+        kept = KeptState(map_tensors(compact, state))
+        self._cached[key] = (kept, tensors)
+        self._bytes += STATE_OVERHEAD
         for tensor in tensors:
-            sharers = self._sharers.get(id(tensor), 0)
-            self._sharers[id(tensor)] = sharers + 1
-            self._used += 0 if sharers else TENSOR + tensor.nbytes
-        while self._used > self._memory and self._near:
-            self._put_away(next(iter(self._near)))
+            references = self._references.get(id(tensor), 0)
+            self._references[id(tensor)] = references + 1
+            self._bytes += 0 if references else TENSOR_OVERHEAD + tensor.nbytes
+        while self._bytes > self._max_bytes and self._cached:
+            self._spill(next(iter(self._cached)))
         return kept
 
-    def _put_away(self, key: int) -> None:
-        kept = self._leave(key)
-        if self._places[key] == IN_MEMORY:
-            self._places[key] = self._slots.put(kept)
+    def _spill(self, key: int) -> None:
+        """Removes a state from memory, after writing it to the file if it is not there yet."""
+        kept = self._uncache(key)
+        if self._slots[key] == IN_MEMORY:
+            self._slots[key] = self._file.put(kept)
         self._lent[key] = kept
 
-    def _leave(self, key: int) -> Kept:
-        kept, tensors = self._near.pop(key)
-        self._used -= STATE
+    def _uncache(self, key: int) -> KeptState:
+        kept, tensors = self._cached.pop(key)
+        self._bytes -= STATE_OVERHEAD
         for tensor in tensors:
-            sharers = self._sharers.pop(id(tensor)) - 1
-            if sharers:
-                self._sharers[id(tensor)] = sharers
+            references = self._references.pop(id(tensor)) - 1
+            if references:
+                self._references[id(tensor)] = references
             else:
-                self._used -= TENSOR + tensor.nbytes
+                self._bytes -= TENSOR_OVERHEAD + tensor.nbytes
         return kept
 
     def _drop(self, key: int) -> None:
-        """Forgets a state."""
-        if key in self._near:
-            self._leave(key)
+        """Removes a state from memory and from the file."""
+        if key in self._cached:
+            self._uncache(key)
         self._lent.pop(key, None)
-        if self._places[key] >= 0:
-            self._slots.free(self._places[key])
-        self._places[key] = NOTHING
+        if self._slots[key] >= 0:
+            self._file.free(self._slots[key])
+        self._slots[key] = NOTHING
 
 
-def room(device: str) -> int:
-    """Bytes of states that may be on a torch device at once."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory) // GPU_SHARE
-    return ROOM
-
-
-def _apart(node: Any, found: list[Tensor]) -> Any:
-    """The same tree, whose tensors, also listed, hold no more memory than they show: not a whole stack of clients.
-
-    And whose values lie as they would after a way through the file: how they lie can change a last digit.
-    """
-    if isinstance(node, Tensor):
-        node = node.contiguous()
-        node = node.clone() if node.untyped_storage().nbytes() > node.nbytes else node
-        found.append(node)
-    elif isinstance(node, Packet):
-        return Packet(_apart(dict(node.tensors), found), node.scalars, node.tags)
-    elif isinstance(node, Mapping):
-        return {name: _apart(value, found) for name, value in node.items()}
-    elif isinstance(node, list | tuple):
-        return type(node)([_apart(value, found) for value in node])
-    return node
+def memory_limit(torch_device: str) -> int:
+    """Bytes that states may take on a torch device."""
+    if torch.device(torch_device).type == "cuda":
+        return int(torch.cuda.get_device_properties(torch_device).total_memory) // GPU_DIVISOR
+    return MAX_CPU_BYTES

@@ -21,7 +21,7 @@ from warnings import catch_warnings, simplefilter
 import torch
 
 from undergrowth.core import Context, LoopClient, Updates
-from undergrowth.engines import Engine, Job, Processes, Serial, States, Vector
+from undergrowth.engines import Engine, Job, ProcessesEngine, SerialEngine, States, VectorEngine
 from undergrowth.engines.processes.engine import cores
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.timings import recall, remember
@@ -42,7 +42,7 @@ _NOWHERE = re.compile(r" at 0x\w+")  # the place of an object in memory, which i
 
 def choose(federation: Federation) -> tuple[dict[str, Any], str]:
     """The settings of an engine, and why these, in words."""
-    if torch.device(federation.world.device).type == "cuda":
+    if torch.device(federation.world.torch_device).type == "cuda":
         return {"engine": "vector"}, "took vector: many clients at once are what a GPU is for"
     asked = math.ceil(federation.task.train.sample * len(federation.population.devices))
     jobs = typical(federation, min(asked, MOST))
@@ -68,12 +68,12 @@ def choose(federation: Federation) -> tuple[dict[str, Any], str]:
 def settle(federation: Federation) -> tuple[dict[str, Any], list[str]]:
     """The settings that give each GPU as many workers as it bears, where that is open, and why these, in words."""
     engine = federation.engine
-    if not isinstance(engine, Processes) or engine.kinds:
+    if not isinstance(engine, ProcessesEngine) or engine.torch_devices:
         return {}, []
-    told = engine.settle(typical(federation, 1))
+    told = engine.choose_workers(typical(federation, 1))
     # Workers get their devices in turn, so a list with one device for each gives them these again.
-    devices = {"device": ",".join(engine.kinds)} if len(set(engine.kinds)) > 1 else {}
-    return {"workers": len(engine.kinds), **devices}, told
+    devices = {"device": ",".join(engine.torch_devices)} if len(set(engine.torch_devices)) > 1 else {}
+    return {"workers": len(engine.torch_devices), **devices}, told
 
 
 def typical(federation: Federation, count: int) -> list[Job]:
@@ -163,16 +163,16 @@ def _tried(federation: Federation, jobs: Sequence[Job], clients: int) -> tuple[f
     """Where clients are long, few of them and their first steps tell."""
     middle = jobs[len(jobs) // 2]
     if not isinstance(federation.world.client, LoopClient | Updates):  # it can neither stop early nor be stacked
-        alone = _seconds(Serial(), federation, [middle])
+        alone = _seconds(SerialEngine(), federation, [middle])
         return alone, alone
-    step = max(1e-6, _seconds(Serial(), federation, [middle._replace(limit=1)]))
+    step = max(1e-6, _seconds(SerialEngine(), federation, [middle._replace(limit=1)]))
     steps, limit = _steps(federation, middle), max(2, int(SHORT / step))
     if step * steps * clients < BRIEF or step > HEAVY:
         return step * steps, step * steps
     count = max(FEWEST, int(2 * SHORT / step / min(steps, limit)))
     tried = [job._replace(limit=limit) for job in jobs[max(0, (len(jobs) - count) // 2) :][:count]]
     whole = max(1.0, steps / limit)
-    return whole * _seconds(Serial(), federation, tried), whole * _seconds(Vector(), federation, tried)
+    return whole * _seconds(SerialEngine(), federation, tried), whole * _seconds(VectorEngine(), federation, tried)
 
 
 def _steps(federation: Federation, job: Job) -> int:

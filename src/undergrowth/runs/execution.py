@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, moved
 from undergrowth.data import Dataset, Population
-from undergrowth.engines import ENGINES, set_torch, torch_restored
-from undergrowth.engines.memory import garbage_waits
+from undergrowth.engines import ENGINES, restore_torch_settings, set_torch
+from undergrowth.engines.memory import collect_garbage_less_often
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.choice import choose, settle
@@ -87,7 +87,7 @@ class Execution:
         path = self.store.folder / self.run / MODEL_FILE
         replace_file(path, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
         accuracies = score_devices(
-            federation.method, federation.task, root.state, own, federation.population, federation.world.device
+            federation.method, federation.task, root.state, own, federation.population, federation.world.torch_device
         )
         costs = self.store.costs_by_device(self.run)
         devices = [
@@ -159,7 +159,7 @@ class Execution:
         }
 
 
-@torch_restored()
+@restore_torch_settings()
 def start(
     raw: Mapping[str, Any],
     *,
@@ -237,7 +237,7 @@ def _enter(store: Store, experiment: Experiment, federation: Federation, given: 
     return store.create(facts, kept)
 
 
-@torch_restored()
+@restore_torch_settings()
 def resume(
     run: str = "last",
     out: str | PathLike[str] = "runs",
@@ -291,7 +291,7 @@ def _restore(execution: Execution) -> None:
         except RunError as error:
             unread.append(str(error))
             continue
-        federation.driver.restore(moved(kept["simulation"], federation.world.device))
+        federation.driver.restore(moved(kept["simulation"], federation.world.torch_device))
         federation.world.states.restore(written, order)
         execution.scores, execution.wall_before = kept["scores"], kept["wall_seconds"]
         done = number
@@ -302,7 +302,7 @@ def _restore(execution: Execution) -> None:
     store.set_status(run, "running")
 
 
-@garbage_waits()
+@collect_garbage_less_often()
 def _carry_out(
     execution: Execution,
     model: Callable[[], nn.Module] | None,

@@ -15,7 +15,7 @@ from torch import nn
 from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
-from undergrowth.engines import ENGINES, Engine, Settings, States, World
+from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_sampler, build_selector
 from undergrowth.runs.builders import (
@@ -61,7 +61,7 @@ class Federation:
     @cached_property
     def test(self) -> Shard:
         """The central test set."""
-        return self.population.central_test().to(self.world.device)
+        return self.population.central_test().to(self.world.torch_device)
 
     @cached_property
     def first_round(self) -> FirstRound:
@@ -95,7 +95,7 @@ def federate(
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     device = task.model.torch_device
-    world = World(task, method.client, servers, population, States(device=device), links, device)
+    world = World(task, method.client, servers, population, States(torch_device=device), links, device)
     clock = build_clock(experiment, devices, population, world, sample.dtype)
     for node in nodes.values():
         node.knows = clock
@@ -131,7 +131,7 @@ def _task(
     train = experiment.train_settings()
     functional, ladder = build_model(experiment, population, model), build_ladder(experiment, population, model)
     asks, picks = build_sampler(experiment.train.sampler, train), build_selector(experiment.train.selector)
-    places = [check_torch_device(name) for name in engine_settings(experiment).devices]
+    places = [check_torch_device(name) for name in engine_settings(experiment).torch_devices]
     # Worker processes have torch devices of their own, and the server then computes on the CPU.
     device = "cpu" if experiment.run.engine == "processes" else places[0]
     task = Task(functional, population.classes, train, asks, public, picks, ladder).to(device)
@@ -165,13 +165,13 @@ def build_engine(experiment: Experiment) -> Engine:
     return ENGINES["serial" if name == "auto" else name](engine_settings(experiment))
 
 
-def engine_settings(experiment: Experiment) -> Settings:
+def engine_settings(experiment: Experiment) -> EngineSettings:
     section = experiment.run
     # Worker processes may use several torch devices: cuda:0,cuda:1.
     devices = tuple(section.device.split(",")) if section.engine == "processes" else (section.device,)
-    return Settings(
+    return EngineSettings(
         workers=section.workers,
-        devices=devices,
+        torch_devices=devices,
         placement=section.placement,
         stack=section.stack,
         chunk=section.chunk,

@@ -26,7 +26,7 @@ def upgrade_from_1(snapshot: State) -> State:
         "order": snapshot["tickets"],
         "events": [_event(event, ids) for event in snapshot["events"] if _is_current(event, tickets)],
         "asks": {child: _ask(ask, ids[child]) for child, ask in snapshot["exchanges"].items()},
-        "combined": snapshot["folded"],
+        "combined": {node: [_outcome(one) for one in outcomes] for node, outcomes in snapshot["folded"].items()},
     }
 
 
@@ -58,4 +58,11 @@ def _event(event: list[Any], ids: dict[str, tuple[str, int, int]]) -> list[Any]:
 
 
 def _ask(ask: State, id: tuple[str, int, int]) -> State:
-    return {**{name: value for name, value in ask.items() if name != "ticket"}, "order": ask["ticket"], "id": id}
+    job, outcome = ask["job"], ask["outcome"]
+    kept = {name: value for name, value in ask.items() if name != "ticket"}
+    job = job and {"combine" if name == "fold" else name: value for name, value in job.items()}
+    return {**kept, "order": ask["ticket"], "id": id, "job": job, "outcome": outcome and _outcome(outcome)}
+
+
+def _outcome(outcome: State) -> State:
+    return {"combined" if name == "folded" else name: value for name, value in outcome.items()}

@@ -151,7 +151,7 @@ class Simulation:
             for device, problem in outcome.refused.items():
                 sizes[device] = 0
                 node.receive(Answer(self._asks[device].id, Refused(problem)))
-            if outcome.up is not None and outcome.folded:
+            if outcome.up is not None and outcome.combined:
                 scalars = {self._asks[device].id: values for device, values in outcome.scalars.items()}
                 node.receive_combined(scalars, outcome.up)
             elif outcome.up is not None:
@@ -195,7 +195,7 @@ class Simulation:
             ask.job = None
         began = perf_counter()
         for outcome in self.engine.run(jobs):
-            if outcome.folded:
+            if outcome.combined:
                 self._combined.setdefault(outcome.node, []).append(outcome)
             else:
                 for device in (*outcome.sent, *outcome.refused):

@@ -1,9 +1,12 @@
-"""The engine `processes`: worker processes that live as long as the run, each with a share of every round.
+"""Worker processes that last as long as the run. Each gets its jobs of a round in one message.
 
-The whole round is dealt out before it starts, in one message for each worker (push placement). What was sent and what
-devices keep lies in shared memory; the samples are those that the workers inherited. Workers combine uploads as the
-method says, so one total for each comes back. A worker that dies is replaced and the new one goes on where it was: the
-result is the same, bit for bit, and only the job that was under way is done again.
+Jobs are assigned to workers before the round starts (`run.placement`). Packets and states are exchanged through shared
+memory; samples are inherited. Workers combine uploads, so each returns one partial result per node. A worker that dies
+is replaced, and the new one continues after the last finished job: the result is the same, bit for bit.
+
+The number of workers and the placement decide which uploads are combined first, and so the last bits of a result. The
+placements rr, srr and bu (the default) depend only on the jobs. lb and lpt learn from measured seconds: with them, two
+equal runs may differ in their last bits.
 """
 
 from __future__ import annotations
@@ -19,238 +22,261 @@ from time import perf_counter
 from typing import Any
 
 from undergrowth.core import InputError, RunError
-from undergrowth.engines.placement import placement
-from undergrowth.engines.processes.arena import Arena, Full, Place, arenas
-from undergrowth.engines.processes.crew import Crew
-from undergrowth.engines.processes.gathering import gather, quality, results_of
-from undergrowth.engines.processes.headcount import Profile, dealt, in_turn, on_gpu
-from undergrowth.engines.processes.share import Result, Share
+from undergrowth.devices import Tracer
+from undergrowth.engines.combining import PartialResults, RoundReport, gather_outcomes, merge_partial_results
+from undergrowth.engines.jobs import count_batches
+from undergrowth.engines.placement import measure_placement, placement
+from undergrowth.engines.processes.arena import Arena, ArenaFull, TensorPlace, create_arenas
 from undergrowth.engines.processes.worker import EMPTY, Entry, Worker
+from undergrowth.engines.processes.worker_count import assign_in_turn, assign_to_cores, is_gpu, workers_on_gpu
+from undergrowth.engines.processes.worker_jobs import WorkerJobs
+from undergrowth.engines.processes.worker_pool import WorkerPool
 from undergrowth.engines.states import States
-from undergrowth.engines.world import Job, Outcome, Settings, World
+from undergrowth.engines.world import EngineSettings, Job, Outcome, World
 
-MOST_DEATHS = 3  # of workers in a row at the same job
+MAX_DEATHS = 3  # of workers in a row on the same job
 
 
-class Processes:
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
-        devices, workers = self.settings.devices, self.settings.workers
-        self._gpus = [device for device in dict.fromkeys(devices) if on_gpu(device)] if workers is None else []
-        # The device of every worker. Where there is none yet, `settle` finds out how many a GPU bears.
-        self.kinds = [] if self._gpus else in_turn(devices, workers or cores())
+class ProcessesEngine:
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        self.settings = settings or EngineSettings()
+        names, workers = self.settings.torch_devices, self.settings.workers
+        self._gpus = [name for name in dict.fromkeys(names) if is_gpu(name)] if workers is None else []
+        # The torch device of every worker; empty until `choose_workers` is called for the GPUs.
+        self.torch_devices = [] if self._gpus else assign_in_turn(names, workers or cores())
         self.placement = placement(self.settings.placement)
         self._facts: dict[str, float] = {}
-        self._crew: Crew | None = None
+        self._pool: WorkerPool | None = None
 
     def open(self, world: World) -> None:
         self.world = world
         self._start()
 
-    def _start(self) -> Crew:
+    def _start(self) -> WorkerPool:
         self.close()
-        most = len(self.kinds) or max(cores(), len(self.settings.devices))
-        self._ours, *self._theirs = arenas(1 + most)
-        self._crew = Crew(partial(serve, self.world, self.settings, self._ours, self._theirs))
-        # Also when nobody closes this engine: when it is thrown away, and at the end of the program.
-        self._closing = weakref.finalize(self, self._crew.close)
-        return self._crew
+        most = len(self.torch_devices) or max(cores(), len(self.settings.torch_devices))
+        self._ours, self._theirs = create_arenas(most)
+        self._pool = WorkerPool(partial(serve, self.world, self.settings, self._ours, self._theirs))
+        # Also if `close` is never called: when the engine is deleted, and at the end of the program.
+        self._finalizer = weakref.finalize(self, self._pool.close)
+        return self._pool
 
     def close(self) -> None:
-        if self._crew is not None:
-            self._closing()
-            self._crew = None
+        if self._pool is not None:
+            self._finalizer()
+            self._pool = None
 
     @property
     def pids(self) -> dict[int, int]:
-        """The processes of the workers that were started so far, by number."""
-        return self._crew.pids if self._crew else {}
+        """The process ids of the workers that were started so far, by number."""
+        return self._pool.pids if self._pool else {}
 
     def facts(self) -> Mapping[str, float]:
         return self._facts
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        while jobs:
+        if jobs:
             try:
-                self.settle(jobs)
-                entries = self._written(jobs)
-                wave, jobs = jobs[: len(entries)], jobs[len(entries) :]
-                outcomes = gather(self.world, wave, self._done(wave, entries), self._apart)
+                self.choose_workers(jobs)
+                outcomes = gather_outcomes(self.world, jobs, self._run_jobs)
             except BaseException:
-                self.close()  # workers may be in the middle of something that nobody waits for any more
+                self.close()  # workers may be busy with jobs whose results nobody will read
                 raise
             yield from outcomes
 
-    # How many workers ----------------------------------------------------------------------------------------
+    # The number of workers -----------------------------------------------------------------------------------
 
-    def settle(self, jobs: Sequence[Job]) -> list[str]:
-        """Finds out how many workers each GPU gets, if that is open; a sentence for each GPU says what came of it."""
-        if self.kinds:
+    def choose_workers(self, jobs: Sequence[Job]) -> list[str]:
+        """Chooses how many workers run on each GPU if the user did not; returns one note per GPU."""
+        if self.torch_devices:
             return []
         if self.settings.stack:
-            # One worker computes as many clients at once as fill the GPU, and looks itself how many fit into memory.
-            most, why = dict.fromkeys(self._gpus, 1), dict.fromkeys(self._gpus, "it stacks its clients")
+            # One worker computes as many clients at once as the GPU's memory allows.
+            counts, reason = dict.fromkeys(self._gpus, 1), "it stacks its clients"
         else:
-            profiles = self._profiled(sorted(jobs, key=self._batches)[len(jobs) // 2])
-            most = {device: profile.workers for device, profile in profiles.items()}
-            why = {device: profile.told() for device, profile in profiles.items()}
-        self.kinds = dealt(self.settings.devices, most, cores())
-        counts = {device: self.kinds.count(device) for device in self._gpus}
-        return [
-            f"processes: {count} {'worker' if count == 1 else 'workers'} on {device}: {why[device]}"
-            for device, count in counts.items()
-        ]
+            job = sorted(jobs, key=partial(count_batches, self.world))[len(jobs) // 2]
+            job_bytes = self._job_bytes(job)
+            counts = {gpu: workers_on_gpu(job_bytes, gpu_bytes) for gpu, gpu_bytes in self._gpu_bytes().items()}
+            reason = f"a job needs {job_bytes / 1e9:.2g} GB"
+        self.torch_devices = assign_to_cores(self.settings.torch_devices, counts, cores())
+        notes = []
+        for gpu in self._gpus:
+            count = self.torch_devices.count(gpu)
+            notes.append(f"processes: {count} {'worker' if count == 1 else 'workers'} on {gpu}: {reason}")
+        return notes
 
-    def _profiled(self, job: Job) -> dict[str, Profile]:
-        """What a worker takes of each GPU, from workers that are there for that only. All at once, as in a round."""
-        (entry,) = self._written([job])
-        crew, profiles = self._crew, {}
-        assert crew is not None
-        for number, device in enumerate(self._gpus):
-            crew.send(number, json.dumps({"device": device, "job": entry}).encode())
-        for number, device in enumerate(self._gpus):
+    def _job_bytes(self, job: Job) -> int:
+        """Memory that a job needs, counted without running it."""
+        sample = self.world.shards.train(job.device).x
+        tracer = Tracer(self.world.task, self.world.client, tuple(sample.shape[1:]), sample.dtype)
+        return tracer.work(job.down, self.world.shards.size(job.device), self.world.states.get(job.device)).memory
+
+    def _gpu_bytes(self) -> dict[str, int]:
+        """Memory of each GPU. Workers are asked, because the parent must not initialise CUDA before it forks."""
+        pool = self._pool or self._start()
+        for number, gpu in enumerate(self._gpus):
+            pool.send(number, json.dumps({"torch_device": gpu}).encode())
+        found: dict[str, int] = {}
+        for number, gpu in enumerate(self._gpus):
             try:
-                message = json.loads(crew.receive(number))
+                message = json.loads(pool.receive(number))
             except (EOFError, OSError):
-                raise RunError(f"a worker on {device} died when it tried out the job of {job.device}") from None
+                raise RunError(f"a worker on {gpu} died when it started") from None
             if "error" in message:
-                raise _error(message)
-            profiles[device] = Profile(**message["profile"])
-            crew.drop(number)
-        return profiles
+                raise _error_of(message)
+            found[gpu] = message["memory"]
+        return found
 
-    # Handing out ---------------------------------------------------------------------------------------------
+    # Jobs to workers, and reports back -----------------------------------------------------------------------
 
-    def _written(self, jobs: Sequence[Job]) -> list[Entry]:
-        """Writes what jobs need into shared memory, of as many as there is room for."""
-        if self._crew is None:
+    def _run_jobs(self, jobs: Sequence[Job]) -> RoundReport:
+        """Runs jobs on the workers, as many at a time as fit into shared memory."""
+        report = RoundReport(States(folder=self.world.states.folder))
+        merged: list[PartialResults] = []
+        first = 0
+        while first < len(jobs):
+            entries = self._write_jobs(jobs, first)
+            workers = self._run_entries(jobs, entries, report)
+            partial_results = (worker.partial_results(self.world.servers) for worker in workers)
+            merged.append(merge_partial_results(self.world.servers, partial_results))
+            first += len(entries)
+        report.partial_results = merge_partial_results(self.world.servers, merged)
+        return report
+
+    def _write_jobs(self, jobs: Sequence[Job], first: int) -> dict[int, Entry]:
+        """Writes what jobs need into shared memory, from position `first` on, until it is crowded."""
+        if self._pool is None:
             self._start()
         arena, states = self._ours, self.world.states
         arena.reset()
-        seen: dict[int, Place] = {}  # a server sends one model to many devices
-        packets: dict[int, int] = {}
-        entries: list[Entry] = []
-        for position, job in enumerate(jobs):
-            own, residual = states.get(job.device), states.residual(job.device)
+        seen: dict[int, TensorPlace] = {}  # a server sends one model to many devices
+        downs: dict[int, int] = {}
+        entries: dict[int, Entry] = {}
+        for position in range(first, len(jobs)):
+            job = jobs[position]
+            kept = states.get(job.device), states.residual(job.device)
             try:
-                if id(job.down) not in packets:
-                    packets[id(job.down)] = arena.put(job.down, seen)
-                kept = [arena.put(state) if state else EMPTY for state in (own, residual)]
-            except Full:
+                if id(job.down) not in downs:
+                    downs[id(job.down)] = arena.put(job.down, seen)
+                addresses = [arena.put(state) if state else EMPTY for state in kept]
+            except ArenaFull:
                 if entries:
                     break
                 raise RunError(f"what {job.device} is sent needs more than {arena.size} bytes") from None
-            where = packets[id(job.down)]
-            entries.append(Entry(position, job.node, job.device, where, job.context, job.fold, job.limit, *kept))
+            down = downs[id(job.down)]
+            entries[position] = Entry(
+                position, job.node, job.device, down, job.context, job.combine, job.limit, *addresses
+            )
             if arena.crowded:
                 break
         return entries
 
-    def _done(self, jobs: Sequence[Job], entries: Sequence[Entry]) -> list[Share]:
-        """Has all these jobs done."""
-        batches = [self._batches(job) for job in jobs]
-        placed = self.placement.place(batches, self.kinds)
-        aside = States(folder=self.world.states.folder)
-        shares = {number: Share(jobs, positions, aside) for number, positions in enumerate(placed) if positions}
-        crew, busy = self._crew, dict(shares)
-        assert crew is not None
-        for number, share in shares.items():
-            self._hand(crew, number, share, entries)
+    def _run_entries(self, jobs: Sequence[Job], entries: Mapping[int, Entry], report: RoundReport) -> list[WorkerJobs]:
+        positions = list(entries)
+        batches = [count_batches(self.world, jobs[position]) for position in positions]
+        placed = self.placement.place(batches, self.torch_devices)
+        workers = {
+            number: WorkerJobs(jobs, [positions[index] for index in indices], report)
+            for number, indices in enumerate(placed)
+            if indices
+        }
+        pool, busy = self._pool, dict(workers)
+        assert pool is not None
+        for number, worker in workers.items():
+            self._send(pool, number, worker, entries)
         while busy:
-            for number in crew.waiting(busy):
-                if self._heard(crew, number, busy[number], entries):
+            for number in pool.wait(busy):
+                if self._receive(pool, number, busy[number], entries):
                     del busy[number]
-        self._learn(shares, batches)
-        return list(shares.values())
+        self._observe(workers, dict(zip(positions, batches, strict=True)))
+        return list(workers.values())
 
-    def _hand(self, crew: Crew, number: int, share: Share, entries: Sequence[Entry], again: bool = False) -> None:
-        """Gives a worker the rest of its share, with the totals of what was done of it."""
-        while share.left:
-            if again:
-                self._died(share)
+    def _send(
+        self, pool: WorkerPool, number: int, worker: WorkerJobs, entries: Mapping[int, Entry], died: bool = False
+    ) -> None:
+        """Gives a worker the rest of its jobs, with the partial results of those that are finished."""
+        while worker.left:
+            if died:
+                _count_death(worker)
             arena = self._theirs[number]
             arena.reset()
-            totals: dict[str, int] = {}
-            for node in dict.fromkeys(share.jobs[position].node for position in share.left):
-                total = share.total(node, self.world.servers[node].reducer)
-                if total is not None:
-                    totals[node] = arena.put(total)
-            jobs = [entries[position] for position in share.left]
+            nodes = {worker.jobs[position].node for position in worker.left}
+            known = worker.partial_results(self.world.servers)
+            message = {
+                "torch_device": self.torch_devices[number],
+                "jobs": [entries[position] for position in worker.left],
+                "partial_results": {node: arena.put(packet) for node, packet in known.items() if node in nodes},
+                "top": arena.top,
+            }
             try:
-                message = {"device": self.kinds[number], "jobs": jobs, "totals": totals, "top": arena.top}
-                crew.send(number, json.dumps(message).encode())
+                pool.send(number, json.dumps(message).encode())
                 return
             except OSError:
-                crew.drop(number)
-                again = True
+                pool.end(number)
+                died = True
 
-    def _heard(self, crew: Crew, number: int, share: Share, entries: Sequence[Entry]) -> bool:
-        """Takes in what a worker says, or that it is gone. True: its share is done."""
+    def _receive(self, pool: WorkerPool, number: int, worker: WorkerJobs, entries: Mapping[int, Entry]) -> bool:
+        """Handles a worker's message, or its death. True: all its jobs are finished."""
         try:
-            message = json.loads(crew.receive(number))
+            message = json.loads(pool.receive(number))
         except (EOFError, OSError):
-            crew.drop(number)
-            share.take(self._theirs[number])
-            share.finished = perf_counter()
-            self._hand(crew, number, share, entries, again=True)
-            return not share.left
+            pool.end(number)
+            worker.receive(self._theirs[number])
+            worker.finish_time = perf_counter()
+            self._send(pool, number, worker, entries, died=True)
+            return not worker.left
         if "error" in message:
-            raise _error(message)
-        share.take(self._theirs[number])
-        if "finished" in message:
-            share.finished = message["finished"]
+            raise _error_of(message)
+        worker.receive(self._theirs[number])
+        if "finish_time" in message:
+            worker.finish_time = message["finish_time"]
             return True
-        with suppress(OSError):  # it is gone, which its line will say
-            crew.send(number, b"go on")
+        with suppress(OSError):  # it died, which the next call of `_receive` will find
+            pool.send(number, b"continue")
         return False
 
-    def _died(self, share: Share) -> None:
-        share.deaths += 1
-        if share.deaths == MOST_DEATHS:
-            job = share.jobs[share.left[0]]
-            raise RunError(
-                f"{job.device} ended its worker process {MOST_DEATHS} times in a row in round "
-                f"{job.context.round + 1}; perhaps it needs more memory than there is"
-            )
-
-    def _batches(self, job: Job) -> int:
-        train = self.world.task.train
-        batches = -(-self.world.shards.size(job.device) // train.batch) * train.epochs
-        return max(1, batches if job.limit is None else min(batches, job.limit))
-
-    def _learn(self, shares: Mapping[int, Share], batches: Sequence[int]) -> None:
-        """Tells the placement what every job took, and notes how good it was."""
-        for number, share in shares.items():
-            for position, result in share.results.items():
-                self.placement.observe(self.kinds[number], batches[position], result.record.seconds)
-        self._facts = quality(self.kinds, shares, batches)
-
-    def _apart(self, jobs: Sequence[Job]) -> list[Result]:
-        """What comes of these jobs when no uploads are combined."""
-        results: list[Result] = []
-        jobs = [job._replace(fold=False) for job in jobs]
-        while jobs:
-            entries = self._written(jobs)
-            wave, jobs = jobs[: len(entries)], jobs[len(entries) :]
-            done = results_of(self._done(wave, entries))
-            results += [done[position] for position in range(len(wave))]
-        return results
+    def _observe(self, workers: Mapping[int, WorkerJobs], batches: Mapping[int, int]) -> None:
+        """Tells the placement how long every job took, and records how good the placement was."""
+        timed = [
+            (self.torch_devices[number], worker.report.jobs[position].seconds, batches[position])
+            for number, worker in workers.items()
+            for position in worker.positions
+        ]
+        for kind, seconds, count in timed:
+            self.placement.observe(kind, count, seconds)
+        finish_times = [worker.finish_time for worker in workers.values()]
+        longest = max(worker.seconds for worker in workers.values())
+        self._facts = {
+            "workers_timedelta": max(finish_times) - min(finish_times),
+            "placement_excess": measure_placement(self.torch_devices, timed, longest),
+            "workers": float(len(self.torch_devices)),
+        }
 
 
 def serve(
-    world: World, settings: Settings, theirs: Arena, ours: Sequence[Arena], number: int, line: Connection
+    world: World, settings: EngineSettings, theirs: Arena, ours: Sequence[Arena], number: int, connection: Connection
 ) -> None:
-    """What a worker does in its own process."""
-    Worker(world, settings, theirs, ours[number], line).serve()
+    """The main function of a worker process."""
+    Worker(world, settings, theirs, ours[number], connection).serve()
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _error(message: Mapping[str, Any]) -> Exception:
-    """What a client raised in a worker, as it would be raised here."""
+def _count_death(worker: WorkerJobs) -> None:
+    worker.deaths += 1
+    if worker.deaths == MAX_DEATHS:
+        job = worker.jobs[worker.left[0]]
+        raise RunError(
+            f"{job.device} ended its worker process {MAX_DEATHS} times in a row in round "
+            f"{job.context.round + 1}; perhaps it needs more memory than there is"
+        )
+
+
+def _error_of(message: Mapping[str, Any]) -> Exception:
+    """The error that a client raised in a worker."""
     error = (InputError if message["input"] else RunError)(message["error"])
     error.add_note(f"in a worker process:\n{message['trace']}")
     return error

@@ -1,8 +1,8 @@
-"""The worker of the engine `processes`: does its share of a round, job by job, and notes each one when it is done.
+"""A worker process of the engine `processes`: runs its jobs of a round and commits a record after each.
 
-A share comes as one message. After every job the worker appends a record to its arena, so that whatever becomes of it,
-the parent knows what was done: what the device keeps, its upload if that is not combined with others, and else the
-total so far. Totals alternate between two slots, so the last one that a record speaks of is always whole.
+The jobs of a round come in one message. A record in the worker's arena says what the device keeps, its upload if that
+is not combined, and otherwise the partial result so far; so the parent loses nothing but the current job if the worker
+dies. Partial results alternate between two slots of the arena, so the one in the latest record is always complete.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
-from undergrowth.core import Context, InputError, LoopClient, Packet, RunError, State, Updates, moved
-from undergrowth.engines.processes.arena import Arena, Full
-from undergrowth.engines.processes.profiling import MOST_STEPS, measured
+from undergrowth.core import Context, InputError, Packet, RunError, State, moved
+from undergrowth.engines.combining import JobReport, WorkerCombiner
+from undergrowth.engines.jobs import FinishedJob, run_job
+from undergrowth.engines.processes.arena import Arena, ArenaFull
 from undergrowth.engines.states import States
-from undergrowth.engines.vector.stacking import Stacking
-from undergrowth.engines.world import Done, Folding, Job, Settings, World, do, set_torch
+from undergrowth.engines.torch_settings import set_torch
+from undergrowth.engines.vector.stack_runner import StackRunner
+from undergrowth.engines.world import EngineSettings, Job, World
 
-UNCHANGED, EMPTY = -1, 0  # in place of where a state is
-LARGER = 4  # a total is noted after each job unless it is so many times larger than the upload; then the upload is
-MOST_PACKETS = 16  # that are kept ready: on a GPU they take its memory
-SLACK = 1024  # bytes by which a slot is larger than its first total: numbers in it may get longer
+UNCHANGED, EMPTY = -1, 0  # instead of the address of a state
+MAX_SIZE_RATIO = 4  # a partial result more times larger than an upload is written at the end; before, uploads are
+MAX_CACHED_PACKETS = 16  # downloads kept on the worker's torch device
+SLOT_SLACK = 1024  # bytes by which a slot is larger than its first partial result: numbers in it may get longer
 
 FORKED_TOO_LATE = (
     "on a machine with a GPU, run.engine 'processes' cannot start in a process in which torch has trained before: "
@@ -39,62 +41,64 @@ FORKED_TOO_LATE = (
 
 
 class Record(NamedTuple):
-    """A job that is done. `own`, `residual`, `upload` and `total` say where these are in the worker's arena."""
+    """A finished job. `own`, `residual`, `upload` and `partial_result` are addresses in the worker's arena."""
 
     position: int
     seconds: float
     size: int
     problem: str | None
-    uncombined: bool  # refused only because it does not go with those before it
+    conflict: bool
     scalars: dict[str, float]
     own: int
     residual: int
     upload: int
-    total: int
+    partial_result: int
 
 
 class Entry(NamedTuple):
-    """A job in a message. `packet`, `own` and `residual` say where these are in the parent's arena."""
+    """A job in a message. `down`, `own` and `residual` are addresses in the parent's arena."""
 
     position: int
     node: str
     device: str
-    packet: int
+    down: int
     context: Sequence[Any]
-    fold: bool
+    combine: bool
     limit: int | None
     own: int
     residual: int
 
 
 class Worker:
-    """`theirs`: the parent's arena, which is only read here. `ours`: this worker's, which the parent only reads."""
+    """`theirs`: the parent's arena, which a worker only reads. `ours`: the worker's, which the parent only reads."""
 
-    def __init__(self, world: World, settings: Settings, theirs: Arena, ours: Arena, line: Connection) -> None:
-        self.world = replace(world, states=_states())
+    def __init__(
+        self, world: World, settings: EngineSettings, theirs: Arena, ours: Arena, connection: Connection
+    ) -> None:
+        self.world = replace(world, states=_states_of_jobs())
         self.settings = settings
-        self.theirs, self.ours, self.line = theirs, ours, line
+        self.theirs, self.ours, self.connection = theirs, ours, connection
         self.started = False
-        self.stacking: Stacking | None = None
-        self.downs: dict[int, Packet] = {}  # where → a packet of this share that was read
-        self.sums: dict[str, Folding] = {}
-        self.slots: dict[tuple[str, bool], tuple[int, int]] = {}  # node and side → where a slot begins and ends
-        self.side: dict[str, bool] = {}  # node → the slot that was written last
+        self.stack_runner: StackRunner | None = None
+        self.downs: dict[int, Packet] = {}  # address → a download of this round
+        self.combiner = WorkerCombiner(world.servers)
+        self.slots: dict[tuple[str, bool], tuple[int, int]] = {}  # node and which slot → its start and end
+        self.latest_slot: dict[str, bool] = {}  # node → the slot that was written last
 
     def serve(self) -> None:
-        """Share after share, until the line ends. The first message says which device it is on."""
-        with suppress(EOFError, OSError):  # the parent has hung up: nobody waits for this worker any more
+        """Answers messages until the connection ends. Every message names the worker's torch device."""
+        with suppress(EOFError, OSError):  # the parent has closed the connection
             while True:
-                message = json.loads(self.line.recv_bytes())
+                message = json.loads(self.connection.recv_bytes())
                 try:
-                    self._start(message.pop("device"))
-                    answer = self._tried(message["job"]) if "job" in message else self._share(**message)
+                    self._start(message.pop("torch_device"))
+                    answer = self._run(**message) if message else {"memory": gpu_memory(self.world.torch_device)}
                 except Exception as error:
-                    kind, trace = isinstance(error, InputError), traceback.format_exc()
-                    answer = {"error": str(error), "input": kind, "trace": trace}
-                self.line.send_bytes(json.dumps(answer).encode())
+                    is_input, trace = isinstance(error, InputError), traceback.format_exc()
+                    answer = {"error": str(error), "input": is_input, "trace": trace}
+                self.connection.send_bytes(json.dumps(answer).encode())
 
-    def _start(self, device: str) -> None:
+    def _start(self, torch_device: str) -> None:
         if self.started:
             return
         set_torch(self.settings.tf32)
@@ -104,151 +108,132 @@ class Worker:
         except RuntimeError as error:
             raise RunError(FORKED_TOO_LATE if "fork" in str(error) else str(error)) from None
         try:
-            self.world = replace(self.world, task=self.world.task.to(device), device=device)
+            self.world = replace(self.world, task=self.world.task.to(torch_device), torch_device=torch_device)
         except Exception as error:
-            raise RunError(f"a worker on {device} could not start: {error}") from error
+            raise RunError(f"a worker on {torch_device} could not start: {error}") from error
         self.started = True
 
-    def _tried(self, entry: Sequence[Any]) -> dict[str, Any]:
-        """What a job takes of this worker's GPU. Nothing comes of the job itself."""
-        job, states = self._job(Entry(*entry)), self.world.states
-        if isinstance(self.world.client, LoopClient | Updates):
-            job = job._replace(limit=min(job.limit or MOST_STEPS, MOST_STEPS))
-
-        def work() -> None:
-            done = do(self.world, job, states.get(job.device), states.residual(job.device))
-            moved(done.up, "cpu")  # where the parent takes it from
-
-        return {"profile": asdict(measured(self.world.device, work))}
-
-    def _share(self, jobs: Sequence[Any], totals: dict[str, int], top: int) -> dict[str, Any]:
+    def _run(self, jobs: Sequence[Any], partial_results: dict[str, int], top: int) -> dict[str, Any]:
+        """Runs jobs and commits a record for each. `top`: the first free address of the worker's arena."""
         self.ours.top = top
         self.slots.clear()
         self.downs.clear()
-        self.sums = {node: self._folding(node, self.ours.take(where)) for node, where in totals.items()}
+        given = {node: self._here(self.ours.take(address)) for node, address in partial_results.items()}
+        self.combiner = WorkerCombiner(self.world.servers, given)
         entries = {entry.device: entry for entry in (Entry(*entry) for entry in jobs)}
         left = Counter(entry.node for entry in entries.values())
         began = perf_counter()
-        for job, done in self._done(entries.values()):
-            entry = entries[job.device]
-            left[entry.node] -= 1
+        for job, finished in self._finish(entries.values()):
+            left[job.node] -= 1
             try:
-                self._note(entry, done, began, last=not left[entry.node])
+                report = self.combiner.add(job, finished)._replace(seconds=perf_counter() - began)
+                self._commit(entries[job.device].position, job, finished, report, last=not left[job.node])
             except (InputError, RunError):
                 raise
             except Exception as error:
-                raise RunError(f"{entry.device} failed in round {job.context.round + 1}: {error!r}") from error
+                raise RunError(f"{job.device} failed in round {job.context.round + 1}: {error!r}") from error
             if self.ours.crowded:
                 self._flush()
             began = perf_counter()
-        return {"finished": began}
+        return {"finish_time": began}
 
-    def _done(self, entries: Iterable[Entry]) -> Iterator[tuple[Job, Done]]:
-        """The jobs of a share: one by one, or, where the settings say so, in stacks."""
+    def _finish(self, entries: Iterable[Entry]) -> Iterator[tuple[Job, FinishedJob]]:
+        """Runs jobs one by one, or in stacks if the settings say so."""
         if not self.settings.stack:
             for entry in entries:
-                states = self.world.states = _states()
+                self.world.states = _states_of_jobs()
                 job = self._job(entry)
-                yield job, do(self.world, job, states.get(job.device), states.residual(job.device))
+                yield job, run_job(self.world, job)
             return
-        self.world.states = _states()
-        if self.stacking is None:
-            self.stacking = Stacking(self.world, self.settings)
-        yield from self.stacking.done([self._job(entry) for entry in entries])
+        self.world.states = _states_of_jobs()
+        if self.stack_runner is None:
+            self.stack_runner = StackRunner(self.world, self.settings)
+        yield from self.stack_runner.run([self._job(entry) for entry in entries])
 
     def _job(self, entry: Entry) -> Job:
-        device = self.world.device
-        own = moved(self.theirs.get(entry.own), device) if entry.own else {}
-        residual = moved(self.theirs.get(entry.residual), device) if entry.residual else {}
+        own = self._here(self.theirs.get(entry.own)) if entry.own else {}
+        residual = self._here(self.theirs.get(entry.residual)) if entry.residual else {}
         self.world.states.put(entry.device, own, residual)
         context = Context(*entry.context)
-        return Job(entry.node, entry.device, self._down(entry.packet), context, entry.fold, entry.limit)
+        return Job(entry.node, entry.device, self._down(entry.down), context, entry.combine, entry.limit)
 
-    def _down(self, where: int) -> Packet:
-        """A packet that was sent; the same object for all jobs that it was sent to."""
-        if where not in self.downs:
-            if len(self.downs) == MOST_PACKETS:
+    def _down(self, address: int) -> Packet:
+        """A download; the same object for all jobs that it was sent to."""
+        if address not in self.downs:
+            if len(self.downs) == MAX_CACHED_PACKETS:
                 self.downs.clear()
-            self.downs[where] = moved(self.theirs.get(where), self.world.device)
-        return self.downs[where]
+            self.downs[address] = self._here(self.theirs.get(address))
+        return self.downs[address]
 
-    def _folding(self, node: str, total: Packet | None = None) -> Folding:
-        return Folding(node, self.world.servers[node], moved(total, self.world.device))
+    def _here(self, pytree: Any) -> Any:
+        """The same pytree on the worker's torch device."""
+        return moved(pytree, self.world.torch_device)
 
-    def _note(self, entry: Entry, done: Done, began: float, last: bool) -> None:
-        """Combines the upload if it may be, and writes down what came of the job."""
-        own, residual = self.world.states.get(entry.device), self.world.states.residual(entry.device)
-        problem, uncombined, total = done.problem, False, None
-        if entry.fold:
-            folding = self.sums.setdefault(entry.node, self._folding(entry.node))
-            if not folding.add(entry.device, done) and problem is None:
-                problem = folding.refused[entry.device]
-                uncombined = self._lifts(entry, done.up)
-            total = folding.total
-        used = problem is None
-        whole = total is not None and (last or (used and total.nbytes <= LARGER * max(1, done.up.nbytes)))
+    def _commit(self, position: int, job: Job, finished: FinishedJob, report: JobReport, last: bool) -> None:
+        """Writes down what became of a job. `last`: no other job of its node is left."""
+        own, residual = self.world.states.get(job.device), self.world.states.residual(job.device)
+        partial_result = self.combiner.partial_result(job.node) if job.combine else None
+        used = report.problem is None
+        if partial_result is not None and not last:
+            small = partial_result.nbytes <= MAX_SIZE_RATIO * max(1, finished.up.nbytes)
+            partial_result = partial_result if used and small else None
 
         def record() -> Record:
             return Record(
-                entry.position,
-                perf_counter() - began,
-                done.size,
-                problem,
-                uncombined,
-                dict(done.up.scalars) if used and entry.fold else {},
-                self._kept(done.own, own) if used else UNCHANGED,
-                self._kept(done.residual, residual) if used else UNCHANGED,
-                self.ours.put(done.up) if used and not whole else EMPTY,
-                self._put_total(entry.node, total) if whole and total is not None else EMPTY,
+                position,
+                report.seconds,
+                report.size,
+                report.problem,
+                report.conflict,
+                dict(report.upload.scalars) if used and job.combine else {},
+                self._put_state(finished.own, own) if used else UNCHANGED,
+                self._put_state(finished.residual, residual) if used else UNCHANGED,
+                self.ours.put(finished.up) if used and partial_result is None else EMPTY,
+                EMPTY if partial_result is None else self._put_partial_result(job.node, partial_result),
             )
 
         try:
             self.ours.commit(record())
-        except Full:
+        except ArenaFull:
             self._flush()
             try:
                 self.ours.commit(record())
-            except Full:
+            except ArenaFull:
                 size = self.ours.size
-                raise RunError(f"what {entry.device} sends and keeps needs more than {size} bytes") from None
+                raise RunError(f"what {job.device} sends and keeps needs more than {size} bytes") from None
 
-    def _kept(self, new: State, old: State) -> int:
+    def _put_state(self, new: State, old: State) -> int:
         if new is old:
             return UNCHANGED
         return self.ours.put(new) if new else EMPTY
 
-    def _put_total(self, node: str, total: Packet) -> int:
-        side = not self.side.get(node, False)
-        if (node, side) in self.slots:
-            start, end = self.slots[node, side]
-            try:
-                where, _ = self.ours.write(total, start, end)
-                self.side[node] = side
-                return where
-            except Full:
-                pass  # it has grown: a new slot takes the place of the old one
+    def _put_partial_result(self, node: str, partial_result: Packet) -> int:
+        slot = not self.latest_slot.get(node, False)
+        if (node, slot) in self.slots:
+            start, end = self.slots[node, slot]
+            with suppress(ArenaFull):  # the partial result has grown: a new slot replaces the old one
+                address, _ = self.ours.write(partial_result, start, end)
+                self.latest_slot[node] = slot
+                return address
         start = self.ours.top
-        where, end = self.ours.write(total, start)
-        self.ours.top = end + SLACK
-        self.slots[node, side], self.side[node] = (start, end + SLACK), side
-        return where
-
-    def _lifts(self, entry: Entry, up: Packet) -> bool:
-        """Whether an upload would be fine if it came first."""
-        try:
-            self.world.servers[entry.node].reducer.lift(entry.device, up, 0)
-        except (ValueError, KeyError):
-            return False
-        return True
+        address, end = self.ours.write(partial_result, start)
+        self.ours.top = end + SLOT_SLACK
+        self.slots[node, slot], self.latest_slot[node] = (start, end + SLOT_SLACK), slot
+        return address
 
     def _flush(self) -> None:
-        """Has the parent take all that was noted, and starts at the front again."""
-        self.line.send_bytes(b'{"full": true}')
-        self.line.recv_bytes()
+        """Has the parent read all records, and starts again at the front of the arena."""
+        self.connection.send_bytes(b'{"full": true}')
+        self.connection.recv_bytes()
         self.ours.reset()
         self.slots.clear()
 
 
-def _states() -> States:
-    """Those of the jobs at hand. They are in the parent's arena, and so in memory, anyway."""
+def gpu_memory(torch_device: str) -> int:
+    """Bytes of memory that a GPU has, used or not."""
+    return int(torch.cuda.get_device_properties(torch_device).total_memory)
+
+
+def _states_of_jobs() -> States:
+    """The states of the current jobs. They are in the parent's arena, and so in memory, anyway."""
     return States(math.inf)

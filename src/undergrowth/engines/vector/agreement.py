@@ -1,4 +1,4 @@
-"""Whether a step in a stack of clients went as the same step does alone."""
+"""Whether a step in a stack of clients agrees with the same step of each client alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-# Between a step in a stack and the same alone, as a share of the length of the step: in all tensors together, and in
-# any one. Rounding can take a single value over a kink of an activation, which a small tensor behind it feels.
-ALLOWED, ALLOWED_IN_ONE = 0.02, 0.2
-ROUNDING = 1e-6  # of the length of all that stands beside it, for what is zero but for rounding
+# Differences allowed between a step in a stack and the same step alone, as a fraction of the length of the step: over
+# all tensors together, and in each one. Rounding can move a value across the kink of an activation, which shows in a
+# small tensor after it.
+MAX_DIFFERENCE, MAX_DIFFERENCE_IN_ONE = 0.02, 0.2
+ROUNDING = 1e-6  # allowed relative to the norm of all tensors in the mapping, for values that are zero but for rounding
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Without the shortcuts that a run may take: what is compared must differ by rounding alone."""
+    """Disables TF32 in the block, so that compared values differ by rounding alone."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
@@ -26,49 +27,55 @@ def full_precision() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def close(a: object, b: object, before: object) -> bool:
-    """Whether a step went the same way: what differs must be small beside what the step changed."""
+def agree(a: object, b: object, before: object) -> bool:
+    """Whether a step from `before` led to the same values in `a` and `b`, relative to what the step changed.
+
+    Not a `map_leaves`, because the tensors of a mapping are judged together.
+    """
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return _apart(a, b) <= ALLOWED * _length(b, before) + ROUNDING * _size(b)
+        return _distance(a, b) <= MAX_DIFFERENCE * _step_length(b, before) + ROUNDING * _norm(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping) and isinstance(before, Mapping):
-        return a.keys() == b.keys() and _all_close(a, b, before)
+        return a.keys() == b.keys() and _mappings_agree(a, b, before)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and isinstance(before, list | tuple):
-        return len(a) == len(b) and all(close(*three) for three in zip(a, b, before))
+        return len(a) == len(b) and all(agree(*values) for values in zip(a, b, before, strict=False))
     return a == b
 
 
-def _all_close(a: Mapping[str, object], b: Mapping[str, object], before: Mapping[str, object]) -> bool:
-    """The tensors together, and each of them.
+def _mappings_agree(a: Mapping[str, object], b: Mapping[str, object], before: Mapping[str, object]) -> bool:
+    """Judges the tensors of a mapping together, and each of them.
 
-    The gradient of a shift before a batch normalisation, for one, is zero, and what is computed for it has nothing to
-    do with what another order of sums gives: it is measured by what stands beside it.
+    The gradient of a bias before batch normalisation, for example, is zero, and its computed value is nothing but
+    rounding: it is measured against the tensors next to it.
     """
     tensors = {key: (one, b[key]) for key, one in a.items() if isinstance(one, Tensor)}
-    steps = {key: _length(b[key], before.get(key)) for key in tensors}
-    apart = {key: _apart(*pair) for key, pair in tensors.items()}
-    sizes = {key: _size(b[key]) for key in tensors}
-    whole = math.hypot(*steps.values())
-    together = math.hypot(*apart.values()) <= ALLOWED * whole + ROUNDING * math.hypot(*sizes.values())
-    each = (apart[k] <= ALLOWED_IN_ONE * steps[k] + ROUNDING * (sizes[k] + whole) for k in tensors)
-    return together and all(each) and all(close(a[key], b[key], before.get(key)) for key in a.keys() - tensors.keys())
+    steps = {key: _step_length(b[key], before.get(key)) for key in tensors}
+    distances = {key: _distance(*pair) for key, pair in tensors.items()}
+    norms = {key: _norm(b[key]) for key in tensors}
+    whole_step = math.hypot(*steps.values())
+    allowed = MAX_DIFFERENCE * whole_step + ROUNDING * math.hypot(*norms.values())
+    together = math.hypot(*distances.values()) <= allowed
+    each = (distances[k] <= MAX_DIFFERENCE_IN_ONE * steps[k] + ROUNDING * (norms[k] + whole_step) for k in tensors)
+    rest = a.keys() - tensors.keys()
+    return together and all(each) and all(agree(a[key], b[key], before.get(key)) for key in rest)
 
 
-def _apart(one: object, other: object) -> float:
-    """The distance between two tensors; none where the plain step has gone wrong by itself."""
+def _distance(one: object, other: object) -> float:
+    """The norm of the difference; 0 if the plain step itself is not finite."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
         return math.inf
     return float((one.double() - other.double()).norm()) if other.isfinite().all() else 0.0
 
 
-def _length(after: object, before: object) -> float:
-    """How far a step went in a tensor of numbers that are not counts."""
+def _step_length(after: object, before: object) -> float:
+    """How far a step moved a floating-point tensor; 0 for counters."""
     if not isinstance(after, Tensor) or not after.is_floating_point():
         return 0.0
-    same = isinstance(before, Tensor) and before.shape == after.shape
-    length = float((after.double() - before.double()).norm()) if same else _size(after)  # type: ignore[attr-defined]
-    return length if math.isfinite(length) else 0.0
+    if isinstance(before, Tensor) and before.shape == after.shape:
+        length = float((after.double() - before.double()).norm())
+        return length if math.isfinite(length) else 0.0
+    return _norm(after)
 
 
-def _size(tensor: object) -> float:
-    size = float(tensor.double().norm()) if isinstance(tensor, Tensor) else 0.0
-    return size if math.isfinite(size) else 0.0
+def _norm(tensor: object) -> float:
+    norm = float(tensor.double().norm()) if isinstance(tensor, Tensor) else 0.0
+    return norm if math.isfinite(norm) else 0.0

@@ -1,101 +1,93 @@
-"""Carries of many clients, put on top of each other. What all of them share is not copied: its first stride is 0."""
+"""Carries of several clients as one. A tensor that all of them share is not copied: its first stride is 0.
+
+`signature` and `unstack` are no maps over leaves: the first builds a hashable key, the second transposes. They run for
+every client, so they make no call per tensor where they can avoid it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Carry, tensors_in
+from undergrowth.core import Carry, map_leaves, map_tensors, tensors_in
 from undergrowth.core.names import FINISH
 
-MAPPINGS = (dict, Mapping)  # nearly all are dictionaries, and asking for the protocol takes long
+MAPPINGS = (dict, Mapping)  # dict first: the check against the abstract class is slow
 
 
-def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same tree with other tensors."""
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, MAPPINGS):
-        return {name: changed(value, change) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(changed(value, change) for value in tree)
-    return tree
-
-
-def stacked(carries: Sequence[Carry]) -> Carry:
+def stack_carries(carries: Sequence[Carry]) -> Carry:
     """One carry with the client as the first dimension of every tensor.
 
-    Clients share what is equal, not only what is the same: a resumed run has copies where a whole one has the same.
+    Clients share equal tensors, not only identical ones: a resumed run has copies where others have one object.
     """
-    tree = {name: _stacked([carry[name] for carry in carries]) for name in carries[0] if name != FINISH}
-    own = [value for value in tensors_in(tree) if value.stride(0)]
+    first, *others = [{name: value for name, value in carry.items() if name != FINISH} for carry in carries]
+    stack: Carry = map_leaves(_stack, first, *others)
+    own = [value for value in tensors_in(stack) if value.stride(0)]
     if not own:
-        return tree
-    equal = torch.stack([(value == value[:1]).all() for value in own]).tolist()  # at once: a GPU is waited for
-    shared = {id(value): _shared(value[:1].clone(), len(value)) for value, yes in zip(own, equal) if yes}
-    return changed(tree, lambda value: shared.get(id(value), value))  # type: ignore[no-any-return]
+        return stack
+    equal = torch.stack([(value == value[:1]).all() for value in own]).tolist()  # one transfer from a GPU
+    shared = {id(v): _share(v[:1].clone(), len(v)) for v, is_equal in zip(own, equal, strict=True) if is_equal}
+    result: Carry = map_tensors(lambda value: shared.get(id(value), value), stack)
+    return result
 
 
-def part(tree: Any, index: int | slice) -> Any:
-    """The carry of some clients of a stack, or of one."""
-    return changed(tree, lambda value: value[index])
+def slice_stack(stack: Any, index: int | slice) -> Any:
+    """The carry of one client of a stack, or of several."""
+    return map_tensors(lambda value: value[index], stack)
 
 
-def apart(tree: Any, clients: int) -> list[Any]:
+def unstack(stack: Any, clients: int) -> list[Any]:
     """The carries of all clients of a stack, one by one."""
-    if isinstance(tree, Tensor):
-        return list(tree.unbind(0)) if tree.stride(0) else [tree[0]] * clients
-    if isinstance(tree, MAPPINGS):
-        columns = [apart(value, clients) for value in tree.values()]
-        return [dict(zip(tree, row)) for row in zip(*columns)] if columns else [{} for _ in range(clients)]
-    if isinstance(tree, list | tuple):
-        columns = [apart(value, clients) for value in tree]
-        return [type(tree)(row) for row in zip(*columns)] if columns else [tree] * clients
-    return [tree] * clients
+    if isinstance(stack, Tensor):
+        return list(stack.unbind(0)) if stack.stride(0) else [stack[0]] * clients
+    if isinstance(stack, MAPPINGS):
+        columns = [unstack(value, clients) for value in stack.values()]
+        if not columns:
+            return [{} for _ in range(clients)]
+        return [dict(zip(stack, row, strict=True)) for row in zip(*columns, strict=True)]
+    if isinstance(stack, list | tuple):
+        columns = [unstack(value, clients) for value in stack]
+        return [type(stack)(row) for row in zip(*columns, strict=True)] if columns else [stack] * clients
+    return [stack] * clients
 
 
-def copied(tree: Any, clients: int) -> Any:
-    """A copy of what all clients share, and memory for the rest, for so many. One client shares nothing."""
+def allocate_like(stack: Any, clients: int) -> Any:
+    """Memory for the carries of `clients` clients, with a copy of what all share. One client shares nothing."""
 
-    def memory(value: Tensor) -> Tensor:
+    def allocate(value: Tensor) -> Tensor:
         own = value.stride(0) or clients == 1
-        return value.new_empty(clients, *value.shape[1:]) if own else _shared(value[:1].clone(), clients)
+        return value.new_empty(clients, *value.shape[1:]) if own else _share(value[:1].clone(), clients)
 
-    return changed(tree, memory)
+    return map_tensors(allocate, stack)
 
 
-def signature(tree: Any) -> Hashable:
-    """Shapes of tensors, and the value of everything else: a step may depend on both."""
-    if isinstance(tree, Tensor):
-        return tree.shape, tree.dtype
-    if isinstance(tree, MAPPINGS):
-        # Tensors at once: most of a carry are dictionaries of them, and a call for each takes as long again.
+def signature(pytree: Any) -> Hashable:
+    """Shapes and dtypes of tensors, and the value of every other leaf: a step may depend on all of these."""
+    if isinstance(pytree, Tensor):
+        return pytree.shape, pytree.dtype
+    if isinstance(pytree, MAPPINGS):
+        # Tensors without a call each: most mappings in a carry hold nothing else.
         return tuple(
             [
                 (name, value.shape, value.dtype) if isinstance(value, Tensor) else (name, signature(value))
-                for name, value in tree.items()
+                for name, value in pytree.items()
             ]
         )
-    if isinstance(tree, list | tuple):
-        return tuple(signature(value) for value in tree)
-    return type(tree), tree
+    if isinstance(pytree, list | tuple):
+        return tuple(signature(value) for value in pytree)
+    return type(pytree), pytree
 
 
-def _shared(value: Tensor, clients: int) -> Tensor:
+def _share(value: Tensor, clients: int) -> Tensor:
     return value[:1].expand(clients, *value.shape[1:])
 
 
-def _stacked(values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, Tensor):
-        if all(value is first for value in values):
-            return first.expand(len(values), *first.shape)
-        return torch.stack(values)
-    if isinstance(first, MAPPINGS):
-        return {name: _stacked([value[name] for value in values]) for name in first}
-    if isinstance(first, list | tuple):
-        return type(first)(_stacked(list(each)) for each in zip(*values))
-    return first
+def _stack(first: Any, *others: Any) -> Any:
+    if not isinstance(first, Tensor):
+        return first
+    if all(value is first for value in others):
+        return first.expand(1 + len(others), *first.shape)
+    return torch.stack((first, *others))

@@ -1,31 +1,32 @@
-"""The vector engine: many clients at once as one batched computation, in this process, on a CPU or a GPU.
+"""Many clients at once as one batched computation, in this process, on a CPU or a GPU.
 
-What cannot be stacked is done one by one; how many that were is in the record of every round.
+Clients that cannot be stacked run one by one; the history counts them as `not_stacked`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from undergrowth.engines.memory import keep_memory
-from undergrowth.engines.vector.stacking import Stacking
-from undergrowth.engines.world import Job, Outcome, Settings, World, settled
+from undergrowth.engines.combining import combine_finished
+from undergrowth.engines.memory import keep_freed_memory
+from undergrowth.engines.vector.stack_runner import StackRunner
+from undergrowth.engines.world import EngineSettings, Job, Outcome, World
 
 
-class Vector:
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
+class VectorEngine:
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        self.settings = settings or EngineSettings()
 
     def open(self, world: World) -> None:
-        keep_memory()
+        keep_freed_memory()
         self.world = world
-        self.stacking = Stacking(world, self.settings)
+        self.stack_runner = StackRunner(world, self.settings)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        return settled(self.world, self.stacking.done(jobs))
+        return combine_finished(self.world, self.stack_runner.run(jobs))
 
     def facts(self) -> Mapping[str, float]:
-        return self.stacking.counts
+        return self.stack_runner.counts
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""

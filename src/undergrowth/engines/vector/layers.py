@@ -1,8 +1,8 @@
 """Stacked models: the layers of many clients' models computed at once.
 
-The samples of K clients stand in one long batch, client after client, B each. Whatever works on single samples
-(activations, pooling, residual sums, reshaping) then needs no change at all; only layers with weights must know that
-there are K different ones, and those come through a handful of functions, which this mode takes over.
+The samples of K clients form one long batch, client after client, B samples each. Operations on single samples
+(activations, pooling, residual sums, reshaping) work on it unchanged. Only layers with weights must handle K different
+weights; all of these go through a few torch functions, which the mode `Stacked` replaces.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from undergrowth.engines.vector.convolution import convolve, gpu, pool
+from undergrowth.engines.vector.convolution import convolve, gpu_layers, pool
 from undergrowth.engines.vector.normalisation import normalise
 from undergrowth.learning.descent import descend
 
 
 class Stacked(TorchFunctionMode):
-    """While entered, layers take weights with the client as their first dimension.
+    """While active, layers take weights with the client as their first dimension.
 
-    mask: which samples of the long batch are real, K × B; None: all. The others only fill up the stack.
+    `mask`: 1 for the real samples of the long batch, 0 for padding, K × B; None: all are real.
     """
 
     def __init__(self, clients: int, mask: Tensor | None) -> None:
@@ -43,7 +43,7 @@ class Stacked(TorchFunctionMode):
 
 
 def _shared(*tensors: Tensor | None) -> bool:
-    """Whether all clients have the same weights and nobody trains them: then the plain layer will do."""
+    """Whether all clients have the same weights and none trains them, so that the plain layer can be used."""
     return all(t is None or (t.stride(0) == 0 and not t.requires_grad) for t in tensors)
 
 
@@ -56,9 +56,9 @@ def linear(stack: Stacked, x: Tensor, weight: Tensor, bias: Tensor | None = None
 
 
 class _Linear(torch.autograd.Function):
-    """rows · weightᵀ + bias for every client; the gradient of the weights lies like the weights.
+    """rows · weightᵀ + bias for every client; the gradient of the weights has the memory layout of the weights.
 
-    Torch's own lies the other way round, and an update of two that lie differently takes five times as long.
+    Torch's gradient is transposed, and an update of tensors with different layouts takes five times as long.
     """
 
     @staticmethod
@@ -67,8 +67,8 @@ class _Linear(torch.autograd.Function):
             rows, weight = rows.bfloat16(), weight.bfloat16()
             bias = None if bias is None else bias.bfloat16()
         ctx.save_for_backward(rows, weight)
-        turned = weight.transpose(1, 2)
-        return torch.bmm(rows, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, turned)
+        transposed = weight.transpose(1, 2)
+        return torch.bmm(rows, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, transposed)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -86,7 +86,7 @@ def descending(stack: Stacked, x: Tensor, weight: Tensor, bias: Tensor, lr: floa
 
 
 class _Descending(torch.autograd.Function):
-    """The same layer with weights that take their step in the backward pass."""
+    """The same layer with weights that are updated in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, lr: float) -> Tensor:
@@ -97,7 +97,7 @@ class _Descending(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows, weight), needs_rows = ctx.saved_tensors, ctx.needs_input_grad[0]
-        fast = gpu(weight)
+        fast = gpu_layers(weight)
         if fast is not None and fast.can_descend(rows, weight):
             to_rows = fast.descend(gradient, rows, weight.detach(), ctx.lr, needs_rows)
         else:
@@ -132,7 +132,7 @@ def max_pool2d(
     return_indices: bool = False,
 ) -> Tensor:
     if return_indices:
-        raise NotImplementedError("a stacked pooling does not tell where the largest values were")
+        raise NotImplementedError("stacked max pooling does not return indices")
     return pool(x, size, stride, padding, dilation, ceil_mode)
 
 
@@ -183,7 +183,7 @@ def embedding(
     **rest: Any,
 ) -> Tensor:
     if padding_idx is not None or max_norm is not None or rest.get("sparse"):
-        raise NotImplementedError("a stacked embedding has no padding, norm or sparse gradients")
+        raise NotImplementedError("a stacked embedding supports no padding index, maximum norm or sparse gradients")
     words = weight.shape[1]
     first = torch.arange(stack.clients, device=x.device).mul_(words)
     own = stack.split(x) + first.reshape(-1, *(1,) * x.dim())

@@ -1,4 +1,4 @@
-"""Batch normalisation with statistics of their own for every client, over its real samples only."""
+"""Batch normalisation with separate statistics for every client, over its real samples only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.engines.vector.convolution import gpu
+from undergrowth.engines.vector.convolution import gpu_layers
 
 
 def normalise(
@@ -22,16 +22,16 @@ def normalise(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """x: K·B × C × …, statistics and weights: K × C, mask: which samples are real, K × B; None: all."""
-    innermost = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    maps = x.permute(0, 2, 3, 1) if innermost else x
+    """x: K·B × C × …, statistics and weights: K × C, mask: 1 for real samples, K × B; None: all are real."""
+    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    maps = x.permute(0, 2, 3, 1) if channels_last else x
     if training or running_mean is None or running_var is None:
-        if innermost and (fast := gpu(x)):
+        if channels_last and (fast := gpu_layers(x)):
             values = maps.reshape(clients, -1, x.shape[1])
             normalised: tuple[Tensor, ...] = fast.normalise(values, mask, weight, bias, eps)
             out, mean, variance, count = normalised
         else:
-            values, pixels = _values(maps, clients, innermost)
+            values, pixels = _values(maps, clients, channels_last)
             mean, variance, count = _statistics(values, mask, pixels)
             out = _scaled(values, mean, variance, weight, bias, eps, pixels)
         if running_mean is not None and running_var is not None:
@@ -39,19 +39,19 @@ def normalise(
                 running_mean.lerp_(mean.detach(), momentum)
                 running_var.lerp_(variance.detach() * (count / (count - 1)), momentum)
     else:
-        values, pixels = _values(maps, clients, innermost)
+        values, pixels = _values(maps, clients, channels_last)
         out = _scaled(values, running_mean, running_var, weight, bias, eps, pixels)
     out = out.to(x.dtype)
-    return out.reshape(maps.shape).permute(0, 3, 1, 2) if innermost else out.reshape(x.shape)
+    return out.reshape(maps.shape).permute(0, 3, 1, 2) if channels_last else out.reshape(x.shape)
 
 
-def _values(maps: Tensor, clients: int, innermost: bool) -> tuple[Tensor, int]:
-    """K × B × pixels × C, or K × B × C × pixels, whichever needs no copy; and where the pixels are.
+def _values(maps: Tensor, clients: int, channels_last: bool) -> tuple[Tensor, int]:
+    """K × B × pixels × C, or K × B × C × pixels, whichever needs no copy; and the dimension of the pixels.
 
-    Statistics are of float32, also where maps are of bfloat16.
+    In float32 also for maps in bfloat16, because statistics are computed in float32.
     """
     maps = maps.float() if maps.dtype == torch.bfloat16 else maps
-    if innermost:
+    if channels_last:
         return maps.reshape(clients, -1, maps[0, ..., 0].numel(), maps.shape[-1]), 2
     return maps.reshape(clients, len(maps) // clients, maps.shape[1], -1), 3
 
@@ -67,13 +67,13 @@ def _scaled(
 
 
 def _statistics(values: Tensor, mask: Tensor | None, pixels: int) -> tuple[Tensor, Tensor, Any]:
-    """Mean and variance (of the samples themselves) for every client and channel, and how many values they are of."""
+    """Mean and biased variance of every client and channel, and the number of values they are computed from."""
     if mask is None:
         variance, mean = torch.var_mean(values, dim=(1, pixels), correction=0)
         return mean, variance, values.shape[1] * values.shape[pixels]
     real = mask[:, :, None, None]
     count = mask.sum(1, keepdim=True) * values.shape[pixels]  # K × 1
     mean = (values * real).sum((1, pixels)) / count
-    away = values - mean.unsqueeze(1).unsqueeze(pixels)
-    variance = (away.square() * real).sum((1, pixels)) / count
+    centred = values - mean.unsqueeze(1).unsqueeze(pixels)
+    variance = (centred.square() * real).sum((1, pixels)) / count
     return mean, variance, count

@@ -1,8 +1,8 @@
-"""Recorded steps: one step of a stack of clients as a CUDA graph, which the GPU repeats without the CPU's help.
+"""Recorded steps: one step of a stack of clients as a CUDA graph, which the GPU replays without the CPU.
 
-A step of many small layers takes the CPU longer to ask for than the GPU to do. Recorded once for a kind of job and a
-number of clients, it is one request. It works on memory of its own, into which carries and batches are copied, also
-before it is recorded: whether it is hangs on what was computed before, and no bit of a result may.
+Launching the many small kernels of a step takes the CPU longer than the GPU needs to run them. Recorded once for a kind
+of job and a number of clients, a step is one launch. It works on fixed buffers, into which carries and batches are
+copied. These buffers are used even before recording, so that results do not depend on when recording starts.
 """
 
 from __future__ import annotations
@@ -20,99 +20,102 @@ from torch import Tensor
 
 from undergrowth.core import Batch, Carry, LoopClient, tensors_in
 from undergrowth.core.names import WEIGHT
-from undergrowth.engines.vector.carries import apart, copied, part
-from undergrowth.engines.vector.stack import Batches, borders
+from undergrowth.engines.vector.carries import allocate_like, slice_stack, unstack
+from undergrowth.engines.vector.stack import Batches, split_points
 
-SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # clients that recordings are made for
+SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # numbers of clients that are recorded
 
-UNRECORDED = 12  # steps of a kind after which one is recorded, which takes as long as some dozen
-UNKNOWN = 48  # the same for a kind that was not there in an earlier round, and so may not be in a later one
-LATELY = 8  # calls after which a recording that was not used is forgotten
+STEPS_BEFORE_RECORDING = 12  # of a kind; recording takes as long as about a dozen steps
+STEPS_BEFORE_RECORDING_NEW = 48  # of a kind that is new in this round, and so may not occur in a later one
+MAX_UNUSED_ROUNDS = 8  # after which a recording is deleted
 
 Key = tuple[int, tuple[bool, ...]]
 
 
 def size_for(clients: int) -> int:
-    """The smallest recording that has room for so many clients."""
+    """The size of the smallest recording that has room for `clients` clients."""
     return next((size for size in SIZES if size >= clients), clients)
 
 
 class Recordings:
-    """All that there are: by kind of job, and by how many clients they have room for. On a CPU there are none.
+    """All recordings, by kind of job and number of clients. On a CPU there are none.
 
-    step: (carry, batch, mask, client, clients) → carry
+    `step`: (carry, batch, mask, client, clients) → carry
     """
 
     def __init__(self, step: Callable[..., Carry], cuda: bool) -> None:
         self._step = step
         self.cuda = cuda
-        self._patterns: dict[int, Any] = {}  # kind → what a step changes, where it can be recorded
-        self._unrecorded: Counter[Key] = Counter()  # steps that were done without a recording
-        self._since: dict[Key, int] = {}  # the call when it came first
-        self._made: defaultdict[Key, dict[int, Recording]] = defaultdict(dict)  # by number of clients
-        self._used: dict[Key, int] = {}  # the call when it was
-        self._calls = 0
+        self._patterns: dict[int, Any] = {}  # kind → what a step changes, if it can be recorded
+        self._unrecorded: Counter[Key] = Counter()  # steps that ran without a recording
+        self._first_round: dict[Key, int] = {}
+        self._recordings: defaultdict[Key, dict[int, Recording]] = defaultdict(dict)  # by number of clients
+        self._last_round: dict[Key, int] = {}  # in which it was used
+        self._round = 0
 
     @cached_property
     def _pool(self) -> Any:
-        """Memory for all of them: they never run at the same time, and nothing of one is needed after it. A recording
-        of next to nothing holds it, because torch takes no pool again whose last recording was forgotten."""
+        """Memory shared by all recordings: only one runs at a time, and its memory is not needed afterwards.
+
+        A minimal recording keeps the pool alive, because torch cannot reuse a pool whose last recording was deleted.
+        """
         self._holder = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._holder):
             torch.zeros(1, device="cuda")
         return self._holder.pool()
 
-    def begin(self) -> None:
-        """Called before every round: forgets kinds that come no more, as with a learning rate that falls."""
-        self._calls += 1
-        for key in [key for key, call in self._used.items() if self._calls - call > LATELY]:
-            del self._used[key], self._made[key]
+    def start_round(self) -> None:
+        """Deletes recordings of kinds that no longer occur, for example of earlier learning rates."""
+        self._round += 1
+        for key in [key for key, last in self._last_round.items() if self._round - last > MAX_UNUSED_ROUNDS]:
+            del self._last_round[key], self._recordings[key]
 
     def clear(self) -> None:
-        self._made.clear()
-        self._used.clear()
+        self._recordings.clear()
+        self._last_round.clear()
 
     def learn(self, kind: int, before: Carry, after: Carry) -> None:
-        """Looks at what a first step has changed. No recording can change something that is no tensor."""
+        """Finds out what a first step has changed. A recording can change only tensors."""
         if self.cuda:
-            with suppress(Unrecordable):
+            with suppress(NotRecordable):
                 self._patterns[kind] = _pattern(before, after)
 
-    def can_do(self, kind: int) -> bool:
+    def can_record(self, kind: int) -> bool:
         return kind in self._patterns
 
     def key(self, kind: int, carry: Carry) -> Key:
-        """What chunks must have in common to use the same recordings: also which tensors their clients share, which
-        hangs on the chunk where devices have different versions of a model."""
+        """What chunks must have in common to use the same recordings: the kind, and which tensors their clients share.
+
+        The latter differs between chunks if devices have different versions of a model.
+        """
         return kind, tuple([value.stride(0) == 0 for value in tensors_in(carry)])
 
     def find(self, key: Key, client: LoopClient, batches: Batches, carry: Carry, clients: int) -> Recording:
-        """The one that can do a step of so many clients."""
-        recordings, size = self._made[key], size_for(clients)
-        self._used[key] = self._calls
+        """The recording for a step of `clients` clients."""
+        recordings, size = self._recordings[key], size_for(clients)
+        self._last_round[key] = self._round
         if size not in recordings:
             larger = max(recordings, default=0)
-            memory = recordings[larger].carry if larger > size else _memory(self._patterns[key[0]], carry, size)
+            buffers = recordings[larger].carry if larger > size else _allocate(self._patterns[key[0]], carry, size)
             step = partial(self._step, client=client, clients=size)
-            recordings[size] = Recording(step, part(memory, slice(0, size)), *batches.room(size))
+            recordings[size] = Recording(step, slice_stack(buffers, slice(0, size)), *batches.allocate(size))
         found = recordings[size]
         if found.possible and not found.recorded:
             self._unrecorded[key] += 1
-            new = self._since.setdefault(key, self._calls) == self._calls
-            if self._unrecorded[key] > (UNKNOWN if new else UNRECORDED):
+            new = self._first_round.setdefault(key, self._round) == self._round
+            if self._unrecorded[key] > (STEPS_BEFORE_RECORDING_NEW if new else STEPS_BEFORE_RECORDING):
                 found.pool = self._pool
         return found
 
 
-class Unrecordable(Exception):
-    """The step changes something that is no tensor."""
+class NotRecordable(Exception):
+    """The step changes something other than tensors."""
 
 
 class Recording:
-    """One step of some clients, recorded when it is done next once it has a `pool` for that. `carry` is where it reads
-    and writes.
+    """One step of some clients. Once it has a `pool` of memory, the next step is recorded.
 
-    weights: the shares and the mask of a batch.
+    `carry`: the buffers that the step reads and writes; `weights`: the weights and the mask of a batch's samples.
     """
 
     def __init__(self, step: Callable[..., Carry], carry: Carry, batch: Batch, weights: Tensor) -> None:
@@ -128,102 +131,105 @@ class Recording:
         return self._graph is not None
 
     def load(self, carry: Carry, clients: int) -> None:
-        """Takes up the carry of so many clients; what stands in the other places does not matter."""
+        """Copies the carry of `clients` clients into the buffers; the values of other places do not matter."""
         _copy(carry, self.carry, slice(0, clients))
 
     def step(self, batches: Batches, step: int) -> None:
-        """Gathers a batch and does the step."""
+        """Gathers a batch and runs the step."""
         batches.write(step, self.batch, self.weights)
         if self._graph is not None:
             self._graph.replay()
         elif self.pool is None or not self.possible:
-            self._work()
+            self._run()
         else:
-            self.possible = not _waits(self._work)  # which has also compiled what had not been
+            self.possible = not _synchronizes(self._run)  # this run also compiles what was not compiled yet
             if self.possible:
                 self._graph = self._record()
 
     def continues(self, other: Recording) -> bool:
-        """Whether it works on the memory of the other one, so that nothing needs to be copied."""
+        """Whether both use the same buffers, so that nothing needs to be copied."""
         return self.tensors[0].data_ptr() == other.tensors[0].data_ptr()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         _copy(self._step(self.carry, self.batch, self.weights[1]), self.carry)
 
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            self._work()
+            self._run()
         return graph
 
 
-class Shelf:
-    """Where the clients at some places are put when they are done, because a recording goes on with their places."""
+class FinishedCarries:
+    """Memory for the carries of clients `first` to `last` when they finish: the recording reuses their buffers."""
 
     def __init__(self, recording: Recording, first: int, last: int) -> None:
         self.first, self.last = first, last
-        self._carry = copied(recording.carry, last - first)
+        self._carry = allocate_like(recording.carry, last - first)
         self._tensors = list(tensors_in(self._carry))
         self._own = [number for number, value in enumerate(self._tensors) if value.stride(0)]  # not shared
 
     def put(self, recording: Recording, first: int, last: int) -> None:
-        """Those of these places that belong here."""
+        """Copies the carries of those clients from `first` to `last` that belong here."""
         first, last = max(first, self.first), min(last, self.last)
         if first < last:
             targets = [self._tensors[number][first - self.first : last - self.first] for number in self._own]
             torch._foreach_copy_(targets, [recording.tensors[number][first:last] for number in self._own])
 
     def carries(self) -> list[Carry]:
-        return apart(self._carry, self.last - self.first)
+        return unstack(self._carry, self.last - self.first)
 
 
-def shelves(recording: Recording, clients: int) -> list[Shelf]:
-    """For so many clients, those first who are done first."""
-    ends = [0, *borders(clients), clients]
-    return [Shelf(recording, *places) for places in reversed(list(pairwise(ends)))]
+def allocate_finished(recording: Recording, clients: int) -> list[FinishedCarries]:
+    """Memory for the finished carries of `clients` clients, those that finish first at the front."""
+    ends = [0, *split_points(clients), clients]
+    return [FinishedCarries(recording, *places) for places in reversed(list(pairwise(ends)))]
 
 
-def _waits(work: Callable[[], None]) -> bool:
-    """Does some work, and says whether the CPU looked at a value on the way, which a recording cannot."""
-    with warnings.catch_warnings(record=True) as said:
+def _synchronizes(work: Callable[[], None]) -> bool:
+    """Runs `work` and returns whether the CPU waited for a value of the GPU, which cannot be recorded."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("warn")  # which warns that it is new
+        torch.cuda.set_sync_debug_mode("warn")  # torch also warns that this mode is a prototype
         try:
             work()
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    return any("called a synchronizing" in str(warning.message) for warning in said)
+    return any("called a synchronizing" in str(warning.message) for warning in caught)
+
+
+# The walkers below are no `map_leaves`: a carry after a step may have entries that it did not have before.
 
 
 def _pattern(before: Any, after: Any) -> Any:
-    """The carry after a step, with None for a tensor that the step left as it was and no values of others."""
+    """The carry after a step, with None for tensors that the step did not change and empty tensors for the others."""
     if isinstance(after, Tensor):
         return None if before is after else after.new_empty(0, *after.shape[1:])
     if isinstance(after, Mapping):
-        # A step may add that a step has made this carry, after which steps work in place; a recording always does.
+        # The first step may add an entry so that later steps work in place; a recording always works in place.
         added = [value for name, value in after.items() if name not in before]
         if any(True for _ in tensors_in(added)):
-            raise Unrecordable
+            raise NotRecordable
         return {name: _pattern(before.get(name, value), value) for name, value in after.items()}
     if isinstance(after, list | tuple):
-        return type(after)(_pattern(*pair) for pair in zip(before, after))
+        return type(after)(_pattern(*pair) for pair in zip(before, after, strict=False))
     if before != after:
-        raise Unrecordable
+        raise NotRecordable
     return after
 
 
-def _memory(pattern: Any, carry: Any, places: int) -> Any:
-    """Memory for a carry: its own for what a step changes, one for all clients for what they share and keep."""
+def _allocate(pattern: Any, carry: Any, places: int) -> Any:
+    """Buffers for a carry: one per client for tensors that a step changes, one for all for tensors that they share."""
     if isinstance(carry, Tensor):
         if pattern is None and carry.stride(0) == 0:
             return carry[0].clone().expand(places, *carry.shape[1:])
         like = carry if pattern is None else pattern
         return like.new_empty(places, *like.shape[1:])
     if isinstance(pattern, Mapping):
-        return {name: _memory(value, carry.get(name, value), places) for name, value in pattern.items()}
+        return {name: _allocate(value, carry.get(name, value), places) for name, value in pattern.items()}
     if isinstance(pattern, list | tuple):
-        return type(pattern)(_memory(*pair, places) for pair in zip(pattern, carry))
+        return type(pattern)(_allocate(*pair, places) for pair in zip(pattern, carry, strict=False))
     return pattern
 
 
@@ -234,7 +240,7 @@ def _copy(source: Any, target: Any, places: slice = slice(None)) -> None:
 
 
 def _pairs(source: Any, target: Any, places: slice) -> Iterator[tuple[Tensor, Tensor]]:
-    """What must be copied, and to where; of what all clients share, one."""
+    """Tensors to copy and their targets; for a tensor that all clients share, only the first row."""
     if isinstance(target, Tensor):
         if target.stride(0):
             if target is not source:
@@ -245,5 +251,5 @@ def _pairs(source: Any, target: Any, places: slice) -> Iterator[tuple[Tensor, Te
         for name in target.keys() & source.keys():
             yield from _pairs(source[name], target[name], places)
     elif isinstance(target, list | tuple):
-        for one, other in zip(source, target):
+        for one, other in zip(source, target, strict=False):
             yield from _pairs(one, other, places)

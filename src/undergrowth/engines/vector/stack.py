@@ -1,37 +1,39 @@
-"""What a stack of clients is made of: jobs that have begun, in which order, and their batches side by side."""
+"""A stack of clients: jobs after `begin`, the order in which they are computed, and their batches side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from undergrowth.core import Carry, LoopClient, Shard, State, Steps, tensors_in
 from undergrowth.core.names import FINISH, WEIGHT
 from undergrowth.engines.vector.carries import signature
-from undergrowth.engines.vector.room import GPU_CLIENTS
+from undergrowth.engines.vector.stack_size import MAX_GPU_CLIENTS
 from undergrowth.engines.world import Job
 
-WAVE = 32  # clients that keep a GPU busy while the CPU begins others
-LATE = 8  # clients that a CPU hands on in no time
+FIRST_WAVE = 32  # clients that keep a GPU busy while the CPU begins others
+LAST_PART = 8  # so few clients that the CPU finishes them quickly after the GPU
 
 
 @dataclass
 class Begun:
-    """A job after `begin`, or one of the updates that it is made of."""
+    """A job after `begin`, or one of its updates."""
 
     job: Job
-    name: str  # of the update
+    name: str  # of the update; empty if the job has only one
     client: LoopClient
     shard: Shard
     own: State
     carry: Carry
     steps: Steps
-    count: int = -1  # steps it does
-    kind: int = -1  # the same number for all that can be stacked
+    count: int = -1  # steps that it runs
+    kind: int = -1  # jobs of the same kind can be stacked
 
     def __post_init__(self) -> None:
         self.count = len(self.steps)
@@ -50,86 +52,93 @@ class Begun:
 
     @property
     def altered(self) -> Begun:
-        """Another client, where there is only one: half of its first batch is the sample that comes last."""
+        """A second, different client made of this one: its last sample replaces half of the first batch."""
         first, *rest = self.steps.epochs
         order = first.clone()
         order[: max(1, min(self.steps.batch, len(order)) // 2)] = first[-1]
         return replace(self, steps=replace(self.steps, epochs=(order, *rest)))
 
 
-def brought(begun: Sequence[Begun]) -> int:
-    """Bytes that a job has brought along: what its device kept, and what `begin` made of it and of what was sent.
+def job_bytes(begun: Sequence[Begun]) -> int:
+    """Bytes that a job holds: the state of its device, and what `begin` created from it and from the download.
 
-    A tensor that devices share counts for each: whether they do hangs on what is in memory, and waves must not.
+    A tensor that devices share counts for each of them. Whether they share it depends on what is in memory, and the
+    division into waves must not.
     """
     own = [value for each in begun[:1] for value in tensors_in(each.own)]
     known = {id(value) for each in begun for value in [*own, *each.job.down.tensors.values()]}
-    made = {id(value): value.nbytes for each in begun for value in tensors_in(each.carry) if id(value) not in known}
-    return sum(value.nbytes for value in own) + sum(made.values())
+    created = {id(value): value.nbytes for each in begun for value in tensors_in(each.carry) if id(value) not in known}
+    return sum(value.nbytes for value in own) + sum(created.values())
 
 
 def waves(jobs: Sequence[Job]) -> list[Sequence[Job]]:
-    """The jobs of a round, sorted by their steps, in the order in which a GPU gets them.
+    """The jobs of a round in the order in which a GPU computes them. `jobs`: sorted by steps, fewest first.
 
-    The CPU begins clients while the GPU computes others. So only some at first, which it waits for, and these with
-    most steps, to begin all others meanwhile.
+    The CPU begins clients while the GPU computes others. The first wave is small, because the GPU waits for it, and has
+    the clients with most steps, so that the CPU can begin all others meanwhile.
     """
-    if len(jobs) < 2 * WAVE:
+    if len(jobs) < 2 * FIRST_WAVE:
         return [jobs]
-    first, others = jobs[-WAVE:], jobs[:-WAVE]
-    each = -(-len(others) // -(-len(others) // GPU_CLIENTS))
-    return [first, *(others[start : start + each] for start in range(0, len(others), each))]
+    first, others = jobs[-FIRST_WAVE:], jobs[:-FIRST_WAVE]
+    size = -(-len(others) // -(-len(others) // MAX_GPU_CLIENTS))
+    return [first, *(others[start : start + size] for start in range(0, len(others), size))]
 
 
-def borders(clients: int) -> list[int]:
-    """Places at which a stack is divided. Whose place is behind one is handed on while a GPU computes those before it:
-    first those with fewest steps, in the end a few with most."""
-    return [place for place, least in ((LATE, 2 * LATE), (clients // 2, 8 * LATE)) if clients >= least]
+def split_points(clients: int) -> list[int]:
+    """Positions at which a stack is divided, smallest first.
+
+    Clients after a split point have fewer steps, and are returned while the GPU still computes the earlier ones.
+    """
+    candidates = ((LAST_PART, 2 * LAST_PART), (clients // 2, 8 * LAST_PART))
+    return [point for point, min_clients in candidates if clients >= min_clients]
 
 
 class Batches:
-    """The batches of stacked clients, step by step. Clients must come with those of most steps first.
+    """The batches of stacked clients, step by step. `begun`: sorted by steps, most first.
 
-    places: in the stack; those that no client has, or none any more, are filled with samples that count for nothing.
+    `places`: positions in the stack; those without a client, or whose client has finished, get samples of weight 0.
     """
 
-    def __init__(self, begun: Sequence[Begun], device: str, places: int) -> None:
+    def __init__(self, begun: Sequence[Begun], torch_device: str, places: int) -> None:
         first = begun[0].steps
         batch, steps = first.batch, max((each.count for each in begun), default=0)
-        # One pool of all samples and one table of positions: a step is then a single gather.
+        # One pool of all samples and one table of positions, so that the batch of a step is a single gather.
         self.pool = {name: torch.cat([each.steps.data[name] for each in begun]) for name in first.data}
         table = np.zeros((places, steps, batch), dtype=np.int64)
-        real = np.zeros((places, steps), dtype=np.int64)  # samples of a client's batch that are not filling
+        real = np.zeros((places, steps), dtype=np.int64)  # samples of a client's batch that are no padding
         start = 0
         for place, each in enumerate(begun):
             table[place] = start
             _fill(table[place], real[place], each, start)
             start += len(next(iter(each.steps.data.values())))
-        self.active = (real > 0).sum(0).tolist()  # by step: clients that still do it
+        self.active = (real > 0).sum(0).tolist()  # step → clients that run it
         self._full = (real == batch).all(0, where=real > 0).tolist()
         inside = np.arange(batch) < real[:, :, None]
-        weight = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(np.float32)
-        mask = (inside | (real[:, :, None] == 0)).astype(np.float32)
-        # By step, then client: what one step needs lies together.
-        self._table = _there(table.transpose(1, 0, 2), device)
-        self._weights = _there(np.stack([weight, mask]).transpose(2, 0, 1, 3), device)
+        # A stack in double precision needs weights in double precision: 1/3 is not a float32.
+        is_double = any(values.dtype == torch.float64 for values in self.pool.values())
+        dtype = np.float64 if is_double else np.float32
+        weight = np.where(inside, 1 / np.maximum(real, 1)[:, :, None], 0).astype(dtype)
+        mask = (inside | (real[:, :, None] == 0)).astype(dtype)
+        # By step, then client, so that the values of one step are contiguous.
+        self._table = _to_torch(table.transpose(1, 0, 2), torch_device)
+        self._weights = _to_torch(np.stack([weight, mask]).transpose(2, 0, 1, 3), torch_device)
 
     def at(self, step: int, places: int) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The long batch of the first so many places, and which of its samples are real (None: all)."""
+        """The long batch of the first `places` places, and the mask of its real samples (None: all are real)."""
         positions = self._table[step, :places].reshape(-1)
         batch = {name: values.index_select(0, positions) for name, values in self.pool.items()}
         weight, mask = self._weights[step, :, :places]
         batch[WEIGHT] = weight.reshape(-1)
         return batch, None if self._full[step] else mask
 
-    def room(self, places: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Memory for the long batch of so many places, and for the shares and the mask of its samples."""
+    def allocate(self, places: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Memory for the long batch of `places` places, and for the weights and the mask of its samples."""
         rows = places * self._table.shape[2]
         batch = {name: values.new_empty(rows, *values.shape[1:]) for name, values in self.pool.items()}
         return batch, torch.empty_like(self._weights[0, :, :places])
 
     def write(self, step: int, batch: Mapping[str, Tensor], weights: Tensor) -> None:
-        """Writes the long batch to where there is room for it, and the shares and the mask of its samples."""
+        """Writes the long batch of a step, and the weights and the mask of its samples, into allocated memory."""
         places = weights.shape[1]
         positions = self._table[step, :places].reshape(-1)
         for name, values in self.pool.items():
@@ -137,14 +146,15 @@ class Batches:
         weights.copy_(self._weights[step, :, :places])
 
 
-def _there(values: np.ndarray, device: str) -> Tensor:
-    """On the device; from pinned memory, so that nobody waits for what a GPU was asked to do before."""
+def _to_torch(values: NDArray[Any], torch_device: str) -> Tensor:
+    """A tensor on `torch_device`. To a GPU from pinned memory, which does not wait for work it was given before."""
     found = torch.from_numpy(np.ascontiguousarray(values))
-    return found.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else found
+    on_gpu = torch.device(torch_device).type == "cuda"
+    return found.pin_memory().to(torch_device, non_blocking=True) if on_gpu else found
 
 
-def _fill(table: np.ndarray, real: np.ndarray, each: Begun, start: int) -> None:
-    """Writes one client's positions into its rows of the table."""
+def _fill(table: NDArray[Any], real: NDArray[Any], each: Begun, start: int) -> None:
+    """Writes the positions of one client's samples into its rows of the table."""
     row, batch = 0, each.steps.batch
     for order in each.steps.epochs:
         values = order.numpy()

@@ -17,7 +17,7 @@ from torch import nn
 
 from undergrowth.core import InputError, Method, RunError, nearest
 from undergrowth.data import Dataset, Population
-from undergrowth.engines import torch_restored
+from undergrowth.engines import restore_torch_settings
 from undergrowth.report.analyses.analysis import PROBLEM, Analysis, Numbers, RunNumbers
 from undergrowth.report.analyses.attention import ATTENTION
 from undergrowth.report.analyses.bias import BIAS
@@ -76,7 +76,7 @@ def _analyse_run(
     record: RunRecord, names: Sequence[str], folder: Path, objects: UserObjects, devices: int, bar: Progress
 ) -> dict[str, Numbers]:
     numbers: dict[str, Numbers] = {}
-    with torch_restored():  # the reopened run changes torch's settings to its own
+    with restore_torch_settings():  # the reopened run changes torch's settings to its own
         # The run is only reopened if an analysis needs more than its record.
         reopen = cache(lambda: reopen_run(record, folder, objects, devices, bar))
         for name in names:

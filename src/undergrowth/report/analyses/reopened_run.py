@@ -81,7 +81,7 @@ class ReopenedRun:
         return Context(self.seed, node, self.rounds - 1)
 
     def shard(self, device: str) -> Shard:
-        return self.federation.population.train(device).to(self.federation.world.device)
+        return self.federation.population.train(device).to(self.federation.world.torch_device)
 
     def test_samples(self) -> Shard:
         """Samples of the central test set in random order, because data files may be sorted by class."""
@@ -146,7 +146,7 @@ def reopen_run(
     federation = federate(_on_this_machine(described), objects.get("method"), objects.get("data"), result.build)
     path = result.folder / MODEL_FILE
     try:
-        weights = safetensors.torch.load_file(path, device=federation.world.device)
+        weights = safetensors.torch.load_file(path, device=federation.world.torch_device)
     except (OSError, SafetensorError) as error:
         raise InputError(f"the model of run '{record.run}' cannot be read: {error}") from None
     if not fits_model(federation.task, weights):

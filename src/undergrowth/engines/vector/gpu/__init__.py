@@ -1,4 +1,4 @@
-"""Stacked layers with kernels of their own, in Triton. Importing this needs Triton; all else does without it."""
+"""Stacked layers with Triton kernels. Only this package needs Triton."""
 
 from undergrowth.engines.vector.gpu.layers import Convolution, Normalisation, Pool
 from undergrowth.engines.vector.gpu.linear_kernels import can_descend, descend

@@ -1,8 +1,8 @@
-"""Kernels for a GPU, in Triton: convolutions with weights of their own for every client, and pooling.
+"""Triton kernels: convolutions with different weights for every client, and max pooling.
 
-A convolution is a matrix product over patches. Here the patches are never written down: each tile of the product
-takes its values straight from the maps, which lie with their channels innermost, so that a patch is a few long runs of
-memory. Patches of a 5×5 convolution would be 25 times the maps, and moving them would take most of the time.
+A convolution is a matrix product over patches. Here the patches are never written to memory: each tile of the product
+reads its values from the maps, which are in channels-last layout, so that a patch is a few long runs of memory. The
+patches of a 5×5 convolution would be 25 times the size of the maps, and moving them would take most of the time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from undergrowth.engines.vector.gpu.norm_kernels import survey
 
-BLOCK = 1024  # values that one program of an elementwise kernel handles
-ENOUGH = 1056  # programs that keep a large GPU busy: eight for each of its processors
+BLOCK = 1024  # values per program of an elementwise kernel
+MAX_PROGRAMS = 1056  # that keep a large GPU busy: eight for each of its processors
 
 
 @triton.jit
@@ -29,8 +29,8 @@ def _multiply(
 ):  # fmt: skip
     """out[row, o] = Σ patch(row)[t] · matrix[o, t]: a row is a pixel of the result, t a tap and a channel of it.
 
-    backward: the result are the gradients of the maps that went in, and `maps` those of what came out.
-    scaled: maps and matrix are multiples of units, of which every client has one for each.
+    backward: `maps` are the gradients of the outputs, and the result those of the inputs.
+    scaled: inputs are pre-scaled; each client has one scale per operand.
     """
     taps: tl.constexpr = size * size * channels
     client = tl.program_id(1).to(tl.int64)
@@ -86,7 +86,7 @@ def _gather(
 ):  # fmt: skip
     """out[o, t] = Σ patch(row)[t] · slope[row, o], the gradient of the weights, over one part of the rows.
 
-    scaled: maps and slopes are multiples of units, of which every client has one for each.
+    scaled: inputs are pre-scaled; each client has one scale per operand.
     """
     taps: tl.constexpr = size * size * channels
     client = (tl.program_id(1) % clients).to(tl.int64)
@@ -113,18 +113,18 @@ def _gather(
         total = tl.dot(tl.trans(patch), slopes, total, input_precision="ieee")
     if scaled:
         total = total * tl.load(of_maps + client) * tl.load(of_slope + client)
-    # As the weights lie: outputs, channels, places of the window.
+    # In the layout of the weights: outputs, channels, taps.
     to = ((piece * clients + client) * outputs + output[None, :]) * taps + (channel * size * size + place)[:, None]
     tl.store(out + to, total, mask=(tap < taps)[:, None] & (output < outputs)[None, :])
 
 
 @triton.jit
 def _shorten(values, largest, out, unit, count, parts, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """Every value as a multiple of its client's unit, a power of two, with ten bits behind the first."""
+    """Divides every value by its client's unit, a power of two, and rounds it to float16 (ten mantissa bits)."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     piece = tl.arange(0, PARTS)
-    # The largest becomes 2^14 to 2^15. What is no number, or without bounds, stays that.
+    # The largest value becomes 2^14 to 2^15. NaN and infinity stay as they are.
     bits = tl.max(tl.load(largest + client * parts + piece, mask=piece < parts, other=0), 0)
     one = ((tl.maximum(bits >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
     value = tl.load(values + client * count + at, mask=at < count) / one
@@ -137,7 +137,7 @@ def _pool(
     maps, out, which, total, high, wide, out_high, out_wide,
     channels: tl.constexpr, size: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest value of every window, and which of its pixels that is. Windows do not overlap."""
+    """The largest value of every window, and its index in the window. Windows do not overlap."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < total
     channel = at % channels
@@ -149,7 +149,7 @@ def _pool(
     chosen = tl.zeros((BLOCK,), dtype=tl.int8)
     for place in tl.static_range(1, size * size):
         value = tl.load(maps + corner + (place // size * wide + place % size) * channels, mask=there)
-        larger = (value > best) | (value != value)  # one that is no number wins, as it does in torch
+        larger = (value > best) | (value != value)  # NaN wins, as in torch
         best = tl.where(larger, value, best)
         chosen = tl.where(larger, place, chosen).to(tl.int8)
     tl.store(out + at, best, mask=there)
@@ -161,14 +161,14 @@ def _unpool(
     slope, which, out, total, high, wide, out_high, out_wide, by_sample, by_channel, by_row, by_column,
     channels: tl.constexpr, size: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gives the gradient of every window, wherever it lies, to the pixel that was its largest."""
+    """Passes the gradient of every window, in any layout, to the pixel that was its largest."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < total
     channel = at % channels
     column = at // channels % wide
     row = at // channels // wide % high
     sample = at // channels // wide // high
-    # What is left over at the edges belongs to no window.
+    # Pixels left over at the edges belong to no window.
     inside = there & (row < out_high * size) & (column < out_wide * size)
     window = ((sample * out_high + row // size) * out_wide + column // size) * channels + channel
     mine = tl.load(which + window, mask=inside, other=-1) == (row % size) * size + column % size
@@ -177,19 +177,19 @@ def _unpool(
 
 
 class Short(NamedTuple):
-    """Values as multiples of a unit. With no unit they are what they are."""
+    """Values divided by a unit; without a unit, the values themselves."""
 
     values: Tensor
-    unit: Tensor | None = None  # of every client
+    unit: Tensor | None = None  # one per client
 
 
 def shortened(values: Tensor, clients: int, largest: Tensor | None = None) -> Short:
-    """Where TF32 will do, in 16 bits, as exact: each client has a unit in which its largest value is near the end.
+    """Where TF32 is allowed, the values as float16 with as many mantissa bits, scaled by one unit per client.
 
-    A product then takes half to two thirds as long. For the gradient of weights a matrix unit wants the rows, over
-    which is summed, side by side, unless numbers have 16 bits.
+    The unit puts a client's largest value near the end of the range of float16. A product then takes half to two thirds
+    as long. The gradient of weights sums over rows, which a matrix unit needs contiguous unless values have 16 bits.
 
-    largest: as a survey has found it.
+    `largest`: as returned by `survey`.
     """
     if values.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32:
         return Short(values)
@@ -198,7 +198,7 @@ def shortened(values: Tensor, clients: int, largest: Tensor | None = None) -> Sh
         _, largest = survey(values.reshape(clients, -1, 32 if count % 32 == 0 else values.shape[-1]))
     short, unit = torch.empty_like(values, dtype=torch.float16), torch.empty(clients, device=values.device)
     parts = largest.shape[1]
-    tile = max(256, triton.next_power_of_2(parts))  # nearly always 256: each size is compiled for itself
+    tile = max(256, triton.next_power_of_2(parts))  # nearly always 256: every other size is compiled again
     _shorten[(triton.cdiv(count, 4 * BLOCK), clients)](
         values, largest, short, unit, count, parts, 4 * BLOCK, tile, num_warps=8
     )
@@ -209,7 +209,7 @@ def multiply(
     maps: Short, matrix: Short, bias: Tensor | None, shape: tuple[int, int], size: int, stride: int, padding: int,
     backward: bool = False,
 ) -> Tensor:  # fmt: skip
-    """maps: N × H × W × C, matrix: K × O × s·s·C, for N/K samples each; gives N × H' × W' × O with `shape` H', W'."""
+    """The convolution, N × H' × W' × O with `shape` (H', W'). maps: N × H × W × C, matrix: K × O × s·s·C."""
     (values, of_maps), (weights, of_matrix) = maps, matrix
     samples, high, wide, channels = values.shape
     clients, outputs, _ = weights.shape
@@ -218,9 +218,9 @@ def multiply(
     dtype = torch.float32 if scaled else values.dtype
     out = torch.empty(samples, *shape, outputs, device=values.device, dtype=dtype)
     rows = samples // clients * shape[0] * shape[1]
-    # Values that lie together belong to one place of the window: a tile takes no more of them than there are.
+    # Adjacent values belong to one tap of the window: a tile has at most as many columns as there are channels.
     tall, block, deep = 128, _block(outputs, 128), 16 if channels == 16 else 32
-    # Three products of shortened numbers are as exact as one of whole ones, and five times as fast.
+    # Three TF32 products are as exact as one in float32, and five times as fast.
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     _multiply[(triton.cdiv(rows, tall), clients, triton.cdiv(outputs, block))](
         values, weights, weights if bias is None else bias, of_maps if scaled else out, of_matrix if scaled else out,
@@ -232,14 +232,14 @@ def multiply(
 
 
 def gather(maps: Short, slope: Short, clients: int, size: int, stride: int, padding: int) -> Tensor:
-    """maps: N × H × W × C, slope: N × H' × W' × O; the gradient of the weights, K × O × C × s × s."""
+    """The gradient of the weights, K × O × C × s × s. maps: N × H × W × C, slope: N × H' × W' × O."""
     (values, of_maps), (slopes, of_slope) = maps, slope
     samples, high, wide, channels = values.shape
     _, out_high, out_wide, outputs = slopes.shape
     rows, taps = samples // clients * out_high * out_wide, size * size * channels
     tall, block, deep = 64, _block(outputs, 64), _block(taps, 64)
     programs = clients * triton.cdiv(taps, deep) * triton.cdiv(outputs, block)
-    pieces = max(1, min(16, ENOUGH // programs, rows // (4 * tall)))
+    pieces = max(1, min(16, MAX_PROGRAMS // programs, rows // (4 * tall)))
     part = triton.cdiv(triton.cdiv(rows, pieces), tall) * tall
     weight = torch.empty(pieces, clients, outputs, channels, size, size, device=values.device)
     scaled = of_maps is not None
@@ -248,12 +248,12 @@ def gather(maps: Short, slope: Short, clients: int, size: int, stride: int, padd
         weight, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
         channels, outputs, size, stride, padding, scaled, tall, block, deep, num_warps=4, num_stages=3,
     )  # fmt: skip
-    # Summed in a fixed order, unlike atomic additions: the same bits every time.
+    # Summed in a fixed order, unlike atomic additions, so that the bits are the same every time.
     return weight[0] if pieces == 1 else weight.sum(0)
 
 
 def pool(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """maps: N × H × W × C; the largest of every s × s window, and which of its pixels that was."""
+    """The largest value of every s × s window, and its index in the window. maps: N × H × W × C."""
     samples, high, wide, channels = maps.shape
     out = torch.empty(samples, high // size, wide // size, channels, device=maps.device, dtype=maps.dtype)
     which = torch.empty(out.shape, device=maps.device, dtype=torch.int8)
@@ -264,7 +264,7 @@ def pool(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def unpool(slope: Tensor, which: Tensor, shape: torch.Size, size: int) -> Tensor:
-    """The gradient of what `pool` was given, N × H × W × C, from that of its result, N × C × H' × W'."""
+    """The gradient of the input of `pool`, N × H × W × C, from that of its output, N × C × H' × W'."""
     _, high, wide, channels = shape
     out = torch.empty(shape, device=slope.device, dtype=slope.dtype)
     _unpool[(triton.cdiv(out.numel(), BLOCK),)](
@@ -274,5 +274,5 @@ def unpool(slope: Tensor, which: Tensor, shape: torch.Size, size: int) -> Tensor
 
 
 def _block(count: int, most: int) -> int:
-    """The side of a tile: a power of two, at least what a matrix unit takes."""
+    """The side of a tile: a power of two, at least 16, the minimum of a matrix unit."""
     return max(16, min(most, int(triton.next_power_of_2(count))))

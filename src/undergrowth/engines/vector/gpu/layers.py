@@ -1,4 +1,4 @@
-"""Layers of stacked clients on a GPU, made of kernels. Channels lie innermost from the first layer to the last."""
+"""Layers of stacked clients on a GPU, in channels-last layout from the first layer to the last."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from undergrowth.engines.vector.gpu import kernels, norm_kernels
 
 
 class Convolution(torch.autograd.Function):
-    """As matrix products over patches of the maps, which a GPU does many times faster than a grouped convolution.
+    """Matrix products over patches of the maps, many times faster on a GPU than a grouped convolution.
 
-    Channels lie innermost throughout: what comes out of the product is what the next layer takes, without a copy.
+    In channels-last layout, so that the next layer can read the result without a copy.
     """
 
     @staticmethod
@@ -51,7 +51,7 @@ class Convolution(torch.autograd.Function):
 
 
 class Pool(torch.autograd.Function):
-    """Torch's own keeps places of eight bytes and, where channels lie innermost, adds up gradients one by one."""
+    """Max pooling. Torch's stores eight-byte indices and, in channels-last layout, adds gradients one by one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
@@ -68,7 +68,7 @@ class Pool(torch.autograd.Function):
 
 
 class Normalisation(torch.autograd.Function):
-    """In four passes over the maps, two each way, where torch takes about fifteen."""
+    """Batch normalisation in four passes over the maps, two forward and two backward; torch takes about fifteen."""
 
     @staticmethod
     def forward(
@@ -95,7 +95,7 @@ class Normalisation(torch.autograd.Function):
         to_weight = products * inverse
         to_x = None
         if ctx.needs_input_grad[0]:
-            # scale · (slope − mean(slope) − x̂ · mean(slope · x̂)), gathered by slope, x and constants
+            # scale · (slope − mean(slope) − x̂ · mean(slope · x̂)), as a sum of slope, x and constants
             of_x = -scale * inverse * to_weight / count
             to_x = norm_kernels.scale(slope, scale, -scale * sums / count - of_x * mean, values, of_x, mask)
         return (

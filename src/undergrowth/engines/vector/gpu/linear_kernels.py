@@ -1,7 +1,7 @@
-"""A kernel for large linear layers on a GPU, in Triton: the backward pass, reading every weight once.
+"""A Triton kernel for large linear layers: the backward pass and the update, reading every weight once.
 
-Such a layer's time is that of reading its weights. Torch reads them for the gradient of what went in, and again to
-take a step.
+Reading the weights takes most of the time of such a layer. Torch reads them for the gradient of the inputs, and again
+for the update.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SAMPLES = {True: 64, False: 32}  # of a client's batch, with TF32 and without; with more, torch's products are faster
+MAX_SAMPLES = {True: 64, False: 32}  # of a client's batch, with TF32 and without; beyond that torch is faster
 
 
 @triton.jit
@@ -43,12 +43,12 @@ def _descend(
 
 
 def can_descend(rows: Tensor, weight: Tensor) -> bool:
-    few = rows.shape[1] <= SAMPLES[torch.backends.cuda.matmul.allow_tf32]
+    few = rows.shape[1] <= MAX_SAMPLES[torch.backends.cuda.matmul.allow_tf32]
     return few and weight.is_contiguous() and rows.dtype == weight.dtype == torch.float32
 
 
 def descend(slope: Tensor, rows: Tensor, weight: Tensor, lr: float, wanted: bool) -> Tensor | None:
-    """slope: K × B × O, rows: K × B × I, weight: K × O × I, which is changed; gives slope · weight if it is wanted."""
+    """Updates `weight` (K × O × I) in place; returns slope · weight if `wanted`. slope: K × B × O, rows: K × B × I."""
     slope, rows = slope.contiguous(), rows.contiguous()
     clients, samples, inputs = rows.shape
     out = torch.empty_like(rows) if wanted else None

@@ -1,6 +1,6 @@
-"""Kernels for batch normalisation on a GPU, in Triton. Values lie as clients × rows × channels.
+"""Triton kernels for batch normalisation. Values are clients × rows × channels.
 
-A row is one pixel of one sample. The mask says which samples are real, clients × samples.
+A row is one pixel of one sample. The mask is 1 for real samples, clients × samples.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 128  # of a tile
-PARTS = 1024  # programs that share the rows of all clients
+MAX_PARTS = 1024  # programs that share the rows of all clients
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def _moments(
     values, mask, counts, means, squares, rows, part, parts, pixels,
     channels: tl.constexpr, masked: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Count, mean and sum of squares about the mean, of one part of a client's rows, for every channel."""
+    """Count, mean and sum of squared differences from the mean of one part of a client's rows, for every channel."""
     client = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
@@ -35,8 +35,8 @@ def _moments(
             real *= tl.load(mask + client * (rows // pixels) + row // pixels, mask=row < last, other=0.0)[:, None]
         value = tl.load(values + (client * rows + row[:, None]) * channels + channel[None, :], mask=there, other=0.0)
         value = value.to(tl.float32)
-        # Joined to what came before by the rule for two sets of numbers, which keeps its digits where a sum of
-        # squares would lose them.
+        # Merged with the rows before by the formula for two sets of values, which does not lose precision as a plain
+        # sum of squares would.
         here = tl.sum(real, 0)
         middle = tl.sum(value * real, 0) / tl.maximum(here, 1.0)
         away = (value - middle[None, :]) * real
@@ -56,7 +56,7 @@ def _survey(
     values, sums, largest, rows, part, parts, blocks,
     channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The sum of one part of a client's rows, for every channel, and its largest magnitude."""
+    """The sum of one part of a client's rows, for every channel, and the largest magnitude in it."""
     client = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
@@ -69,7 +69,7 @@ def _survey(
         value = tl.load(values + (client * rows + row[:, None]) * channels + channel[None, :], mask=there, other=0.0)
         value = value.to(tl.float32)
         total += tl.sum(value, 0)
-        # As whole numbers with the same bits: their order is the same, and what is no number is above all others.
+        # As integers with the same bits: the order is the same, and NaN is greater than all numbers.
         most = tl.maximum(most, tl.max(tl.abs(value).to(tl.int32, bitcast=True), 0))
     to = (client * parts + piece) * channels + channel
     tl.store(sums + to, total, mask=channel < channels)
@@ -81,7 +81,7 @@ def _slopes(
     slope, values, mean, sums, products, rows, part, parts,
     channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Σ slope and Σ slope · (x − mean) over one part of a client's rows. Rows that only fill up have no slope."""
+    """Σ slope and Σ slope · (x − mean) over one part of a client's rows. The slope of padding rows is 0."""
     client = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
@@ -122,7 +122,7 @@ def _scale(
 
 
 def moments(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """How many, their mean, and their sum of squares about it: K × parts × C each."""
+    """Count, mean and sum of squared differences from the mean: K × parts × C each."""
     grid, part, block = _parts(values)
     found = [torch.empty(*grid[:2], values.shape[2], device=values.device) for _ in range(3)]
     pixels = 1 if mask is None else values.shape[1] // mask.shape[1]
@@ -134,9 +134,9 @@ def moments(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor
 
 
 def survey(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of parts of the rows, K × parts × C, and their largest magnitudes, K × any number, by the bits of a float.
+    """Sums of parts of the rows, K × parts × C, and their largest magnitudes as float bits, K × (parts · blocks).
 
-    Torch's own sum takes three times as long where channels lie innermost.
+    Torch's sum takes three times as long in channels-last layout.
     """
     grid, part, block = _parts(values)
     clients, parts, blocks = grid
@@ -170,8 +170,8 @@ def scale(
 
 
 def _parts(values: Tensor) -> tuple[tuple[int, int, int], int, int]:
-    """The programs (client, part of its rows, block of channels), the rows of a part, the channels of a block."""
+    """The grid (clients, parts of rows, blocks of channels), the rows of a part and the channels of a block."""
     clients, rows, channels = values.shape
     block = min(32, triton.next_power_of_2(channels))
-    parts = max(1, min(triton.cdiv(rows, ROWS), PARTS // clients))
+    parts = max(1, min(triton.cdiv(rows, ROWS), MAX_PARTS // clients))
     return (clients, parts, triton.cdiv(channels, block)), triton.cdiv(rows, parts), block

@@ -1,0 +1,33 @@
+"""How torch computes during a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def set_torch(tf32: bool, threads: int = 1) -> None:
+    """Sets the number of threads and the precision of matrix products and convolutions.
+
+    A worker has one thread because there is one worker per core, and because sums depend on the number of threads.
+    """
+    torch.set_num_threads(threads)
+    # The defaults of torch differ between matrix products and convolutions.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    # Otherwise cuDNN may choose algorithms that sum in another order each time.
+    torch.backends.cudnn.deterministic = True
+
+
+@contextmanager
+def restore_torch_settings() -> Iterator[None]:
+    """Restores torch's threads, precision and CPU random state when the block ends."""
+    cuda, cudnn, random_state = torch.backends.cuda, torch.backends.cudnn, torch.get_rng_state()
+    before = torch.get_num_threads(), cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before[1:]
+        torch.set_rng_state(random_state)

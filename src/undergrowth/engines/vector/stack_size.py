@@ -1,0 +1,69 @@
+"""How many clients are computed at once."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from undergrowth.core import RunError
+
+MAX_CPU_BYTES = 8 << 20  # of stacked weights on a CPU; more do not stay in its caches
+CPU_CLIENTS = (4, 16)  # the least and the most, whatever the weights
+MAX_GPU_CLIENTS = 256  # more at once are not faster
+MEMORY_FRACTION = 0.4  # of the free memory of a GPU: a recording needs as much again
+
+
+class StackSize:
+    """The number of clients in a stack, by kind of job. On a GPU it depends on the measured memory of one client.
+
+    `given`: the number that the user has set; `model_bytes`: of one model's weights.
+    """
+
+    def __init__(self, torch_device: str, given: int | None, model_bytes: int) -> None:
+        self._torch_device = torch_device
+        self.cuda = torch.device(torch_device).type == "cuda"
+        self._given = given
+        self._model_bytes = model_bytes
+        self._client_bytes: dict[int, float] = {}  # kind → bytes of one client
+        self._limits: dict[int, int] = {}  # kind → clients, after more did not fit
+        self._fitting: dict[int, int] = {}  # kind → clients that fit in this round
+        self._bytes_before = 0  # allocated on the GPU before the measured step
+
+    def start_round(self) -> None:
+        """Forgets how many fit: others use the GPU's memory too."""
+        self._fitting.clear()
+
+    def clients(self, kind: int) -> int:
+        if kind in self._limits or self._given is not None:
+            return self._limits.get(kind) or self._given or 1
+        if not self.cuda:
+            least, most = CPU_CLIENTS
+            return max(least, min(most, MAX_CPU_BYTES // self._model_bytes))
+        if kind not in self._fitting:
+            free, _ = torch.cuda.mem_get_info(self._torch_device)
+            # Not torch.cuda.memory_reserved, which sorts all statistics and takes ten times as long.
+            statistics = torch.cuda.memory_stats_as_nested_dict(self._torch_device)
+            free += statistics["reserved_bytes"]["all"]["current"] - statistics["allocated_bytes"]["all"]["current"]
+            fitting = int(MEMORY_FRACTION * free / self._client_bytes[kind])
+            self._fitting[kind] = max(1, min(MAX_GPU_CLIENTS, fitting))
+        return self._fitting[kind]
+
+    def start_measuring(self) -> None:
+        """Called before the step that is measured."""
+        if self.cuda:
+            self._bytes_before = torch.cuda.memory_allocated(self._torch_device)
+            torch.cuda.reset_peak_memory_stats(self._torch_device)
+
+    def measure(self, kind: int, clients: int) -> None:
+        """Called after a step of `clients` clients: computes how much memory one takes."""
+        if self.cuda:
+            peak = torch.cuda.max_memory_allocated(self._torch_device) - self._bytes_before
+            self._client_bytes[kind] = max(1.0, peak / clients)
+
+    def halve(self, kind: int, clients: int) -> None:
+        """Called when `clients` clients did not fit."""
+        if clients == 1:
+            raise RunError(f"one client of this model does not fit into the memory of {self._torch_device}")
+        self._limits[kind] = clients // 2
+        warnings.warn(f"{clients} clients at once do not fit on the GPU; continuing with {clients // 2}", stacklevel=2)
