@@ -31,6 +31,7 @@ class Work:
     shard is not in it: a device may stream its data from its disk.
     samples: those that the steps go through, once an epoch.
     bytes_up: what the upload weighs.
+    calls: tensor operations in the steps. A recurrent layer counts as the operations of all positions.
     """
 
     flops: float
@@ -38,6 +39,7 @@ class Work:
     steps: int
     samples: int
     bytes_up: int = 0
+    calls: int = 0
 
 
 def _plain_bytes(packet: Packet) -> int:
@@ -110,7 +112,8 @@ class _Begun:
 
 @dataclass(frozen=True)
 class _Chain:
-    """One job with two steps: FLOPs of a step and of `finish`, peaks above what `begin` left behind, bytes sent."""
+    """One job with two steps: FLOPs of a step and of `finish`, peaks above what `begin` left behind, bytes sent, and
+    operations of a step."""
 
     step: int
     first: int
@@ -118,6 +121,7 @@ class _Chain:
     finish: int
     end: int
     sent: int
+    calls: int
 
 
 class _Loop:
@@ -155,7 +159,8 @@ class _Loop:
             peak = "first" if steps == 1 else "later"  # after the first step, old and new weights lie side by side
             extra = max(extra, self._between(peak, max(begun.batches), SMALL_BATCH, self.batch))
         samples = sum(batch * count for batch, count in begun.batches.items())
-        return Work(float(flops), int(max(begun.peak, begun.resident + extra)), steps, samples, sent)
+        calls = steps * self.large.calls
+        return Work(float(flops), int(max(begun.peak, begun.resident + extra)), steps, samples, sent, calls)
 
     def _sent(self, job: TracedJob, carry: Any) -> int:
         """The bytes of the upload, which need not lie on a line: of every class a device may send a few samples."""
@@ -199,15 +204,15 @@ class _Loop:
                     for name, values in data.items()
                 }
                 carry = job.client.step(job.task, carry, some)
-                first, before = meter.peak, meter.flops
+                first, before, calls = meter.peak, meter.flops, meter.calls
                 carry = job.client.step(job.task, carry, some)
-                later, step = meter.peak, meter.flops - before
+                later, step, calls = meter.peak, meter.flops - before, meter.calls - calls
                 del some
                 meter.peak, before = meter.live, meter.flops
                 up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
                 finish, end = meter.flops - before, meter.peak
         left = begun.resident
-        return _Chain(step, first - left, later - left, finish, end - left, self.inputs.tracer.weigh(up))
+        return _Chain(step, first - left, later - left, finish, end - left, self.inputs.tracer.weigh(up), calls)
 
 
 class _Several:
@@ -224,6 +229,7 @@ class _Several:
             sum(part.steps for part in parts),
             sum(part.samples for part in parts),
             sum(part.bytes_up for part in parts),
+            sum(part.calls for part in parts),
         )
 
 
@@ -243,7 +249,7 @@ class _Whole:
         self.small = self._local(self.low)
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
-        (flops, memory, sent), (more_flops, more_memory, more_sent) = self.small, self.large
+        (flops, memory, sent, _), (more_flops, more_memory, more_sent, calls) = self.small, self.large
         slope = (more_flops - flops) / self.low
         grown = min(size, 2 * self.low) - self.low
         return Work(
@@ -252,12 +258,13 @@ class _Whole:
             1,
             size,
             max(0, round(sent + (size - self.low) * (more_sent - sent) / self.low)),
+            round(calls * size / (2 * self.low)),
         )
 
-    def _local(self, size: int) -> tuple[int, int, int]:
+    def _local(self, size: int) -> tuple[int, int, int, int]:
         with self.inputs.job(size, guess=True) as job, job.meter:
             up, _ = job.client.local(job.task, job.down, job.shard, job.own, job.context)
-        return job.meter.flops, job.meter.peak, self.inputs.tracer.weigh(up)
+        return job.meter.flops, job.meter.peak, self.inputs.tracer.weigh(up), job.meter.calls
 
 
 def signature(tree: Any) -> Hashable:

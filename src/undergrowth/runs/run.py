@@ -18,9 +18,10 @@ from undergrowth.data import Dataset, Population
 from undergrowth.engines import set_torch, torch_restored
 from undergrowth.engines.memory import garbage_waits
 from undergrowth.runs.checkpoint import Checkpoints, replace_file
-from undergrowth.runs.choice import choose, settle
 from undergrowth.runs.config import Experiment, experiment
 from undergrowth.runs.ending import told
+from undergrowth.runs.engine_choice import choose_engine
+from undergrowth.runs.engine_facts import count_facts, choose_workers
 from undergrowth.runs.evaluation import digest, fitted, score_all, score_devices
 from undergrowth.runs.federation import Federation, engine_of, federate
 from undergrowth.runs.fingerprint import changed, fingerprint
@@ -172,12 +173,12 @@ def start(
     federation = federate(settings, method, data, model)
     check_deadline(federation)
     if settings.run.engine == "auto":
-        chosen, reason = choose(federation)
-        settings = settings.model_copy(update={"run": settings.run.model_copy(update=chosen)})
+        choice = choose_engine(count_facts(federation))
+        settings = settings.model_copy(update={"run": settings.run.model_copy(update=choice.settings)})
         federation.simulation.engine = engine_of(settings, federation.world)
-        federation.notes.append(f"engine auto: {reason}")
+        federation.notes.append(f"engine auto: {choice.reason}")
     # Settled now and written down, because a run that is resumed needs as many workers for the same bits.
-    chosen, reasons = settle(federation)
+    chosen, reasons = choose_workers(federation)
     settings = settings.model_copy(update={"run": settings.run.model_copy(update=chosen)})
     federation.notes.extend(reasons)
     store = Store(settings.run.out, create=True)
