@@ -21,7 +21,7 @@ from undergrowth.runs.checkpoint import Checkpoints, replace_file
 from undergrowth.runs.config import Experiment, experiment
 from undergrowth.runs.ending import told
 from undergrowth.runs.engine_choice import choose_engine
-from undergrowth.runs.engine_facts import count_facts, choose_workers
+from undergrowth.runs.engine_facts import choose_workers, count_facts
 from undergrowth.runs.evaluation import digest, fitted, score_all, score_devices
 from undergrowth.runs.federation import Federation, engine_of, federate
 from undergrowth.runs.fingerprint import changed, fingerprint
