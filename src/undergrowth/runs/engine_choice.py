@@ -81,7 +81,8 @@ def choose_engine(facts: Facts) -> Choice:
 
 def estimates(facts: Facts) -> list[tuple[float, dict[str, Any]]]:
     """Seconds of all rounds on CPU cores and the settings of the engine, for every engine that is possible."""
-    found = [(facts.rounds * facts.clients * client_seconds(facts), {"engine": "serial"})]
+    found: list[tuple[float, dict[str, Any]]] = []
+    found.append((facts.rounds * facts.clients * client_seconds(facts), {"engine": "serial"}))
     if facts.stacks:
         seconds = facts.clients * client_seconds(facts, stack_size(facts, facts.clients))
         found.append((facts.rounds * seconds, {"engine": "vector"}))
@@ -90,8 +91,7 @@ def estimates(facts: Facts) -> list[tuple[float, dict[str, Any]]]:
         overhead = WORKER_ROUND + WORKER_WEIGHT * facts.weights + WORKER_CLIENT * clients
         for stack in (False, True) if facts.stacks else (False,):
             seconds = overhead + clients * client_seconds(facts, stack_size(facts, clients) if stack else None)
-            settings = {"engine": "processes", "stack": stack}
-            found.append((WORKER_START + facts.rounds * seconds, settings))
+            found.append((WORKER_START + facts.rounds * seconds, {"engine": "processes", "stack": stack}))
     return found
 
 

@@ -17,7 +17,6 @@ from undergrowth.engines.vector.carries import stacked
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.runs.engine_choice import Facts
 from undergrowth.runs.federation import Federation
-from undergrowth.runs.outlook import first_round
 
 CLIENTS, BATCH = 2, 2  # of the stack that is tried; batch normalisation needs two samples
 
@@ -26,7 +25,7 @@ def count_facts(federation: Federation) -> Facts:
     """What `choose_engine` needs to know about this federation on this machine."""
     task, population = federation.task, federation.population
     (job,) = typical_jobs(federation, 1)
-    down, size = federation.simulation.links.down(job.down)
+    down, size = federation.world.links.down(job.down)
     work, _ = federation.clock.plain_timing(job.device, down, size, None)
     shapes = task.model.shapes.values()
     return Facts(
@@ -89,7 +88,7 @@ def _can_step(federation: Federation, client: LoopClient, down: Packet) -> bool:
 
 def typical_jobs(federation: Federation, count: int) -> list[Job]:
     """Jobs of the first round, of the devices whose numbers of samples are nearest to the median."""
-    packets, _ = first_round(federation)
+    packets = federation.first_round.packets
     names = sorted(packets, key=federation.population.size)
     middle = names[max(0, len(names) // 2 - count // 2) :][:count]
     return [Job("server", name, packets[name], Context(0, name, 0)) for name in middle]
@@ -97,7 +96,7 @@ def typical_jobs(federation: Federation, count: int) -> list[Job]:
 
 def choose_workers(federation: Federation) -> tuple[dict[str, Any], list[str]]:
     """The settings that say how many worker processes share each GPU, and the reasons, if the user left this open."""
-    engine = federation.simulation.engine
+    engine = federation.engine
     if not isinstance(engine, Processes) or engine.kinds:
         return {}, []
     reasons = engine.settle(typical_jobs(federation, 1))
