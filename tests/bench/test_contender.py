@@ -31,7 +31,8 @@ say("ready")
 since = say("warm")
 print("a line for people")
 print("[1, 2]")
-code = "import time\\nbegan = time.process_time()\\nwhile time.process_time() - began < 0.4: pass\\nprint(flush=True)\\ninput()"
+code = "import time\\nbegan = time.process_time()\\nwhile time.process_time() - began < 0.4: pass"
+code += "\\nprint(flush=True)\\ninput()"
 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes)
 held = b"x" * 200_000_000
