@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from undergrowth.runs.engine_choice import BRIEF, Facts, choose_engine, client_seconds, estimates, stack_size
+from undergrowth.runs.engine_choice import MAX_SERIAL_SECONDS, Facts, choose_engine, client_seconds, estimates, stack_size
 
 # 20 clients with ten steps of a small multilayer perceptron: a run of several seconds.
 SMALL = Facts(
@@ -101,4 +101,4 @@ def test_a_stack_is_as_large_as_that_of_the_vector_engine() -> None:
 def test_serial_below_the_bound_of_a_brief_run_only() -> None:
     for rounds in range(1, 60):
         facts = replace(SMALL, rounds=rounds)
-        assert (choose_engine(facts).settings["engine"] == "serial") == (estimates(facts)[0][0] < BRIEF)
+        assert (choose_engine(facts).settings["engine"] == "serial") == (estimates(facts)[0][0] < MAX_SERIAL_SECONDS)

@@ -28,7 +28,7 @@ WORKER_ROUND = 3e-3  # a round is handed to the worker processes
 WORKER_WEIGHT = 2e-9  # each weight is copied to shared memory once a round
 WORKER_START = 0.1  # worker processes are forked
 
-BRIEF = 1.0  # seconds of a whole run that stays serial, because there is nothing worth saving
+MAX_SERIAL_SECONDS = 1.0  # a run that should take less stays serial: other engines could save little
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def choose_engine(facts: Facts) -> Choice:
             return Choice({"engine": "vector"}, "vector, because a GPU computes many clients at once")
         return Choice({"engine": "serial"}, "serial, because these clients cannot be stacked on the GPU")
     serial, *others = candidates = estimates(facts)
-    if serial[0] < BRIEF:
+    if serial[0] < MAX_SERIAL_SECONDS:
         return Choice(serial[1], f"serial, because there is little to compute: {facts}")
     seconds, settings = min(candidates, key=lambda candidate: candidate[0])
     stacked = " of stacked clients" if settings.get("stack") else ""
