@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from undergrowth.runs.engine_choice import MAX_SERIAL_SECONDS, Facts, choose_engine, client_seconds, estimates, stack_size
+from undergrowth.runs.engine_choice import (
+    MAX_SERIAL_SECONDS,
+    Facts,
+    choose_engine,
+    client_seconds,
+    estimates,
+    stack_size,
+)
 
 # 20 clients with ten steps of a small multilayer perceptron: a run of several seconds.
 SMALL = Facts(
