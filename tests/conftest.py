@@ -1,8 +1,7 @@
 """Tests see no GPU unless they are those for one: whatever trained on a machine with a GPU cannot be forked after.
 
 And they compute with one thread, as runs do, unless they say otherwise: the models are so small that threads only wait
-for each other, and on a busy machine a hundred times as long as they compute. Runs that name no engine are serial: the
-engine `auto` takes all of them for brief ones, but in the tests of it (`tests/runs/test_choice.py`).
+for each other, and on a busy machine a hundred times as long as they compute.
 """
 
 from __future__ import annotations
@@ -17,11 +16,3 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded, which other fi
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _brief(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from undergrowth.runs import choice
-
-    choice.BRIEF = float("inf")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))  # for what they start

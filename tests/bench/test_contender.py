@@ -1,4 +1,4 @@
-"""Contenders are measured from outside: what they do in the rounds that count, all of their processes, nothing else."""
+"""Contenders are measured from outside: all their processes, in the rounds that count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from undergrowth.bench import contender
-from undergrowth.bench.contender import Contender, watched
+from undergrowth.bench.contender import Contender, observe
 from undergrowth.core import InputError, RunError
 
 HEAD = """
@@ -26,20 +26,22 @@ def compute(seconds):
         pass
 """
 WORKS = """
-compute(0.8)  # before its rounds: counts for nothing
+compute(0.8)  # before its rounds: does not count
 say("ready")
 since = say("warm")
 print("a line for people")
 print("[1, 2]")
+code = "import time\\nbegan = time.process_time()\\nwhile time.process_time() - began < 0.4: pass"
+code += "\\nprint(flush=True)\\ninput()"
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes)
 held = b"x" * 200_000_000
-code = "import time\\nbegan = time.process_time()\\nwhile time.process_time() - began < 0.4: pass\\ntime.sleep(60)"
-child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
 compute(0.4)
-time.sleep(2)
+child.stdout.readline()  # it has computed, and is still there when the CPU time is read
 say("done", since)
 child.kill()
 child.wait()
-compute(0.4)  # and so does this
+compute(0.4)  # after its rounds: does not count
 print(json.dumps({"framework": "a fake", "clients": 3, "samples": 60}), flush=True)
 """
 
@@ -49,26 +51,27 @@ def script(folder: Path, text: str) -> Contender:
     return Contender("fake", [sys.executable, str(folder / "fake.py")])
 
 
-def test_what_is_measured(tmp_path: Path) -> None:
-    seen = watched(script(tmp_path, WORKS))
-    assert (seen.title, seen.clients, seen.samples) == ("a fake", 3, 60)
-    assert 0.75 <= seen.cpu < 2.0  # two processes of 0.4 s each, one of them in a session of its own, and their start
-    assert seen.seconds >= 2.4
-    assert seen.startup >= seen.startup_cpu >= 0.75
-    assert 200e6 < seen.memory < 400e6
+def test_cpu_time_memory_and_seconds_of_all_processes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(contender, "MEMORY_INTERVAL", 0.01)
+    observed = observe(script(tmp_path, WORKS))
+    assert (observed.title, observed.clients, observed.samples) == ("a fake", 3, 60)
+    assert 0.75 <= observed.cpu < 2.0  # two processes with 0.4 s each, one of them in another session, and their start
+    assert observed.seconds >= 0.4
+    assert observed.startup >= observed.startup_cpu >= 0.75
+    assert 200e6 < observed.memory < 400e6
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("say('ready')\nraise ValueError('no such thing')", "fake ended with code 1: ValueError: no such thing"),
-        ("say('ready')\nsay('warm')", "fake ended with code 0: it said nothing"),
-        ("say('ready')\nsay('warm')\nsay('done')", "fake ended with code 0: it said nothing"),
+        ("say('ready')\nsay('warm')", "fake ended with code 0: it printed no error"),
+        ("say('ready')\nsay('warm')\nsay('done')", "fake ended with code 0: it printed no error"),
     ],
 )
-def test_one_that_does_not_do_its_work(tmp_path: Path, text: str, said: str) -> None:
+def test_a_contender_that_does_not_finish_its_work(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(RunError) as error:
-        watched(script(tmp_path, text))
+        observe(script(tmp_path, text))
     assert str(error.value) == said
 
 
@@ -80,31 +83,33 @@ say("ready")
 """
 
 
-def sleeper_is_gone(folder: Path) -> bool:
+def sleeper_has_ended(folder: Path) -> bool:
     stat = Path(f"/proc/{json.loads((folder / 'child.json').read_text())['child']}/stat")
-    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"  # nobody may have waited for it
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"  # a zombie has ended too
 
 
-def test_one_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch) -> None:
+def test_a_contender_that_takes_too_long_is_killed_with_its_processes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    child = tmp_path / "child.json"
+    monkeypatch.setattr(contender, "monotonic", lambda: 3.0 if child.exists() and child.stat().st_size else 0.0)
     with pytest.raises(RunError, match="fake ended with code -9 after 2 seconds, which is too long"):
-        watched(script(tmp_path, SLEEPER + "time.sleep(600)"), longest=2)
-    assert sleeper_is_gone(tmp_path)
+        observe(script(tmp_path, SLEEPER + "time.sleep(600)"), max_seconds=2)
+    assert sleeper_has_ended(tmp_path)
 
 
-def test_what_one_leaves_behind_is_ended(tmp_path: Path, monkeypatch) -> None:
+def test_processes_that_a_contender_leaves_are_killed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(contender, "PATIENCE", 0.2)
+    monkeypatch.setattr(contender, "MAX_SECONDS_TO_EXIT", 0.2)
     rest = """
 since = say("warm")
 say("done", since)
 print(json.dumps({"framework": "a fake", "clients": 1, "samples": 1}), flush=True)
 """
-    assert watched(script(tmp_path, SLEEPER + rest)).clients == 1
-    assert sleeper_is_gone(tmp_path)
+    assert observe(script(tmp_path, SLEEPER + rest)).clients == 1
+    assert sleeper_has_ended(tmp_path)
 
 
-def test_a_program_that_is_not_there() -> None:
+def test_a_program_that_does_not_exist() -> None:
     with pytest.raises(InputError) as error:
-        watched(Contender("flower", ["/no/such/python", "-m", "opponents.flower"]))
+        observe(Contender("flower", ["/no/such/python", "-m", "opponents.flower"]))
     assert str(error.value) == "'/no/such/python' cannot be started: No such file or directory"

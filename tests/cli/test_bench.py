@@ -1,4 +1,4 @@
-"""`undergrowth bench`: the list, lines as they come, and the exit code of a missed bar."""
+"""`undergrowth bench`: the list, the printed lines, and the exit code of a missed bar."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_bar_that_is_missed(type_command, benchmarks) -> None:
 
 @pytest.fixture
 def contest(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """`bench engines` without the work; what it was asked for."""
+    """Replaces `bench engines` by fixed lines; returns the options that it was called with."""
     asked: dict[str, object] = {}
     loop = bench.Row("cnn", "push loop by hand", 10.0, 200.0, 2.0, 1.5, 900.0, 4.1, against={"loop": (1.0, 1.0)})
     ours = bench.Row(
@@ -87,7 +87,7 @@ def test_options_of_a_contest(type_command, contest) -> None:
     assert done.exit_code == 2 and "--with 'flower' must be NAME=PYTHON" in done.stderr
 
 
-def test_a_contest_that_cannot_be(type_command) -> None:
+def test_options_that_are_not_known(type_command) -> None:
     done = type_command("bench", "engines", "--workload", "cnm")
     assert done.exit_code == 2 and done.stderr == "error: --workload 'cnm' is not known; did you mean 'cnn'?\n"
     done = type_command("bench", "engines", "--with", "flowr=python")
@@ -96,14 +96,14 @@ def test_a_contest_that_cannot_be(type_command) -> None:
 
 @pytest.mark.slow
 def test_a_small_contest(type_command, monkeypatch) -> None:
-    """The real thing, with the loop by hand and one engine of ours."""
+    """The loop by hand and the serial engine, really run."""
     from undergrowth.bench import engines
 
     def two(*words):
-        return [each for each in on_cores(*words) if each.name in ("loop", "serial")]
+        return [each for each in cpu_contenders(*words) if each.name in ("loop", "serial")]
 
-    on_cores = engines.on_cores
-    monkeypatch.setattr(engines, "on_cores", two)
+    cpu_contenders = engines.cpu_contenders
+    monkeypatch.setattr(engines, "cpu_contenders", two)
     small = ("--workload", "logistic", "--devices", 6, "--cohort", 3, "--repeats", 1)
     done = type_command("bench", "engines", *small, "--json")
     assert done.exit_code == 0, done.output

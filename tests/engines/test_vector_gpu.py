@@ -132,13 +132,13 @@ def test_clients_of_the_benchmark_end_where_they_do_in_double_precision() -> Non
     contest = CONTESTS["cnn"]
     task = Task(contest.module().to("cuda"), contest.classes, Train(batch=20, lr=0.1))
     start = Packet({name: value.to("cuda") for name, value in contest.initial().items()})
-    devices = [contest.writers.devices[number] for number in contest.cohorts()[0]]
+    devices = [contest.population.devices[number] for number in contest.cohorts()[0]]
 
     def all_alone(kind: torch.dtype) -> dict[str, Tensor]:
         down = Packet({name: value.to(kind) for name, value in start.tensors.items()})
         found = {}
         for device in devices:
-            shard = contest.writers.train(device).to("cuda")
+            shard = contest.population.train(device).to("cuda")
             shard = Shard(shard.x.to(kind), shard.y)
             found[device] = all_weights(METHOD.client.local(task, down, shard, {}, Context(1, device, 0))[0])
         return found
@@ -146,7 +146,7 @@ def test_clients_of_the_benchmark_end_where_they_do_in_double_precision() -> Non
     with restore_torch_settings():
         set_torch(False)
         wanted, serial = all_alone(torch.float64), all_alone(torch.float32)
-        world = World(task, METHOD.client, {"server": METHOD.server}, contest.writers, torch_device="cuda")
+        world = World(task, METHOD.client, {"server": METHOD.server}, contest.population, torch_device="cuda")
         engine = VectorEngine()
         engine.open(world)
         jobs = [Job("server", device, start, Context(1, device, 0)) for device in devices]

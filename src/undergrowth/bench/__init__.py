@@ -1,4 +1,4 @@
-"""Benchmarks, each against a reference that is measured in the same run."""
+"""Benchmarks. Each measures a reference in the same run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Measurement:
-    """One line of a benchmark: ours, the reference, and whether the bar is met."""
+    """One line of a benchmark: our figure, the reference, and whether the bar is met."""
 
     what: str
     unit: str
     ours: float
     reference: float
-    bar: float  # ours / reference must be at least this (at most, where lower is better)
+    bar: float  # least ratio of ours / reference; greatest if lower is better
     lower_is_better: bool = False
 
     @property
@@ -30,25 +30,28 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Row:
-    """One contender's figures at one workload, beside those of others."""
+    """One contender's figures on one workload, also relative to reference contenders."""
 
     workload: str
     contender: str
     speed: float  # clients a second
     cpu: float  # ms a client
     startup: float  # seconds until the first round
-    startup_cpu: float  # and seconds computed until then
-    memory: float  # MB at the highest
+    startup_cpu: float  # CPU seconds until then
+    memory: float  # peak MB
     loss: float  # after the last round
-    difference: float | None = None  # of its averaged model from the serial engine's
-    against: dict[str, tuple[float, float]] = field(default_factory=dict)  # whom → times its speed, times its CPU time
+    difference: float | None = None  # of its averaged model from that of the serial engine
+    against: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # reference → ratio of speeds, ratio of CPU times
 
     def times(self, other: Row) -> tuple[float, float]:
-        cpu = self.cpu / other.cpu if other.cpu else math.nan  # less than a tick of the clock
+        """Speed and CPU time divided by those of another contender."""
+        cpu = self.cpu / other.cpu if other.cpu else math.nan  # its CPU time was below the clock's resolution
         return self.speed / other.speed, cpu
 
 
-Line = Measurement | Row | str  # a text says what has just been done
+Line = Measurement | Row | str  # a text reports progress
 
 
 def _loop() -> Iterator[Measurement]:
@@ -75,7 +78,7 @@ def _engines(**options: Any) -> Iterator[Line]:
     return measure(**options)
 
 
-# name → what it shows, and the function that measures it line by line
+# name → description, and the function that yields its lines
 BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
     "loop": ("the serial engine against a hand-written PyTorch loop, one thread", _loop),
     "engines": ("the engines side by side with a loop by hand, Flower and pfl-research, on the same clients", _engines),

@@ -1,8 +1,8 @@
-"""A contender: another program that does the work, watched from outside, so that all are measured with one measure.
+"""Runs a contender as another program and measures it from outside, so that all are measured in the same way.
 
-It tells on standard output where it is (`opponents/given.py`). Its processes are found by a mark in their environment,
-which all that it starts inherit, also those of Ray, which are no children of its. From `/proc`: CPU time in the
-system's books while the contender waits, and memory with every shared page counted once (PSS).
+A contender prints marks (`protocol.py`). Its processes are found by a variable in their environment, which all
+processes that it starts inherit, also those of Ray, which are not its children. CPU time is read from `/proc` while the
+contender waits. Memory is the proportional set size (PSS), which counts a shared page once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from uuid import uuid4
 
 from undergrowth.core import InputError, RunError
 
-MARK = "UNDERGROWTH_CONTENDER"
-EVERY = 0.25  # seconds between two looks at the memory
-PATIENCE = 15.0  # seconds in which what a contender has started should be gone after its end
+VARIABLE = "UNDERGROWTH_CONTENDER"
+MEMORY_INTERVAL = 0.25  # seconds between two readings of the memory
+MAX_SECONDS_TO_EXIT = 15.0  # for processes that are left when a contender has ended
 MARKS = ("ready", "warm", "done")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """How to start one. `name` is what others are compared with it by; it has a title of its own."""
+    """How to start a contender. Others are compared with it by its `name`; tables show the title that it prints."""
 
     name: str
     command: Sequence[str]
@@ -39,28 +39,26 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of one contender that did its work once."""
+class Observation:
+    """One contender's work, measured once."""
 
     title: str
-    clients: int  # of all rounds, also of the one that warms up
+    clients: int  # of all rounds, warm-up included
     samples: int
     startup: float  # seconds until its first round began
-    startup_cpu: float  # and the seconds that it computed until then
+    startup_cpu: float  # CPU seconds until then
     seconds: float  # of the rounds that count
-    cpu: float  # seconds that all its processes computed in these
-    memory: float  # bytes at the highest, of all its processes together
+    cpu: float  # CPU seconds of all its processes in these rounds
+    memory: float  # peak bytes of all its processes together
 
 
-def watched(contender: Contender, longest: float = 3600.0) -> Seen:
-    """Has it do its work. RunError: it did not."""
+def observe(contender: Contender, max_seconds: float = 3600.0) -> Observation:
+    """Runs the contender. Raises RunError if it does not finish its work."""
     if not Path("/proc/self/smaps_rollup").exists():
         raise InputError("bench engines measures processes through /proc, which only Linux has")
     key = uuid4().hex
-    mark = f"{MARK}={key}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **contender.environment, MARK: key}
-    marks: dict[str, dict[str, Any]] = {}
-    facts: dict[str, Any] = {}
+    variable = f"{VARIABLE}={key}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **contender.environment, VARIABLE: key}
     with tempfile.TemporaryFile("w+") as errors:
         began = monotonic()
         try:
@@ -70,113 +68,121 @@ def watched(contender: Contender, longest: float = 3600.0) -> Seen:
             )  # fmt: skip
         except OSError as error:
             raise InputError(f"'{contender.command[0]}' cannot be started: {error.strerror}") from None
-        watch = Watch(mark, longest)
+        watch = ProcessWatch(variable, max_seconds)
         watch.start()
         with process:
             try:
-                assert process.stdin and process.stdout
-                for line in process.stdout:
-                    told = _told(line)
-                    if told.get("mark") in MARKS:
-                        marks[told["mark"]] = {**told, "cpu": cpu(mark)}
-                        with suppress(OSError):  # it is gone, which its code will say
-                            process.stdin.write("go on\n")
-                            process.stdin.flush()
-                    elif "clients" in told:
-                        facts = told
+                marks, result = _follow(process, variable)
             except BaseException:
-                end(mark, patience=0)
+                end_processes(variable, patience=0)
                 raise
             finally:
                 watch.stop()
-                end(mark)
-        if process.returncode or not facts or any(name not in marks for name in MARKS):
+                end_processes(variable)
+        if process.returncode or not result or any(name not in marks for name in MARKS):
             errors.seek(0)
-            last = ([line.strip() for line in errors if line.strip()] or ["it said nothing"])[-1]
-            late = f" after {longest:g} seconds, which is too long" if watch.late else ""
+            last = ([line.strip() for line in errors if line.strip()] or ["it printed no error"])[-1]
+            late = f" after {max_seconds:g} seconds, which is too long" if watch.late else ""
             raise RunError(f"{contender.name} ended with code {process.returncode}{late}: {last}")
     ready, warm, done = (marks[name] for name in MARKS)
-    return Seen(
-        title=facts["framework"],
-        clients=facts["clients"],
-        samples=facts["samples"],
+    return Observation(
+        title=result["framework"],
+        clients=result["clients"],
+        samples=result["samples"],
         startup=ready["now"] - began,
         startup_cpu=ready["cpu"],
         seconds=done["now"] - done["since"],
         cpu=done["cpu"] - warm["cpu"],
-        memory=watch.highest,
+        memory=watch.peak,
     )
 
 
-class Watch(threading.Thread):
-    """Looks at the memory from time to time, and stops what takes too long."""
+def _follow(process: subprocess.Popen[str], variable: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The marks that the contender prints, with its CPU time at each, and its result."""
+    marks: dict[str, dict[str, Any]] = {}
+    result: dict[str, Any] = {}
+    assert process.stdin and process.stdout
+    for line in process.stdout:
+        message = _message(line)
+        if message.get("mark") in MARKS:
+            marks[message["mark"]] = {**message, "cpu": cpu_seconds(variable)}
+            with suppress(OSError):  # it has ended, which its exit code will tell
+                process.stdin.write("go on\n")
+                process.stdin.flush()
+        elif "clients" in message:
+            result = message
+    return marks, result
 
-    def __init__(self, mark: str, longest: float) -> None:
+
+class ProcessWatch(threading.Thread):
+    """Reads the memory at intervals, and ends processes that take too long."""
+
+    def __init__(self, variable: str, max_seconds: float) -> None:
         super().__init__(daemon=True)
-        self.mark = mark
-        self.deadline = monotonic() + longest
-        self.highest = 0.0
+        self.variable = variable
+        self.deadline = monotonic() + max_seconds
+        self.peak = 0.0
         self.late = False
-        self._over = threading.Event()
+        self._stopped = threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(EVERY):
-            self.highest = max(self.highest, memory(self.mark))
+        while not self._stopped.wait(MEMORY_INTERVAL):
+            self.peak = max(self.peak, memory_bytes(self.variable))
             if monotonic() > self.deadline:
                 self.late = True
-                end(self.mark, patience=0)
+                end_processes(self.variable, patience=0)
                 return
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopped.set()
         self.join()
 
 
-def family(mark: str) -> Iterator[Path]:
-    """The processes with this mark, as folders of `/proc`."""
-    wanted = mark.encode()
+def marked_processes(variable: str) -> Iterator[Path]:
+    """The folders in `/proc` of the processes that have this environment variable."""
+    wanted = variable.encode()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with suppress(OSError):  # it has ended, or is somebody else's
+            with suppress(OSError):  # the process has ended, or belongs to another user
                 if wanted in (folder / "environ").read_bytes():
                     yield folder
 
 
-def cpu(mark: str) -> float:
-    """CPU seconds of all processes with this mark, and of those that ended and were their children."""
+def cpu_seconds(variable: str) -> float:
+    """CPU seconds of the marked processes and of their children that have ended."""
     ticks = 0
-    for folder in family(mark):
+    for folder in marked_processes(variable):
         with suppress(OSError):
             fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
             ticks += sum(int(number) for number in fields[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def memory(mark: str) -> float:
-    """Bytes of all processes with this mark; a page that several share counts once."""
+def memory_bytes(variable: str) -> float:
+    """Bytes of the marked processes. A page that several processes share counts once."""
     total = 0
-    for folder in family(mark):
+    for folder in marked_processes(variable):
         with suppress(OSError):
             lines = (folder / "smaps_rollup").read_text().splitlines()
             total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return 1024.0 * total
 
 
-def end(mark: str, patience: float | None = None) -> None:
-    """Waits until all processes with this mark are gone, and then ends those that are left."""
-    deadline = monotonic() + (PATIENCE if patience is None else patience)
-    while list(family(mark)):
+def end_processes(variable: str, patience: float | None = None) -> None:
+    """Waits until the marked processes have ended, and kills those that are left after `patience` seconds."""
+    deadline = monotonic() + (MAX_SECONDS_TO_EXIT if patience is None else patience)
+    while list(marked_processes(variable)):
         if monotonic() >= deadline:
-            for folder in family(mark):
+            for folder in marked_processes(variable):
                 with suppress(ProcessLookupError):
                     os.kill(int(folder.name), signal.SIGKILL)
         sleep(0.05)
 
 
-def _told(line: str) -> dict[str, Any]:
-    """What a line of a contender says; {} for lines that are meant for people."""
+def _message(line: str) -> dict[str, Any]:
+    """The message in a line of a contender's output; {} if the line is text for people."""
     with suppress(ValueError):
-        told = json.loads(line)
-        if isinstance(told, dict):
-            return told
+        message = json.loads(line)
+        if isinstance(message, dict):
+            return message
     return {}

@@ -1,12 +1,13 @@
-"""`undergrowth bench loop`: what the abstraction costs on one core.
+"""`undergrowth bench loop`: the cost of the abstraction on one core.
 
-The reference is the loop that a researcher writes by hand: for every device load the model, make an optimiser, go
-through the batches, add up the result. Both sides train the same model on the same batches and end with the same
-average; rounds alternate, so that a busy machine slows both.
+The reference is the loop that a researcher writes by hand: for every device load the model, make an optimiser, train on
+the batches, add the weights to a sum. Both sides train the same model on the same batches and compute the same average.
+Their rounds alternate, so that other programs on the machine slow both.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from time import process_time
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.bench import Measurement
-from undergrowth.bench.workload import InMemory, Writers
+from undergrowth.bench.workload import InMemoryPopulation, SyntheticPopulation
 from undergrowth.core import Context, Model, Node, RunError, Task, Train, Weights
 from undergrowth.devices import build_fleet
 from undergrowth.engines import SerialEngine, World
@@ -28,7 +29,7 @@ DEVICES = 100
 BATCH = 20
 BARS = {"cnn": 0.95, "logistic": 0.7}
 REPEATS = {"cnn": 3, "logistic": 15}
-SAME = 0.01  # of the length of the model: maps lie in another order here, and single activations change sides
+MAX_DIFFERENCE = 0.01  # of the model's length: sums are in another order, and single activations change sign
 
 
 def measure() -> Iterator[Measurement]:
@@ -44,13 +45,14 @@ def measure() -> Iterator[Measurement]:
 
 def compare(name: str, repeats: int) -> tuple[float, float]:
     """Clients per CPU second of the engine and of the loop: medians over rounds that alternate."""
-    writers = Writers(DEVICES)
-    population = InMemory({device: writers.train(device) for device in writers.devices}, writers)
-    task = Task(Model(builder(name, writers.shape, writers.classes)), 62, Train(rounds=repeats + 1, batch=BATCH))
+    population = InMemoryPopulation.of(SyntheticPopulation(DEVICES))
+    task = Task(
+        Model(builder(name, population.shape, population.inner.classes)), 62, Train(rounds=repeats + 1, batch=BATCH)
+    )
     method = FedAvg()
-    node = Node("server", method.server, task, writers.devices, repeats + 1)
+    node = Node("server", method.server, task, population.devices, repeats + 1)
     world = World(task, method.client, {"server": method.server}, population)
-    devices = build_fleet("uniform", writers.devices, 0)
+    devices = build_fleet("uniform", population.devices, 0)
     clock = FleetClock(devices, task, method.client, population, world.states)
     simulation = Simulation({"server": node}, {}, SerialEngine(), world, clock)
     simulation.start()
@@ -64,9 +66,11 @@ def compare(name: str, repeats: int) -> tuple[float, float]:
         middle = process_time()
         weights = by_hand(task, weights, population, number)
         ended = process_time()
-        away = distance(node.state["model"], weights)
-        if away > SAME:
-            raise RunError(f"after round {number + 1} the model differs from the loop's by {away:.2g} of its length")
+        difference = distance(node.state["model"], weights)
+        if difference > MAX_DIFFERENCE:
+            raise RunError(
+                f"after round {number + 1} the model differs from the loop's by {difference:.2g} of its length"
+            )
         weights = dict(node.state["model"])  # rounding would grow from round to round
         if number:  # the first round traces and warms up
             ours.append(DEVICES / (middle - began))
@@ -74,7 +78,7 @@ def compare(name: str, repeats: int) -> tuple[float, float]:
     return statistics.median(ours), statistics.median(reference)
 
 
-def by_hand(task: Task, weights: dict[str, Tensor], population: InMemory, number: int) -> dict[str, Tensor]:
+def by_hand(task: Task, weights: dict[str, Tensor], population: InMemoryPopulation, number: int) -> dict[str, Tensor]:
     """One round of FedAvg as one would write it without a framework."""
     module = task.model.build().train()
     total: dict[str, Tensor] = {}
@@ -97,9 +101,9 @@ def by_hand(task: Task, weights: dict[str, Tensor], population: InMemory, number
 
 
 def distance(ours: Weights, theirs: Weights) -> float:
-    """Between two models, as a share of the length of the first."""
-    away, length = (
+    """The distance between two models, relative to the length of the first."""
+    squares, length = (
         sum(float(value.square().sum()) for value in values)
         for values in ((ours[name] - theirs[name] for name in ours), ours.values())
     )
-    return (away / length) ** 0.5
+    return math.sqrt(squares / length)

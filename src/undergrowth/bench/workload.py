@@ -1,4 +1,4 @@
-"""The workload that simulators are compared on: 28×28 images, 62 classes, log-normal sizes from 20 to 500."""
+"""The workloads that simulators are compared on: synthetic devices with log-normal sizes from 20 to 500 samples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,25 +14,29 @@ import torch.nn.functional as F
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from undergrowth.bench.opponents.given import FACTS, WEIGHTS
+from undergrowth.bench.protocol import FACTS, WEIGHTS
 from undergrowth.core import Context, Model, Packet, Shard, Uniform, View, Weights
 from undergrowth.models import builder
 
-STRENGTH = 0.2  # of the pattern of a class, and of the noise on top: about that of written characters
-COARSE = 4  # pixels on a side of what a pattern is made of
+STRENGTH = 0.2  # of a class's pattern and of the noise on top: about that of written characters
+COARSE = 4  # a pattern consists of squares of this many pixels a side
 
 
 @dataclass(frozen=True)
-class Writers:
-    """Devices with noisy images of their classes' patterns, made when asked for, the same every time."""
+class SyntheticPopulation:
+    """Devices with noisy patterns of their classes: images, or texts if there is a `vocabulary`.
+
+    Samples are computed when they are asked for and are the same every time.
+    """
 
     count: int
     classes: int = 62
     shape: tuple[int, ...] = (1, 28, 28)
-    name: str = "writers"
+    vocabulary: int = 0
+    name: str = "synthetic"
 
     @cached_property
-    def sizes(self) -> np.ndarray:
+    def sizes(self) -> np.ndarray[Any, Any]:
         draws = np.random.default_rng(0).lognormal(np.log(120), 0.8, self.count)
         return draws.clip(20, 500).astype(int)
 
@@ -41,8 +46,10 @@ class Writers:
 
     @cached_property
     def _patterns(self) -> Tensor:
-        channels, height, width = self.shape
         generator = torch.Generator().manual_seed(0)
+        if self.vocabulary:
+            return torch.randint(0, self.vocabulary, (self.classes, *self.shape), generator=generator)
+        channels, height, width = self.shape
         coarse = torch.randn(self.classes, channels, height // COARSE, width // COARSE, generator=generator)
         return F.interpolate(coarse, scale_factor=COARSE)
 
@@ -50,27 +57,34 @@ class Writers:
         return int(self.sizes[int(device[7:])])
 
     def train(self, device: str) -> Shard:
-        return self._made(int(device[7:]), self.size(device))
+        return self._samples(int(device[7:]), self.size(device))
 
     def test(self, device: str) -> Shard:
-        return Shard(torch.empty(0, *self.shape), torch.empty(0, dtype=torch.int64))
+        return self._samples(0, 0)
 
     def central_test(self) -> Shard:
-        return self._made(self.count, 500)
+        return self._samples(self.count, 500)
 
-    def _made(self, key: int, size: int) -> Shard:
-        generator = torch.Generator().manual_seed(1 + key)
+    def _samples(self, seed: int, size: int) -> Shard:
+        generator = torch.Generator().manual_seed(1 + seed)
         y = torch.randint(0, self.classes, (size,), generator=generator)
-        noise = torch.randn(size, *self.shape, generator=generator)
-        return Shard(STRENGTH * (self._patterns[y] + noise), y)
+        if self.vocabulary:
+            noise = torch.randint(0, self.vocabulary, (size, *self.shape), generator=generator)
+            return Shard(torch.where(noise % 2 == 0, self._patterns[y], noise), y)
+        pixels = torch.randn(size, *self.shape, generator=generator)
+        return Shard(STRENGTH * (self._patterns[y] + pixels), y)
 
 
 @dataclass(frozen=True)
-class InMemory:
-    """A population whose training shards are there already, so that making them is not measured."""
+class InMemoryPopulation:
+    """A population whose training shards are computed in advance, so that computing them is not measured."""
 
     shards: dict[str, Shard]
-    inner: Writers
+    inner: SyntheticPopulation
+
+    @classmethod
+    def of(cls, population: SyntheticPopulation) -> InMemoryPopulation:
+        return cls({device: population.train(device) for device in population.devices}, population)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -89,7 +103,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Contest:
-    """What all contenders do: so many rounds after those that warm up, each with a cohort of all devices."""
+    """The work that every contender does: `warm` rounds and then `rounds` that count, each with a cohort of devices."""
 
     model: str
     cohort: int
@@ -97,50 +111,53 @@ class Contest:
     devices: int = 1000
     batch: int = 20
     lr: float = 0.1
-    warm: int = 1  # rounds before those that count
+    warm: int = 1
     shape: tuple[int, ...] = (1, 28, 28)
     classes: int = 62
+    vocabulary: int = 0
 
     @property
     def clients(self) -> int:
-        """Of the rounds that count."""
+        """Jobs in the rounds that count."""
         return self.cohort * self.rounds
 
     @property
-    def writers(self) -> Writers:
-        return Writers(self.devices, self.classes, self.shape)
+    def population(self) -> SyntheticPopulation:
+        return SyntheticPopulation(self.devices, self.classes, self.shape, self.vocabulary)
 
     def cohorts(self) -> list[list[int]]:
-        """Whom a run of seed 0 asks in every round."""
-        everybody = View(self.writers.devices)
+        """The devices that a run with seed 0 asks in every round."""
+        view = View(self.population.devices)
         contexts = [Context(0, "server", number) for number in range(self.warm + self.rounds)]
-        asked = [Uniform().choose(self.cohort, everybody, Packet(), context) for context in contexts]
+        asked = [Uniform().choose(self.cohort, view, Packet(), context) for context in contexts]
         return [[int(device[7:]) for device in cohort] for cohort in asked]
 
     def module(self) -> Model:
         return Model(builder(self.model, self.shape, self.classes))
 
     def initial(self) -> Weights:
-        """What a run of seed 0 starts from."""
+        """The weights that a run with seed 0 starts from."""
         return self.module().initial(Context(0, "server", 0).key("model"))
 
     def write(self, folder: Path) -> None:
-        """Everything into a folder, for contenders that are other programs."""
-        writers = self.writers
-        starts = [0, *np.cumsum(writers.sizes).tolist()]
-        x = open_memmap(folder / "x.npy", mode="w+", dtype=np.float32, shape=(starts[-1], *self.shape))
+        """Writes the folder that contenders read (`protocol.py`)."""
+        population = self.population
+        starts = [0, *np.cumsum(population.sizes).tolist()]
+        kind = np.int64 if self.vocabulary else np.float32
+        x = open_memmap(folder / "x.npy", mode="w+", dtype=kind, shape=(starts[-1], *self.shape))
         y = open_memmap(folder / "y.npy", mode="w+", dtype=np.int64, shape=(starts[-1],))
-        for number, device in enumerate(writers.devices):
-            shard = writers.train(device)
+        for number, device in enumerate(population.devices):
+            shard = population.train(device)
             x[starts[number] : starts[number + 1]] = shard.x.numpy()
             y[starts[number] : starts[number + 1]] = shard.y.numpy()
         save_weights(folder / WEIGHTS, self.initial())
-        same = {name: getattr(self, name) for name in ("model", "classes", "shape", "batch", "lr", "warm")}
-        (folder / FACTS).write_text(json.dumps({**same, "starts": starts, "cohorts": self.cohorts()}))
+        names = ("model", "classes", "shape", "vocabulary", "batch", "lr", "warm")
+        facts = {name: getattr(self, name) for name in names}
+        (folder / FACTS).write_text(json.dumps({**facts, "starts": starts, "cohorts": self.cohorts()}))
 
     def loss(self, weights: Weights) -> float:
-        """On samples that nobody has trained on."""
-        test = self.writers.central_test()
+        """The loss on samples that no device has."""
+        test = self.population.central_test()
         with torch.no_grad():
             return float(F.cross_entropy(self.module()(weights, test.x), test.y))
 

@@ -1,4 +1,4 @@
-"""`undergrowth bench`: how fast this is, against a reference that is measured in the same run."""
+"""`undergrowth bench`: speed against a reference that is measured in the same run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from undergrowth.cli.exit_codes import FAILED, CommandError
 from undergrowth.cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
-    from undergrowth.bench import Measurement, Row
+    from collections.abc import Iterable
 
-# Lines come one by one, minutes apart, so the widths cannot wait for the longest.
+    from undergrowth.bench import Line, Measurement, Row
+
+# Lines are printed one by one, minutes apart, so the widths are fixed.
 _LINE = "{:<32} {:>10} {:>10}  {:>7}  {:<14} {:<7} {}"
 _ROW = "{:<40} {:>9} {:>8} {:>7} {:>7} {:>7} {:>6} {:>8}  {}"
 _COLUMNS = (
@@ -23,29 +25,27 @@ _ENGINES = "bench engines: "
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The one to run.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The benchmark to run.")] = None,
     workload: Annotated[
-        str | None, typer.Option(metavar="NAME", help=_ENGINES + "cnn, logistic or wrn, and not all.")
+        str | None, typer.Option(metavar="NAME", help=_ENGINES + "one of cnn, logistic, mlp, lstm, wrn.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help=_ENGINES + "cuda, for the rows of a GPU instead of a CPU's.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help=_ENGINES + "cuda, to measure on a GPU.")] = None,
     others: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="NAME=PYTHON", help=_ENGINES + "a Python that has flower, or pfl. Repeatable."),
+        typer.Option("--with", metavar="NAME=PYTHON", help=_ENGINES + "a Python with flower or pfl. Repeatable."),
     ] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "turns of every contender (3).")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "other than the fixed number.")] = None,
-    cohort: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "devices a round, likewise.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "runs of every contender (3).")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "number of devices; no bars then.")] = None,
+    cohort: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "devices a round; no bars then.")] = None,
     json: AsJson = False,
 ) -> None:
-    """List the benchmarks; with a NAME: run it, line by line. Exit code 3 when a bar is missed.
+    """List the benchmarks; with a NAME: run it and print its lines. The exit code is 3 if a bar is missed.
 
     Example: undergrowth bench clock
 
     Example: undergrowth bench engines --with flower=flower/bin/python --with pfl=pfl/bin/python
     """
-    from undergrowth.bench import BENCHMARKS, Measurement, Row
+    from undergrowth.bench import BENCHMARKS
     from undergrowth.core import InputError, nearest
     from undergrowth.report.tables import table
 
@@ -58,19 +58,30 @@ def bench(
         return
     if name not in BENCHMARKS:
         raise InputError(f"benchmark '{name}' is not known; {nearest(name, BENCHMARKS)}")
-    given = {"workload": workload, "device": device, "repeats": repeats, "devices": devices, "cohort": cohort}
+    given = {
+        "workload": workload, "device": device, "repeats": repeats, "devices": devices, "cohort": cohort,
+        "others": _pythons(others) if others else None,
+    }  # fmt: skip
     options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
-    if others:
-        options["others"] = _pythons(others)
     if options and name != "engines":
         option = "with" if "others" in options else next(iter(options))
         raise InputError(f"--{option} goes with bench engines; bench {name} has no options")
     shows, measure = BENCHMARKS[name]
     if not json:
         typer.echo(f"{shows}\n")
+    bars = _print_lines(measure(**options), json)
+    missed = [measured.what for measured in bars if not measured.met]
+    if missed:
+        raise CommandError(FAILED, f"missed {len(missed)} of {len(bars)} bars of bench {name}: {'; '.join(missed)}")
+
+
+def _print_lines(lines: Iterable[Line], json: bool) -> list[Measurement]:
+    """Prints every line as it comes, or all as JSON at the end; returns the bars among them."""
+    from undergrowth.bench import Measurement, Row
+
     done: list[Measurement | Row] = []
     try:
-        for line in measure(**options):
+        for line in lines:
             if isinstance(line, str):
                 typer.echo(line, err=True)
                 continue
@@ -80,16 +91,13 @@ def bench(
                 typer.echo(_row(line) if isinstance(line, Row) else _line(line))
             done.append(line)
     finally:
-        if json and done:  # also when one of them failed: the others took their time
+        if json and done:  # also after an error: the measurements before it took a long time
             print_json([_facts(line) for line in done])
-    bars = [line for line in done if isinstance(line, Measurement)]
-    missed = [measured.what for measured in bars if not measured.met]
-    if missed:
-        raise CommandError(FAILED, f"missed {len(missed)} of {len(bars)} bars of bench {name}: {'; '.join(missed)}")
+    return [line for line in done if isinstance(line, Measurement)]
 
 
 def _pythons(others: list[str]) -> dict[str, str]:
-    """flower=/there/bin/python, and so on."""
+    """The Python of each opponent, from texts such as flower=/there/bin/python."""
     from undergrowth.core import InputError
 
     for text in others:
@@ -99,7 +107,7 @@ def _pythons(others: list[str]) -> dict[str, str]:
 
 
 def _kind(line: Measurement | Row) -> str | None:
-    """Lines of one kind have one head."""
+    """Lines of one kind share a head."""
     return getattr(line, "workload", None)
 
 

@@ -16,9 +16,9 @@ def engines(name: EntryName = None, json: AsJson = False) -> None:
     from undergrowth.core import InputError, nearest
     from undergrowth.engines import ENGINES
     from undergrowth.report.tables import table
-    from undergrowth.runs.choice import choose
+    from undergrowth.runs.engine_choice import choose_engine
 
-    engines = {"auto": choose, **ENGINES}
+    engines = {"auto": choose_engine, **ENGINES}
     if name is not None and name not in engines:
         raise InputError(f"engine '{name}' is not known; {nearest(name, engines)}")
     entries = [

@@ -46,6 +46,7 @@ class Meter(TorchDispatchMode):
         super().__init__()
         self.guess = guess
         self.flops = 0
+        self.calls = 0  # operations
         self.live = 0
         self.peak = 0
         self._storages: dict[int, tuple[int, object]] = {}
@@ -82,6 +83,7 @@ class Meter(TorchDispatchMode):
             outputs = func(*args, **kwargs)
             flops = _count_flops(func, args, kwargs, outputs)
         self.flops += flops
+        self.calls += 1
         for tensor in tensors_in(outputs):
             self._track(tensor)
         return outputs

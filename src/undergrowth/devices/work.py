@@ -32,6 +32,7 @@ class Work:
         batch. The shard is not included, because a device may stream its data from disk.
     samples: samples over all steps; each epoch counts its samples again.
     bytes_up: size of the upload.
+    calls: tensor operations in the steps. A recurrent layer counts as the operations of all positions.
     """
 
     flops: float
@@ -39,6 +40,7 @@ class Work:
     steps: int
     samples: int
     bytes_up: int = 0
+    calls: int = 0
 
 
 def _plain_bytes(packet: Packet) -> int:
@@ -125,6 +127,7 @@ class _StepCost:
     finish_flops: int
     finish_peak: int
     bytes_up: int
+    step_calls: int
 
 
 class _LoopTrace:
@@ -163,7 +166,8 @@ class _LoopTrace:
             peak = "first_peak" if steps == 1 else "later_peak"
             extra = max(extra, self._interpolate(peak, max(begin.batches), SMALL_BATCH, self.batch))
         samples = sum(batch * count for batch, count in begin.batches.items())
-        return Work(float(flops), int(max(begin.peak, begin.resident + extra)), steps, samples, bytes_up)
+        memory = int(max(begin.peak, begin.resident + extra))
+        return Work(float(flops), memory, steps, samples, bytes_up, steps * self.large.step_calls)
 
     def _bytes_up(self, job: TracedJob, carry: Any) -> int:
         """The bytes of the upload. They need not be linear: a device may send a few samples of each class."""
@@ -207,9 +211,9 @@ class _LoopTrace:
                     for name, values in data.items()
                 }
                 carry = job.client.step(job.task, carry, inputs)
-                first_peak, before = meter.peak, meter.flops
+                first_peak, before, calls = meter.peak, meter.flops, meter.calls
                 carry = job.client.step(job.task, carry, inputs)
-                later_peak, step_flops = meter.peak, meter.flops - before
+                later_peak, step_flops, step_calls = meter.peak, meter.flops - before, meter.calls - calls
                 del inputs
                 meter.peak, before = meter.live, meter.flops
                 up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
@@ -221,6 +225,7 @@ class _LoopTrace:
             finish_flops,
             finish_peak - begin.resident,
             self.builder.tracer.weigh(up),
+            step_calls,
         )
 
 
@@ -238,6 +243,7 @@ class _SequenceTrace:
             sum(work.steps for work in works),
             sum(work.samples for work in works),
             sum(work.bytes_up for work in works),
+            sum(work.calls for work in works),
         )
 
 
@@ -257,7 +263,7 @@ class _LocalTrace:
         self.small = self._trace_local(self.small_size)
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
-        (flops, memory, bytes_up), (large_flops, large_memory, large_bytes_up) = self.small, self.large
+        (flops, memory, bytes_up, _), (large_flops, large_memory, large_bytes_up, calls) = self.small, self.large
         more = size - self.small_size
         more_in_memory = min(more, self.small_size)
         return Work(
@@ -266,12 +272,13 @@ class _LocalTrace:
             1,
             size,
             max(0, round(bytes_up + more * (large_bytes_up - bytes_up) / self.small_size)),
+            round(calls * size / (2 * self.small_size)),
         )
 
-    def _trace_local(self, size: int) -> tuple[int, int, int]:
+    def _trace_local(self, size: int) -> tuple[int, int, int, int]:
         with self.builder.job(size, guess=True) as job, job.meter:
             up, _ = job.client.local(job.task, job.down, job.shard, job.own, job.context)
-        return job.meter.flops, job.meter.peak, self.builder.tracer.weigh(up)
+        return job.meter.flops, job.meter.peak, self.builder.tracer.weigh(up), job.meter.calls
 
 
 def _describe(leaf: Any) -> Hashable:

@@ -11,19 +11,19 @@ from os import PathLike
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor, nn
 
 from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, moved
 from undergrowth.data import Dataset, Population
-from undergrowth.engines import ENGINES, restore_torch_settings, set_torch
+from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.checkpoint import Checkpoints
-from undergrowth.runs.choice import choose, settle
 from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.engine_choice import choose_engine
+from undergrowth.runs.engine_facts import choose_workers, count_facts
 from undergrowth.runs.evaluation import digest, score_all, score_devices, with_model
-from undergrowth.runs.federation import Federation, build_engine, engine_settings, federate
+from undergrowth.runs.federation import Federation, build_engine, federate
 from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.preview import check_deadline
@@ -189,23 +189,18 @@ def start(
 def _open(experiment: Experiment, federation: Federation) -> Experiment:
     """Starts the driver and checks the deadline; returns the experiment with the engine that `auto` chose."""
     is_auto = experiment.run.engine == "auto"
-    # Pricing starts torch's autograd threads. On a machine with a GPU, workers must be forked before that.
-    fork_early = is_auto and torch.cuda.device_count() > 0
-    if fork_early:
-        federation.use(ENGINES["processes"](engine_settings(experiment)))
-    federation.driver.start()
+    if not is_auto:
+        # Pricing starts torch's autograd threads. On a machine with a GPU, workers must be forked before that.
+        federation.driver.start()
     check_deadline(federation)
     if is_auto:
-        chosen, reason = choose(federation)
-        federation.notes.append(f"engine auto: {reason}")
-        if fork_early and chosen["engine"] == "processes":
-            chosen = {"engine": "processes"}  # as the workers were forked: without stacks
-        experiment = _with_run(experiment, chosen)
-        if not fork_early or experiment.run.engine != "processes":
-            federation.use(build_engine(experiment))
-            federation.driver.start()
+        choice = choose_engine(count_facts(federation))
+        federation.notes.append(f"engine auto: {choice.reason}")
+        experiment = _with_run(experiment, choice.settings)
+        federation.use(build_engine(experiment))
+        federation.driver.start()
     # The number of workers is stored, because a resumed run needs as many for the same bits.
-    chosen, reasons = settle(federation)
+    chosen, reasons = choose_workers(federation)
     federation.notes.extend(reasons)
     return _with_run(experiment, chosen)
 

@@ -1,9 +1,9 @@
-"""pfl-research, as its benchmarks use it: a simulated backend with FedAvg, one process a core under torchrun.
+"""pfl-research, as its benchmarks use it: a simulated backend with FedAvg, one process per core under torchrun.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 -m opponents.pfl FOLDER
 
-Every process trains its part of the cohort, and the sums are all-reduced (gloo). `user_id_to_weight` lets pfl deal the
-cohort out by size, largest first. The sampler says whom: the same clients in the same rounds as everybody else.
+Every process trains its part of the cohort, and the sums are all-reduced (gloo). `user_id_to_weight` lets pfl assign
+the cohort by size, largest first. The sampler returns the same clients in the same rounds as the other contenders.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 
-from .given import Given, finish, say, say_after
+from protocol import ContestFolder, report_mark, report_result, report_round
 
 
 class Classifier(nn.Module):
@@ -49,38 +49,38 @@ class Classifier(nn.Module):
 
 
 class Marks(TrainingProcessCallback):
-    """Tells the one who measures where we are, and counts what was done."""
+    """Prints the marks of the protocol and counts the work."""
 
-    def __init__(self, given: Given) -> None:
-        self.given = given
+    def __init__(self, contest: ContestFolder) -> None:
+        self.contest = contest
         self.clients = self.samples = 0
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
         if first():
-            say("ready")
+            report_mark("ready")
         self.wait()
         return Metrics()
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        told = aggregate_metrics.to_simple_dict()
-        self.clients += round(next(value for name, value in told.items() if "number of devices" in name))
-        per_client = next(value for name, value in told.items() if "number of data points" in name)
-        self.samples += round(per_client * len(self.given.cohorts[central_iteration]))
+        metrics = aggregate_metrics.to_simple_dict()
+        self.clients += round(next(value for name, value in metrics.items() if "number of devices" in name))
+        per_client = next(value for name, value in metrics.items() if "number of data points" in name)
+        self.samples += round(per_client * len(self.contest.cohorts[central_iteration]))
         if first():
-            say_after(central_iteration + 1, self.given)
+            report_round(central_iteration + 1, self.contest)
         self.wait()
         return False, Metrics()
 
     def wait(self) -> None:
-        """Nobody goes on while the first of us is being measured."""
+        """Waits for the first process, whose CPU time is being read."""
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
 
 
 def first() -> bool:
-    """Whether this is the process that speaks for all."""
+    """Whether this is the process that prints."""
     return bool(get_framework_module().distributed.global_rank == 0)
 
 
@@ -88,27 +88,27 @@ def main(folder: str) -> None:
     torch.set_num_threads(1)
     np.random.seed(0)
     logging.disable(logging.INFO)
-    given = Given(folder)
-    module = Classifier(given.network())
+    contest = ContestFolder(folder)
+    module = Classifier(contest.network())
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
 
-    asked: Iterator[int] = cycle(chain.from_iterable(given.cohorts))
-    sizes = {device: given.size(device) for device in range(given.devices)}
+    asked: Iterator[int] = cycle(chain.from_iterable(contest.cohorts))
+    sizes = {device: contest.size(device) for device in range(contest.devices)}
     clients = FederatedDataset(
-        lambda device: PyTorchTensorDataset(given.samples(device), user_id=str(device)), lambda: next(asked), sizes
+        lambda device: PyTorchTensorDataset(contest.samples(device), user_id=str(device)), lambda: next(asked), sizes
     )
-    marks = Marks(given)
+    marks = Marks(contest)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=len(given.cohorts),
-            evaluation_frequency=len(given.cohorts) + 1,
-            train_cohort_size=len(given.cohorts[0]),
+            central_num_iterations=len(contest.cohorts),
+            evaluation_frequency=len(contest.cohorts) + 1,
+            train_cohort_size=len(contest.cohorts[0]),
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(training_data=clients, val_data=clients, postprocessors=[WeightByDatapoints()]),
         model=model,
         model_train_params=NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=given.lr, local_batch_size=given.batch
+            local_num_epochs=1, local_learning_rate=contest.lr, local_batch_size=contest.batch
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
         callbacks=[marks],
@@ -116,7 +116,7 @@ def main(folder: str) -> None:
     if first():
         title = f"pfl-research {version('pfl')}, {get_framework_module().distributed.world_size} processes"
         weights = [value.detach().numpy() for value in module.state_dict().values()]
-        finish(given, title, marks.clients, marks.samples, weights)
+        report_result(contest, title, marks.clients, marks.samples, weights)
 
 
 if __name__ == "__main__":

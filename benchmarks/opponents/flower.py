@@ -1,9 +1,9 @@
-"""Flower's simulation engine, as its examples use it: messages, FedAvg of `flwr.serverapp`, one actor of Ray a core.
+"""Flower's simulation engine, as its examples use it: messages, FedAvg of `flwr.serverapp`, one Ray actor per core.
 
     python -m opponents.flower FOLDER
 
-The strategy tells every node which device it is in this round, so the same clients train in the same rounds as
-everybody else's. Nothing is evaluated.
+The strategy assigns a device to every node in every round, so the same clients train in the same rounds as with the
+other contenders. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 
-from .given import Given, finish, say, say_after
+from protocol import ContestFolder, report_mark, report_result, report_round
 
 CORES = len(os.sched_getaffinity(0))
 BACKEND = {"init_args": {"num_cpus": CORES}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
@@ -32,18 +32,18 @@ client = ClientApp()
 
 
 @cache
-def opened(folder: str) -> tuple[Given, nn.Module]:
-    """Once in every process of Ray."""
+def open_contest(folder: str) -> tuple[ContestFolder, nn.Module]:
+    """The workload and the model, once in every process of Ray."""
     torch.set_num_threads(1)
-    given = Given(folder)
-    return given, given.network().train()
+    contest = ContestFolder(folder)
+    return contest, contest.network().train()
 
 
-def trained(given: Given, module: nn.Module, device: int) -> int:
-    """Trains the module; returns on how many samples."""
-    x, y = given.samples(device)
-    optimiser = torch.optim.SGD(module.parameters(), lr=given.lr)
-    for index in torch.randperm(len(x)).split(given.batch):
+def train_on(contest: ContestFolder, module: nn.Module, device: int) -> int:
+    """Trains the module and returns the number of samples."""
+    x, y = contest.samples(device)
+    optimiser = torch.optim.SGD(module.parameters(), lr=contest.lr)
+    for index in torch.randperm(len(x)).split(contest.batch):
         optimiser.zero_grad()
         F.cross_entropy(module(x[index]), y[index]).backward()
         optimiser.step()
@@ -53,25 +53,25 @@ def trained(given: Given, module: nn.Module, device: int) -> int:
 @client.train()
 def train(message: Message, context: Context) -> Message:
     config = message.content["config"]
-    given, module = opened(config["folder"])
+    contest, module = open_contest(config["folder"])
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    samples = trained(given, module, config["device"])
+    samples = train_on(contest, module, config["device"])
     metrics = MetricRecord({"num-examples": samples})
     return Message(RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": metrics}), reply_to=message)
 
 
 class SameClients(FedAvg):
-    """FedAvg that tells nodes which device they are, and the one who measures where we are."""
+    """FedAvg that assigns devices to nodes and prints the marks of the protocol."""
 
-    def __init__(self, given: Given) -> None:
-        cohort = len(given.cohorts[0])
+    def __init__(self, contest: ContestFolder) -> None:
+        cohort = len(contest.cohorts[0])
         super().__init__(
-            fraction_train=cohort / given.devices,
+            fraction_train=cohort / contest.devices,
             min_train_nodes=cohort,
-            min_available_nodes=given.devices,
+            min_available_nodes=contest.devices,
             fraction_evaluate=0.0,
         )
-        self.given = given
+        self.contest = contest
         self.clients = self.samples = 0
         self.last: ArrayRecord | None = None
 
@@ -79,12 +79,12 @@ class SameClients(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         asked = super().configure_train(server_round, arrays, config, grid)
-        cohort = self.given.cohorts[server_round - 1]
+        cohort = self.contest.cohorts[server_round - 1]
         if server_round == 1:
-            say("ready")
+            report_mark("ready")
         for message, device in zip(asked, cohort, strict=True):
-            told = ConfigRecord({"folder": str(self.given.folder), "device": device})
-            message.content = RecordDict({"arrays": arrays, "config": told})
+            assigned = ConfigRecord({"folder": str(self.contest.path), "device": device})
+            message.content = RecordDict({"arrays": arrays, "config": assigned})
         return asked
 
     def aggregate_train(
@@ -95,27 +95,27 @@ class SameClients(FedAvg):
         self.clients += len(done)
         self.samples += sum(done)
         self.last, metrics = super().aggregate_train(server_round, replies)
-        say_after(server_round, self.given)
+        report_round(server_round, self.contest)
         return self.last, metrics
 
 
 def main(folder: str) -> None:
-    given = Given(folder)
-    strategy = SameClients(given)
+    contest = ContestFolder(folder)
+    strategy = SameClients(contest)
     server = ServerApp()
 
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
-        strategy.start(grid, ArrayRecord(given.network().state_dict()), num_rounds=len(given.cohorts))
+        strategy.start(grid, ArrayRecord(contest.network().state_dict()), num_rounds=len(contest.cohorts))
 
-    run_simulation(server_app=server, client_app=client, num_supernodes=given.devices, backend_config=BACKEND)
+    run_simulation(server_app=server, client_app=client, num_supernodes=contest.devices, backend_config=BACKEND)
     assert strategy.last is not None
     title = f"Flower {version('flwr')}, {CORES} actors"
     weights = (value.numpy() for value in strategy.last.to_torch_state_dict().values())
-    finish(given, title, strategy.clients, strategy.samples, weights)
+    report_result(contest, title, strategy.clients, strategy.samples, weights)
 
 
 if __name__ == "__main__":
-    from opponents import flower  # Ray sends what is in a module by name, and what is in the main program as a copy
+    from opponents import flower  # Ray sends functions of a module by name, and those of the main program as copies
 
     flower.main(*sys.argv[1:])

@@ -2,8 +2,8 @@
 
     python -m opponents.flower_numpy FOLDER
 
-Flower keeps it for programs that are there already. It computes less for each client than the one that took its place
-(`flower.py`), so it is measured beside that. All else is the same.
+Flower keeps it for existing programs. It needs less CPU time per client than the interface that replaced it
+(`flower.py`), so both are measured. Everything else is the same.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ from flwr.server import ClientManager, ServerApp, ServerAppComponents, ServerCon
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from .flower import BACKEND, CORES, opened, trained
-from .given import Given, finish, load, say, say_after
+from protocol import ContestFolder, load_weights, report_mark, report_result, report_round
+
+from .flower import BACKEND, CORES, open_contest, train_on
 
 
 class Device(NumPyClient):
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        given, module = opened(config["folder"])
-        load(module, parameters)
-        samples = trained(given, module, config["device"])
+        contest, module = open_contest(config["folder"])
+        load_weights(module, parameters)
+        samples = train_on(contest, module, config["device"])
         return [value.numpy() for value in module.state_dict().values()], samples, {}
 
 
 class SameClients(FedAvg):
-    """FedAvg that tells nodes which device they are, and the one who measures where we are."""
+    """FedAvg that assigns devices to nodes and prints the marks of the protocol."""
 
-    def __init__(self, given: Given) -> None:
-        cohort = len(given.cohorts[0])
-        arrays = [value.numpy() for value in given.network().state_dict().values()]
+    def __init__(self, contest: ContestFolder) -> None:
+        cohort = len(contest.cohorts[0])
+        arrays = [value.numpy() for value in contest.network().state_dict().values()]
         super().__init__(
-            fraction_fit=cohort / given.devices,
+            fraction_fit=cohort / contest.devices,
             min_fit_clients=cohort,
-            min_available_clients=given.devices,
+            min_available_clients=contest.devices,
             fraction_evaluate=0.0,
             initial_parameters=ndarrays_to_parameters(arrays),
         )
-        self.given = given
+        self.contest = contest
         self.clients = self.samples = 0
         self.last: Parameters | None = None
 
@@ -52,11 +53,11 @@ class SameClients(FedAvg):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[Any, FitIns]]:
         asked = super().configure_fit(server_round, parameters, client_manager)
-        cohort = self.given.cohorts[server_round - 1]
+        cohort = self.contest.cohorts[server_round - 1]
         if server_round == 1:
-            say("ready")
+            report_mark("ready")
         return [
-            (node, FitIns(ins.parameters, {"folder": str(self.given.folder), "device": device}))
+            (node, FitIns(ins.parameters, {"folder": str(self.contest.path), "device": device}))
             for (node, ins), device in zip(asked, cohort, strict=True)
         ]
 
@@ -64,7 +65,7 @@ class SameClients(FedAvg):
         self.clients += len(results)
         self.samples += sum(result.num_examples for _, result in results)
         self.last, metrics = super().aggregate_fit(server_round, results, failures)
-        say_after(server_round, self.given)
+        report_round(server_round, self.contest)
         return self.last, metrics
 
 
@@ -73,24 +74,24 @@ def client(context: Context) -> Client:
 
 
 def main(folder: str) -> None:
-    given = Given(folder)
-    strategy = SameClients(given)
+    contest = ContestFolder(folder)
+    strategy = SameClients(contest)
 
     def server(context: Context) -> ServerAppComponents:
-        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=len(given.cohorts)))
+        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=len(contest.cohorts)))
 
     run_simulation(
         server_app=ServerApp(server_fn=server),
         client_app=ClientApp(client_fn=client),
-        num_supernodes=given.devices,
+        num_supernodes=contest.devices,
         backend_config=BACKEND,
     )
     assert strategy.last is not None
     title = f"Flower {version('flwr')}, {CORES} actors, NumPyClient"
-    finish(given, title, strategy.clients, strategy.samples, parameters_to_ndarrays(strategy.last))
+    report_result(contest, title, strategy.clients, strategy.samples, parameters_to_ndarrays(strategy.last))
 
 
 if __name__ == "__main__":
-    from opponents import flower_numpy  # not the main program, of which Ray would send a copy
+    from opponents import flower_numpy  # not the main program, whose functions Ray would copy
 
     flower_numpy.main(*sys.argv[1:])
