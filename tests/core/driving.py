@@ -9,17 +9,22 @@ from typing import Any
 import torch
 
 from undergrowth.core import (
-    Alarm,
+    Answer,
+    Ask,
+    AskId,
     Command,
     Context,
+    Deadline,
     Drop,
+    Lost,
     Node,
     Packet,
     Plan,
     Progress,
+    Receipt,
     Reducer,
+    Refused,
     RoundEnd,
-    Send,
     Server,
     State,
     Task,
@@ -90,8 +95,8 @@ class Drive:
 
     make: Callable[[], Node]
     nodes: list[Node] = field(default_factory=list)
-    out: dict[str, int] = field(default_factory=dict)
-    asked: set[tuple[str, int]] = field(default_factory=set)
+    out: dict[str, AskId] = field(default_factory=dict)
+    asked: set[AskId] = field(default_factory=set)
     arrived: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
@@ -106,9 +111,9 @@ class Drive:
         return self.nodes[0]
 
     def tell(self, event: Callable[[Node], Any]) -> Any:
-        answers = [event(node) for node in self.nodes]
-        assert answers.count(answers[0]) == len(answers)
-        return answers[0]
+        replies = [event(node) for node in self.nodes]
+        assert replies.count(replies[0]) == len(replies)
+        return replies[0]
 
     def copy(self) -> None:
         """From here on a copy that went through its form on disk is driven along."""
@@ -117,22 +122,36 @@ class Drive:
         twin.restore(unpack({name: value.clone() for name, value in tensors.items()}, text))
         self.nodes.append(twin)
 
+    def answer(self, child: str, content: Any) -> Receipt:
+        """Answers the open ask of a child; for a child without one, an ask that was never given out."""
+        id = self.out.get(child, AskId(child, 99, 99))
+        receipt: Receipt = self.tell(lambda node: node.receive(Answer(id, content)))
+        assert (receipt is Receipt.UNKNOWN) is (self.out.pop(child, None) is None)
+        return receipt
+
     def receive(self, child: str, up: Packet, fits: bool = True) -> None:
-        expected = child in self.out
-        assert self.tell(lambda node: node.receive(child, up)) is expected
-        if expected:
-            del self.out[child]
-            self.arrived.append(child) if fits else self.refused.add(child)
+        receipt = self.answer(child, up)
+        if receipt is Receipt.TAKEN:
+            assert fits
+            self.arrived.append(child)
+        elif receipt is Receipt.REFUSED:
+            assert not fits
+            self.refused.add(child)
 
     def lose(self, child: str) -> None:
-        self.tell(lambda node: node.lose(child, "gone"))
-        if self.out.pop(child, None) is not None:
+        if self.answer(child, Lost("gone")) is Receipt.LOST:
             self.lost[child] = "gone"
 
     def refuse(self, child: str) -> None:
-        self.tell(lambda node: node.refuse(child, "bad"))
-        if self.out.pop(child, None) is not None:
+        if self.answer(child, Refused("bad")) is Receipt.REFUSED:
             self.refused.add(child)
+
+    def replay(self, id: AskId) -> None:
+        """Answers an ask that is not open: nothing may come of it."""
+        before = self.node.snapshot()
+        receipt = self.tell(lambda node: node.receive(Answer(id, upload(99.0))))
+        assert receipt in (Receipt.REPEATED, Receipt.LATE)
+        assert same(before, self.node.snapshot())
 
     def advance(self) -> list[Command]:
         before = self.node.state
@@ -141,13 +160,13 @@ class Drive:
             assert same(plain(twin.advance()), plain(commands))
             assert same(twin.snapshot(), self.node.snapshot())
         for command in commands:
-            if isinstance(command, Send):
-                self._sent(command)
+            if isinstance(command, Ask):
+                self._asked(command)
             elif isinstance(command, Drop):
-                assert self.out.pop(command.child) is not None
+                assert self.out.pop(command.id.node) == command.id
             elif isinstance(command, RoundEnd):
                 self._ended(command)
-            elif isinstance(command, Alarm):
+            elif isinstance(command, Deadline):
                 assert command.seconds == self.node.server.deadline  # type: ignore[attr-defined]
         ends = [command for command in commands if isinstance(command, RoundEnd)]
         if all(end.abandoned for end in ends):
@@ -155,13 +174,13 @@ class Drive:
         assert self.node.done or self.out, "the node waits for nobody"
         return commands
 
-    def _sent(self, send: Send) -> None:
-        assert send.child not in self.out, "asked twice at once"
-        assert (send.child, send.turn) not in self.asked
-        assert send.round == len(self.ends)
-        self.asked.add((send.child, send.turn))
-        self.out[send.child] = send.round
-        self.fresh.append(send.child)
+    def _asked(self, ask: Ask) -> None:
+        assert ask.child not in self.out, "asked twice at once"
+        assert ask.id not in self.asked
+        assert ask.id.round == len(self.ends)
+        self.asked.add(ask.id)
+        self.out[ask.child] = ask.id
+        self.fresh.append(ask.child)
 
     def _ended(self, end: RoundEnd) -> None:
         assert end.round == len(self.ends)

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from undergrowth.core import Inner, Node, Packet, Report, RoundEnd, Send, Server, Task, TiltedMean, View, sampled
+from undergrowth.core import (
+    Answer,
+    Ask,
+    AskId,
+    Drop,
+    Inner,
+    Lost,
+    Node,
+    Packet,
+    Partial,
+    RoundEnd,
+    Server,
+    Task,
+    TiltedMean,
+    View,
+    sampled,
+)
 from undergrowth.core.context import Context
 
 from .driving import Rule, same, upload
@@ -13,88 +29,110 @@ CHILDREN = tuple(f"d{i}" for i in range(5))
 UPS = {child: upload(float(i) / 3, 2.0**i) for i, child in enumerate(CHILDREN)}
 
 
-def sends(commands: list[object]) -> list[Send]:
-    return [command for command in commands if isinstance(command, Send)]
+def asks(commands: list[object]) -> list[Ask]:
+    return [command for command in commands if isinstance(command, Ask)]
+
+
+def parent_asks(turn: int = 0, *values: float) -> Ask:
+    return Ask(AskId("edge", turn, turn), Packet({"w": torch.tensor(values or (0.0, 0.0))}))
 
 
 def inner(task: Task, children: tuple[str, ...], server: Server | None = None, cycles: int = 1) -> Node:
     return Node("edge", server or Inner(Rule()), task, children, cycles, is_root=False)
 
 
-def test_an_inner_node_reports_a_partial_result(linear_task: Task) -> None:
+def test_an_inner_node_answers_with_a_partial_result(linear_task: Task) -> None:
     edge = inner(linear_task, CHILDREN[:2])
-    edge.start(Packet({"w": torch.tensor([7.0, 8.0])}))
-    asked = sends(edge.advance())
-    assert [s.child for s in asked] == ["d0", "d1"]
-    assert all(s.packet.tensors["w"].tolist() == [7.0, 8.0] for s in asked), "the parent's model goes on down"
-    for send in asked:
-        edge.receive(send.child, UPS[send.child])
-    report = edge.advance()[-1]
-    assert isinstance(report, Report) and report.packet is not None
-    assert report.packet.tags == {"folded": "1"} and report.packet.scalars == {"samples": 3.0}
-    torch.testing.assert_close(report.packet.tensors["w"], torch.full((2,), 2 / 9))
+    edge.start(parent_asks(0, 7.0, 8.0))
+    given = asks(edge.advance())
+    assert [ask.child for ask in given] == ["d0", "d1"]
+    assert all(ask.packet.tensors["w"].tolist() == [7.0, 8.0] for ask in given), "the parent's model goes on down"
+    for ask in given:
+        edge.receive(Answer(ask.id, UPS[ask.child]))
+    answer = edge.advance()[-1]
+    assert isinstance(answer, Answer) and answer.id == AskId("edge", 0, 0)
+    assert isinstance(answer.content, Partial)
+    assert answer.content.packet.tags == {} and answer.content.packet.scalars == {"samples": 3.0}
+    torch.testing.assert_close(answer.content.packet.tensors["w"], torch.full((2,), 2 / 9))
     assert edge.done
 
 
-def test_a_node_that_lost_everybody_has_nothing_to_report(linear_task: Task) -> None:
+def test_a_node_that_lost_all_its_children_is_lost_itself(linear_task: Task) -> None:
     edge = inner(linear_task, CHILDREN[:2])
-    edge.start(Packet({"w": torch.zeros(2)}))
-    edge.advance()
-    edge.lose("d0", "gone")
-    edge.lose("d1", "gone")
+    edge.start(parent_asks())
+    for ask in asks(edge.advance()):
+        edge.receive(Answer(ask.id, Lost("gone")))
     commands = edge.advance()
     assert isinstance(commands[-2], RoundEnd) and commands[-2].abandoned
-    assert commands[-1] == Report(None)
+    assert isinstance(commands[-1], Answer) and isinstance(commands[-1].content, Lost)
 
 
-def test_an_inner_node_works_again_for_the_next_packet(linear_task: Task) -> None:
+def test_an_inner_node_works_again_for_the_next_ask(linear_task: Task) -> None:
     edge = inner(linear_task, CHILDREN[:1], cycles=2)
     turns, rounds = [], []
-    for value in (1.0, 2.0):
-        edge.start(Packet({"w": torch.full((2,), value)}))
+    for turn, value in enumerate((1.0, 2.0)):
+        edge.start(parent_asks(turn, value, value))
         assert not edge.done
         while not edge.done:
-            for send in sends(edge.advance()):
-                assert send.packet.tensors["w"].tolist() == [value, value]
-                turns.append(send.turn)
-                rounds.append(send.round)
-                edge.receive("d0", upload())
+            for ask in asks(edge.advance()):
+                assert ask.packet.tensors["w"].tolist() == [value, value]
+                turns.append(ask.id.turn)
+                rounds.append(ask.id.round)
+                edge.receive(Answer(ask.id, upload()))
     assert turns == rounds == [0, 1, 2, 3]
+
+
+def test_a_repeated_ask_of_the_parent_is_ignored_and_a_newer_one_replaces_the_work(linear_task: Task) -> None:
+    edge = inner(linear_task, CHILDREN[:2])
+    edge.start(parent_asks(0, 1.0, 1.0))
+    first = asks(edge.advance())
+    edge.receive(Answer(first[0].id, upload()))
+    before = edge.snapshot()
+    assert edge.start(parent_asks(0, 9.0, 9.0)) == []
+    assert same(before, edge.snapshot())
+    assert edge.start(parent_asks(1, 2.0, 2.0)) == [Drop(first[1].id)]
+    again = asks(edge.advance())
+    assert [ask.packet.tensors["w"].tolist() for ask in again] == [[2.0, 2.0]] * 2
+    edge.receive(Answer(first[1].id, upload(5.0)))  # late
+    for ask in again:
+        edge.receive(Answer(ask.id, upload(3.0)))
+    answer = edge.advance()[-1]
+    assert isinstance(answer, Answer) and answer.id.turn == 1 and isinstance(answer.content, Partial)
+    assert answer.content.packet.tensors["w"].tolist() == [3.0, 3.0]
 
 
 def flat(task: Task, rule: Rule, rounds: int) -> Node:
     root = Node("root", rule, task, CHILDREN, rounds)
     root.start()
     while not root.done:
-        for send in sends(root.advance()):
-            root.receive(send.child, answer(send))
+        for ask in asks(root.advance()):
+            root.receive(Answer(ask.id, trained(ask)))
     return root
 
 
-def answer(send: Send) -> Packet:
+def trained(ask: Ask) -> Packet:
     """What a device would send: its own target, halfway from what it got."""
-    mine = UPS[send.child]
-    moved = (send.packet.tensors["w"] + mine.tensors["w"]) / 2
+    mine = UPS[ask.child]
+    moved = (ask.packet.tensors["w"] + mine.tensors["w"]) / 2
     return Packet({"w": moved}, {**mine.scalars, "loss": float(mine.tensors["w"][0])})
 
 
 def tree(task: Task, rule: Rule, rounds: int) -> Node:
-    """Two edge servers under the root, and one device that hangs on the root itself."""
+    """Two edge servers under the root, and one device that is a child of the root itself."""
     edges = {"left": inner(task, CHILDREN[:3], Inner(rule)), "right": inner(task, CHILDREN[3:4], Inner(rule))}
     root = Node("root", rule, task, ("left", "right", "d4"), rounds, nodes=frozenset(edges))
     root.start()
     while not root.done:
-        for send in sends(root.advance()):
-            if send.child not in edges:
-                root.receive(send.child, answer(send))
+        for ask in asks(root.advance()):
+            if ask.child not in edges:
+                root.receive(Answer(ask.id, trained(ask)))
                 continue
-            edge = edges[send.child]
-            edge.start(send.packet)
-            for below in sends(edge.advance()):
-                edge.receive(below.child, answer(below))
-            (report,) = [c for c in edge.advance() if isinstance(c, Report)]
-            assert report.packet is not None
-            root.receive(send.child, report.packet)
+            edge = edges[ask.child]
+            edge.start(ask)
+            for below in asks(edge.advance()):
+                edge.receive(Answer(below.id, trained(below)))
+            (answer,) = [command for command in edge.advance() if isinstance(command, Answer)]
+            root.receive(answer)
     return root
 
 

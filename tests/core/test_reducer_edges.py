@@ -18,7 +18,6 @@ from undergrowth.core import (
     TiltedMean,
     WeightedMean,
     fold,
-    folded,
 )
 
 
@@ -80,10 +79,12 @@ def test_a_thousand_half_precision_uploads_do_not_round_each_other_away() -> Non
     assert total is not None and total.tensors["w"].tolist() == [3000.0, 3000.0]
 
 
-def test_the_mark_of_a_partial_result_is_taken_off_again() -> None:
-    marked = folded(Packet({"w": torch.ones(1)}, {"samples": 1.0}, {"kind": "a"}))
-    assert marked.tags == {"kind": "a", "folded": "1"}
-    assert fold(WeightedMean(), None, "edge", marked).tags == {"kind": "a"}
+def test_collected_uploads_of_a_node_keep_their_way_by_request() -> None:
+    below = fold(Collect(), None, "device", Packet({"w": torch.ones(1)}))
+    assert list(Collect().relay("edge", below, 2).parts()) == ["device"]
+    assert Collect().relay("edge", below, 2).part("device").scalars == {"age": 2.0}
+    by_path = Collect(by_path=True).relay("edge", below, 2)
+    assert list(by_path.part("edge").parts()) == ["device"]
 
 
 MISFITS = {

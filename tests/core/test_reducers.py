@@ -22,7 +22,6 @@ from undergrowth.core import (
     TiltedMean,
     WeightedMean,
     fold,
-    folded,
 )
 
 from .merging import DTYPES, Upload, assert_close, assert_same_packet, combined, mean, uploads
@@ -226,12 +225,13 @@ def test_partial_results_through_two_levels_equal_flat_folding(
     for upload in given_uploads:
         flat = fold(reducer, flat, upload.sender, upload.packet, upload.age)
         edge = rng.randrange(4)
-        if edge == 3:  # a device that hangs on the root itself
+        if edge == 3:  # a device directly below the root
             root = fold(reducer, root, upload.sender, upload.packet, upload.age)
         else:
             edges[edge] = fold(reducer, edges.get(edge), upload.sender, upload.packet, upload.age)
     for edge, partial in edges.items():
-        root = fold(reducer, root, f"edge-{edge}", folded(partial))
+        relayed = reducer.relay(f"edge-{edge}", partial, 0)
+        root = relayed if root is None else reducer.merge(root, relayed)
     assert flat is not None and root is not None
     assert_same_packet(root, flat, 300)
 
@@ -243,3 +243,42 @@ def test_the_mean_of_one_upload_is_that_upload_bit_for_bit(dtype: torch.dtype) -
         lifted = WeightedMean().lift("a", Packet({"w": odd}, {"samples": samples}), 0)
         back = lifted.tensors["w"].to(dtype)
         assert torch.equal(back.view(torch.uint8), odd.view(torch.uint8))
+
+
+SUMMABLE = [Sum(), WeightedMean(), WeightedMean(None), PerCoordinateMean(), Named({"model": WeightedMean()})]
+
+
+@pytest.mark.parametrize("reducer", SUMMABLE, ids=lambda reducer: type(reducer).__name__)
+@given(uploads())
+def test_a_summable_reducer_gives_the_same_through_plain_sums(reducer: Reducer, given_uploads: list[Upload]) -> None:
+    """Secure aggregation adds up masked sums; what it gets back must be what merging gives."""
+    assert reducer.summable
+    named = isinstance(reducer, Named)
+    packets = [
+        Packet({k: v for k, v in u.packet.tensors.items() if k != "count"}, u.packet.scalars) for u in given_uploads
+    ]
+    if named:
+        packets = [Packet(Packet.join({"model": Packet(p.tensors)}).tensors, p.scalars) for p in packets]
+    lifted = [reducer.lift(f"d{i}", packet, 0) for i, packet in enumerate(packets)]
+    merged = lifted[0]
+    total = reducer.to_sum(lifted[0])
+    for one in lifted[1:]:
+        merged, total = reducer.merge(merged, one), Sum().merge(total, reducer.to_sum(one))
+    assert_same_packet(reducer.from_sum(total, packets[0]), merged, 300)
+
+
+def test_integer_buffers_of_a_mean_are_summed_as_a_rounded_mean() -> None:
+    reducer = WeightedMean()
+    packets = [
+        Packet({"count": torch.tensor([3, 10])}, {"samples": 1.0}),
+        Packet({"count": torch.tensor([5, 0])}, {"samples": 3.0}),
+    ]
+    total = Sum().merge(*(reducer.to_sum(reducer.lift("d", packet, 0)) for packet in packets))
+    assert reducer.from_sum(total, packets[0]).tensors["count"].tolist() == [4, 2]
+
+
+@pytest.mark.parametrize(
+    "reducer", [TiltedMean(1.0), Collect(), Grouped("kind", Sum()), Named({"a": Sum(), "b": Collect()})]
+)
+def test_a_reducer_says_that_it_cannot_be_summed(reducer: Reducer) -> None:
+    assert not reducer.summable

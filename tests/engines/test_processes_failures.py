@@ -119,9 +119,7 @@ def test_a_run_whose_workers_are_killed_at_random_moments_gives_the_same_bits(me
         }
         keep = engines.append
         return digest(
-            start(
-                tree, data=data, model=linear, on_start=lambda execution: keep(execution.federation.simulation.engine)
-            )
+            start(tree, data=data, model=linear, on_start=lambda execution: keep(execution.federation.engine))
         )
 
     whole = go("whole")

@@ -38,7 +38,7 @@ def test_a_stacked_worker_that_is_killed_is_replaced_and_no_bit_changes(tmp_path
 
     def kill(row: object, execution: Execution) -> None:
         if not killed:
-            pids = execution.federation.simulation.engine.pids  # type: ignore[attr-defined]
+            pids = execution.federation.engine.pids  # type: ignore[attr-defined]
             killed.append(next(iter(pids.values())))
             os.kill(killed[0], signal.SIGKILL)
 

@@ -37,14 +37,15 @@ def simulate(
     task: Task = TASK,
 ) -> Simulation:
     root = Node("root", method.server, task, tuple(seconds), rounds, seed=SEED)
-    engine = Serial()
-    engine.open(World(task, client or method.client, {"root": method.server}, Shards()))
-    return Simulation({"root": root}, {}, engine, Given(seconds))
+    world = World(task, client or method.client, {"root": method.server}, Shards())
+    simulation = Simulation({"root": root}, {}, Serial(), world, Given(seconds))
+    simulation.start()
+    return simulation
 
 
 def versions(simulation: Simulation) -> list[dict[str, Tensor]]:
     """The model after every version."""
-    return [dict(simulation.root.state["model"]) for _ in simulation.run()]
+    return [dict(simulation.root.state["model"]) for _ in simulation.rounds()]
 
 
 def start() -> dict[str, Tensor]:
@@ -96,7 +97,7 @@ def test_fedbuff_steps_as_computed_by_hand(staleness, weighting):
 def test_fedbuff_asks_in_the_order_of_events_and_takes_ages_from_versions():
     client = Constant(dict.fromkeys(PACES, 0.0), dict.fromkeys(PACES, 1.0))
     simulation = simulate(FedBuff(buffer=2, concurrency=3), 4, client=client)
-    ends = [end for some in simulation.run() for end in some]
+    ends = [end for some in simulation.rounds() for end in some]
     assert [end.arrived for end in ends] == [tuple(name for name, _ in buffer) for buffer in BUFFERED]
     # Device, version it was sent, how often it was asked before. Work is done when a result is first needed.
     assert sorted(client.asked) == [
@@ -191,7 +192,7 @@ def test_fedbuff_of_a_cohort_at_one_pace_is_fedavg_of_that_sample():
 @pytest.mark.parametrize("method", [FedBuff(buffer=3, concurrency=4), FedAsync(concurrency=4)])
 def test_never_more_devices_are_at_work_than_said_and_as_many_as_can_be(method):
     simulation = simulate(method, 12, {name: 1.0 + 0.37 * place for place, name in enumerate("abcdefg")})
-    entries = [entry for _ in simulation.run() for entry in simulation.ledger.take()]
+    entries = [entry for _ in simulation.rounds() for entry in simulation.ledger.take()]
     moments = [entry.start for entry in entries]
     at_work = [sum(entry.start <= moment < entry.end for entry in entries) for moment in moments]
     assert max(at_work) == 4
@@ -201,7 +202,7 @@ def test_never_more_devices_are_at_work_than_said_and_as_many_as_can_be(method):
 @pytest.mark.parametrize("buffer", [1, 2, 7])
 def test_a_buffer_may_be_smaller_or_larger_than_the_number_of_devices(buffer):
     simulation = simulate(FedBuff(buffer=buffer, concurrency=3), 4)
-    ends = [end for some in simulation.run() for end in some]
+    ends = [end for some in simulation.rounds() for end in some]
     assert [len(end.arrived) >= buffer for end in ends] == [True] * 4
     assert all(len(end.arrived) < buffer + 3 for end in ends)
 
@@ -230,7 +231,7 @@ class SomeAlwaysFail(Given):
 def test_devices_that_fail_at_once_are_asked_once_a_version_and_hold_up_nobody(method, failing):
     simulation = simulate(method, 5, dict.fromkeys("abcd", 1.0))
     simulation.clock = SomeAlwaysFail(dict.fromkeys("abcd", 1.0), failing)
-    ends = [end for some in simulation.run() for end in some]
+    ends = [end for some in simulation.rounds() for end in some]
     assert len(ends) == 5
     assert all(end.abandoned == (failing == "abcd") for end in ends)
     assert all(set(end.lost) <= set(failing) for end in ends)
@@ -244,7 +245,7 @@ def test_a_deadline_means_nothing_where_there_are_no_rounds(method):
     plain, with_deadline = simulate(method, 5), simulate(method, 5, task=hurried)
     most = 0
     found = []
-    for _ in with_deadline.run():
+    for _ in with_deadline.rounds():
         found.append(dict(with_deadline.root.state["model"]))
         most = max(most, len(with_deadline.snapshot()["events"]))
     for one, other in zip(versions(plain), found, strict=True):

@@ -14,7 +14,7 @@ import undergrowth as ug
 from undergrowth.methods import FedAT, FedAvg, FedKAD
 from undergrowth.runs.config import experiment
 from undergrowth.runs.federation import federate
-from undergrowth.runs.outlook import outlook
+from undergrowth.runs.preview import price_devices
 
 SOME_CLASSES = {"share": 0.1, "missing": [0, 5, 8]}  # as in §5.4.2 of the source
 
@@ -51,7 +51,7 @@ def deadline_of(seed: int, public: Any) -> float:
         "run": {"seed": seed},
         "public": public,
     }
-    prospects = outlook(federate(experiment(tree), FedAvg(), model=model))
+    prospects = price_devices(federate(experiment(tree), FedAvg(), model=model))
     return sorted(prospect.timing.seconds for prospect in prospects)[3] * 1.0001
 
 

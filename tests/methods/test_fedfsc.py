@@ -21,7 +21,7 @@ from undergrowth.methods import FedAvg, FedFSC, FedFSCPlus, FedProx, FSCProx, Mo
 from undergrowth.models import builder
 from undergrowth.runs.config import experiment
 from undergrowth.runs.federation import federate
-from undergrowth.runs.outlook import outlook
+from undergrowth.runs.preview import price_devices
 
 Run = Callable[..., ug.Result]
 SMALL = {"clients": 6, "rounds": 3, "model": "mlp", "partition": "dirichlet:0.5", "progress": False}
@@ -244,7 +244,7 @@ def deadline_of(seed: int, able: int = 8) -> float:
             "run": {"seed": seed},
         }
     )
-    times = sorted(prospect.timing.seconds for prospect in outlook(federate(settings, FedAvg())))
+    times = sorted(prospect.timing.seconds for prospect in price_devices(federate(settings, FedAvg())))
     return times[able - 1] * 1.0001 if able else times[0] * 0.9999
 
 

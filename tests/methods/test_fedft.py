@@ -17,7 +17,7 @@ from undergrowth.methods import FedAvg, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.models import builder
 from undergrowth.runs.config import experiment
 from undergrowth.runs.federation import federate
-from undergrowth.runs.outlook import outlook
+from undergrowth.runs.preview import price_devices
 
 Run = Callable[..., ug.Result]
 SMALL = {"clients": 5, "rounds": 3, "model": "cnn", "model_options": {"hidden": 16}, "partition": "dirichlet:1"}
@@ -220,6 +220,6 @@ def deadline_of(seed: int) -> float:
             "run": {"seed": seed},
         }
     )
-    times = sorted(prospect.timing.seconds for prospect in outlook(federate(settings, FedAvg())))
+    times = sorted(prospect.timing.seconds for prospect in price_devices(federate(settings, FedAvg())))
     assert len(times) == 20
     return times[7] * 1.0001

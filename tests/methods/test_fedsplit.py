@@ -21,7 +21,7 @@ from undergrowth.learning import features_of
 from undergrowth.methods import FedAvg, FedSplit
 from undergrowth.runs.config import experiment
 from undergrowth.runs.federation import federate
-from undergrowth.runs.outlook import outlook
+from undergrowth.runs.preview import price_devices
 
 Run = Callable[..., ug.Result]
 SMALL = {"clients": 6, "rounds": 3, "model": "cnn", "model_options": {"hidden": 16}, "partition": "dirichlet:1"}
@@ -176,7 +176,7 @@ def test_the_price_knows_how_much_will_be_sent(run: Run, selection: str, links: 
         "method": {"name": "fedsplit", "selection": selection, **FAST}, "links": links, "fleet": "mixed-edge",
         "data": {"clients": 12, "partition": "dirichlet:0.3"}, "model": {"name": "cnn", "hidden": 16},
     }  # fmt: skip
-    foreseen = {each.device: each.bytes_up for each in outlook(federate(experiment(described)))}
+    foreseen = {each.device: each.bytes_up for each in price_devices(federate(experiment(described)))}
     assert foreseen == rows and len(set(rows.values())) > 3
 
 

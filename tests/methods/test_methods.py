@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undergrowth.core import Context, Method, Model, Node, Send, Shard, State, Task, Train
+from undergrowth.core import Answer, Ask, Context, Method, Model, Node, Receipt, Shard, State, Task, Train
 from undergrowth.methods import METHODS, Central, FedAdam, FedAvg, FedAvgM, FedProx, Local
 
 
@@ -47,10 +47,10 @@ def play(
     own: dict[str, Any] = {device: {} for device in shards}
     root.start()
     while not root.done:
-        for send in [command for command in root.advance() if isinstance(command, Send)]:
-            context = Context(9, send.child, send.round, send.turn)
+        for send in [command for command in root.advance() if isinstance(command, Ask)]:
+            context = Context(9, send.child, send.id.round, send.id.turn)
             up, own[send.child] = method.client.local(task, send.packet, shards[send.child], own[send.child], context)
-            assert root.receive(send.child, up)
+            assert root.receive(Answer(send.id, up)) is Receipt.TAKEN
     return root.state, own
 
 

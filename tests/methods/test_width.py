@@ -11,7 +11,20 @@ import torch
 from torch import Tensor
 
 import undergrowth as ug
-from undergrowth.core import Context, InputError, Method, Model, Node, Packet, Send, Shard, Task, Train
+from undergrowth.core import (
+    Answer,
+    Ask,
+    Context,
+    InputError,
+    Method,
+    Model,
+    Node,
+    Packet,
+    Receipt,
+    Shard,
+    Task,
+    Train,
+)
 from undergrowth.learning import widths_of
 from undergrowth.methods import METHODS, FedRolex, FjORD, HeteroFL
 from undergrowth.methods.fjord import OrderedDropout
@@ -77,11 +90,11 @@ def one_round(method: Method, task: Task, rounds_before: int = 0) -> tuple[Any, 
     root = Node("root", method.server, task, ("a", "b", "c"), 99, seed=9, round=rounds_before)
     root.start()
     before, sent = root.state["model"], {}
-    for place, send in enumerate([command for command in root.advance() if isinstance(command, Send)]):
-        context = Context(9, send.child, send.round, send.turn)
+    for place, send in enumerate([command for command in root.advance() if isinstance(command, Ask)]):
+        context = Context(9, send.child, send.id.round, send.id.turn)
         own_shard = shard(place, 10 + 5 * place)
         sent[send.child], _ = method.client.local(task, send.packet, own_shard, {}, context)
-        assert root.receive(send.child, sent[send.child])
+        assert root.receive(Answer(send.id, sent[send.child])) is Receipt.TAKEN
     root.advance()
     return before, root.state["model"], sent
 
@@ -139,7 +152,7 @@ def test_devices_with_one_slice_share_one_packet_and_nodes_get_the_whole_model()
     given = task()
     root = Node("root", HeteroFL().server, given, tuple("abcdefghijk"), 1, seed=9, nodes=frozenset("k"))
     root.start()
-    sends = {command.child: command.packet for command in root.advance() if isinstance(command, Send)}
+    sends = {command.child: command.packet for command in root.advance() if isinstance(command, Ask)}
     assert list(sends) == list("kafbgchdiej"), "the whole model first, and those with the same slice side by side"
     assert sends["a"] is sends["f"] and sends["b"] is sends["g"] and len({id(p) for p in sends.values()}) == 6
     assert dict(sends["k"].tensors) == dict(root.state["model"]) and not sends["k"].scalars

@@ -42,9 +42,9 @@ def federation(method: Method, rounds: int, model: str, topology: str, cycles: i
         for name, children in shape.children.items()
     }  # fmt: skip
     world = World(task, method.client, {name: node.server for name, node in nodes.items()}, POPULATION)
-    engine = Serial()
-    engine.open(world)
-    return Simulation(nodes, shape.parents, engine, UnequalDevices()), world
+    simulation = Simulation(nodes, shape.parents, Serial(), world, UnequalDevices())
+    simulation.start()
+    return simulation, world
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def run() -> Run:
 
     def go(method: Method, rounds: int, model: str = "logistic", topology: str = "star", cycles: int = 1) -> Any:
         simulation, world = federation(method, rounds, model, topology, cycles)
-        for _ in simulation.run():
+        for _ in simulation.rounds():
             simulation.ledger.take()
         again, other = federation(method, rounds, model, topology, cycles)
         while not again.root.done:
-            next(again.run())
+            next(again.rounds())
             text_and_tensors = pack([again.snapshot(), other.states.snapshot()])
             again, other = federation(method, rounds, model, topology, cycles)
             state, states = unpack(*text_and_tensors)

@@ -12,6 +12,7 @@ import pytest
 
 import undergrowth as ug
 from tests.report.conftest import record
+from undergrowth.exchange import Entry
 from undergrowth.report.page import page
 from undergrowth.report.participation import by_tier, lost_classes
 from undergrowth.report.partition import partition_of, tiers
@@ -19,7 +20,6 @@ from undergrowth.report.record import learning_efficiency, read
 from undergrowth.report.timeline import timeline
 from undergrowth.report.traffic import Traffic, traffic
 from undergrowth.runs import Store
-from undergrowth.simulation import Entry
 
 RUNS = {
     "flat": {"fleet": "mixed-edge", "deadline": 0.011},  # which about half of them miss

@@ -155,7 +155,7 @@ def test_threads_are_the_runs_and_as_they_were_after_it_whatever_its_end(run, ou
     import torch
 
     def during(row: dict, execution: object) -> None:
-        assert torch.get_num_threads() == execution.settings.run.threads  # type: ignore[attr-defined]
+        assert torch.get_num_threads() == execution.experiment.run.threads  # type: ignore[attr-defined]
 
     torch.set_num_threads(2)
     try:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import undergrowth as ug
 from undergrowth.devices import fleet
-from undergrowth.simulation import Entry
+from undergrowth.exchange import Entry
 
 from .objects import Own, linear, normed
 

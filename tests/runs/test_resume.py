@@ -169,7 +169,7 @@ def test_a_damaged_newest_checkpoint_is_noted_and_the_one_before_is_used(
     interrupted(CASES[case], 4)
     damage(next(Path(out).glob(f"*/checkpoints/{kind}-00004.safetensors")))
     done = []
-    resumed = resume("last", out, on_start=lambda execution: done.append(execution.federation.simulation.root.round))
+    resumed = resume("last", out, on_start=lambda execution: done.append(execution.federation.driver.root.round))
     assert done == [3]
     assert any(f"{kind}-00004" in note and "went back" in note for note in resumed.notes)
     assert_same(resumed, whole)

@@ -119,14 +119,14 @@ def federation(
         for name, depth in shape.depth.items()
     }  # fmt: skip
     world = World(task, Nudge(bad or {}), {name: node.server for name, node in nodes.items()}, NoData())
-    engine = Serial()
-    engine.open(world)
-    return Simulation(nodes, shape.parents, engine, Given(seconds)), world
+    simulation = Simulation(nodes, shape.parents, Serial(), world, Given(seconds))
+    simulation.start()
+    return simulation, world
 
 
 def drive(simulation: Simulation) -> tuple[list[Any], list[Any]]:
     """All rounds and all ledger entries of a run to its end."""
-    ends = [end for some in simulation.run() for end in some]
+    ends = [end for some in simulation.rounds() for end in some]
     return ends, simulation.ledger.take()
 
 

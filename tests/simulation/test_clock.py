@@ -13,11 +13,12 @@ import undergrowth as ug
 from undergrowth.core import Model, Packet, Task, Train
 from undergrowth.data import load, partition
 from undergrowth.devices import Tracer, fleet, price
+from undergrowth.exchange import Entry
 from undergrowth.methods import FedAvg, FedBuff, FedFSC, FedProx
 from undergrowth.models import builder
 from undergrowth.runs.config import experiment
 from undergrowth.runs.federation import federate
-from undergrowth.simulation import Entry, Timing
+from undergrowth.simulation import Timing
 
 from ..fleet_files import fleet_file
 from ..runs.objects import Own, linear
@@ -110,15 +111,16 @@ def test_fedprox_takes_what_a_slow_device_has_by_the_deadline(share, steps, tmp_
 def test_partial_work_is_the_first_steps_of_the_whole_work(tmp_path, out):
     _, result, _ = whole_and_hurried("fedprox", tmp_path, out, 0.35)
     federation = federate(experiment({"train": {"rounds": 2, "batch": 4}}), FedProx(), Own(sizes=(40, 40)), linear)
-    world, root = federation.world, federation.simulation.root
+    world, root = federation.world, federation.driver.root
     root.start()
     for _ in range(2):
         for send in root.advance():
             if hasattr(send, "packet"):
-                context = ug.core.Context(0, send.child, send.round, send.turn)
+                context = ug.core.Context(0, *send.id)
                 limit = {"phone-0": None, "phone-1": 3}[send.child]
                 shard = world.shards.train(send.child)
-                root.receive(send.child, world.client.local(world.task, send.packet, shard, {}, context, limit)[0])
+                up, _ = world.client.local(world.task, send.packet, shard, {}, context, limit)
+                root.receive(ug.core.Answer(send.id, up))
     root.advance()
     torch.testing.assert_close(result.model.state_dict(), dict(root.state["model"]))
 

@@ -53,7 +53,7 @@ def test_with_everybody_late_the_round_is_abandoned_and_the_model_stays():
     slow = {f"device-{number}": 5.0 for number in range(4)}
     simulation, _ = federation(Averaging(), seconds=slow, deadline=2.0, rounds=1)
     before = None
-    for ends in simulation.run():
+    for ends in simulation.rounds():
         assert ends[0].abandoned
         before = simulation.root.state["model"]
     fresh, _ = federation(Averaging(), rounds=1)

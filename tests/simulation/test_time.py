@@ -101,7 +101,7 @@ def test_a_restart_between_any_two_rounds_changes_nothing(server: Server, topolo
     simulation, states = federation(server, **arguments)
     seen, written = [], {}
     while not simulation.root.done:
-        seen.extend(next(simulation.run()))
+        seen.extend(next(simulation.rounds()))
         written.update(states.states.take_changed())
         kept = pack([simulation.snapshot(), written])
         simulation, states = federation(server, **arguments)
@@ -120,5 +120,5 @@ def test_a_run_that_is_over_does_nothing_more():
     simulation, world = federation(Averaging())
     drive(simulation)
     asked = len(world.client.asked)
-    assert list(simulation.run()) == []
+    assert list(simulation.rounds()) == []
     assert len(world.client.asked) == asked

@@ -68,7 +68,7 @@ def bookkeeping() -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder), create=True)
         began = perf_counter()
-        for ends in simulation.run():
+        for ends in simulation.rounds():
             row = dict.fromkeys(("accuracy", "loss", "wall_seconds", "flops", "joules", "bytes_down", "bytes_up"), 0.0)
             counts = {"arrived": len(ends[0].arrived), "lost": 0, "refused": 0, "late": 0}
             facts = {"round": ends[0].round + 1, "simulated_seconds": simulation.now, **row, **counts}
@@ -84,7 +84,7 @@ def beside_training(rounds: int = 3, devices: int = 50) -> tuple[float, float]:
     population = InMemory({device: writers.train(device) for device in writers.devices}, writers)
     engine = Timed()
     simulation = _simulation(population, "cnn", engine, "mixed-edge", rounds + 1)
-    running = simulation.run()
+    running = simulation.rounds()
     next(running)  # traces and warms up
     engine.seconds, began = 0.0, process_time()
     for _ in running:
@@ -112,7 +112,8 @@ def _simulation(
     method = FedAvg()
     node = Node("server", method.server, task, writers.devices, rounds)
     world = World(task, method.client, {"server": method.server}, population)
-    engine.open(world)
     spread = fleet(devices, writers.devices, 0)
     clock = FleetClock(spread, task, method.client, writers, world.states)
-    return Simulation({"server": node}, {}, engine, clock)
+    simulation = Simulation({"server": node}, {}, engine, world, clock)
+    simulation.start()
+    return simulation

@@ -50,11 +50,11 @@ def compare(name: str, repeats: int) -> tuple[float, float]:
     method = FedAvg()
     node = Node("server", method.server, task, writers.devices, repeats + 1)
     world = World(task, method.client, {"server": method.server}, population)
-    engine = Serial()
-    engine.open(world)
     devices = fleet("uniform", writers.devices, 0)
     clock = FleetClock(devices, task, method.client, population, world.states)
-    rounds = Simulation({"server": node}, {}, engine, clock).run()
+    simulation = Simulation({"server": node}, {}, Serial(), world, clock)
+    simulation.start()
+    rounds = simulation.rounds()
 
     weights = task.model.initial(Context(0, "server", 0).key("model"))
     ours, reference = [], []

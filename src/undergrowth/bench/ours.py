@@ -95,7 +95,7 @@ def main(folder: str, engine: str, *settings: str) -> None:
 
     def on_start(execution: Execution) -> None:
         nonlocal title
-        section = execution.settings.run
+        section = execution.experiment.run
         if NUDGED in settings:
             _nudge(execution.federation.task.model)
         if engine == "auto":
@@ -103,7 +103,7 @@ def main(folder: str, engine: str, *settings: str) -> None:
         say("ready")
 
     def on_round(row: Mapping[str, Any], execution: Execution) -> None:
-        model = execution.federation.simulation.root.state["model"]
+        model = execution.federation.driver.root.state["model"]
         if row["round"] == 1:
             save_weights(given.folder / FIRST, model)
         say_after(row["round"], given)

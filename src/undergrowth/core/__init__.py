@@ -1,12 +1,13 @@
 """The contracts that every method, engine and topology hangs on."""
 
+from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
 from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Updates, joined, shares
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError, RunError, nearest
 from undergrowth.core.method import Fitted, Method
 from undergrowth.core.model import Model, Output
-from undergrowth.core.node import Alarm, Command, Drop, Node, Report, RoundEnd, Send
+from undergrowth.core.node import Command, Deadline, Drop, Node, RoundEnd
 from undergrowth.core.options import MOST, MOST_WHOLE, check_options, option
 from undergrowth.core.packet import Packet, Weights
 from undergrowth.core.pytree import Each, State, map_leaves, map_tensors, moved, pack, tensors_in, unpack
@@ -16,10 +17,8 @@ from undergrowth.core.reducers import (
     Sum,
     TiltedMean,
     WeightedMean,
+    describe_misfit,
     fold,
-    folded,
-    lifted,
-    unusable,
 )
 from undergrowth.core.selection import Knowledge, Selection, Uniform, View, sampled
 from undergrowth.core.selector import All, Selector
@@ -30,14 +29,17 @@ from undergrowth.core.task import Task, Train
 __all__ = [
     "MOST",
     "MOST_WHOLE",
-    "Alarm",
     "All",
+    "Answer",
+    "Ask",
+    "AskId",
     "Batch",
     "Carry",
     "Client",
     "Collect",
     "Command",
     "Context",
+    "Deadline",
     "Drop",
     "Each",
     "Fitted",
@@ -46,22 +48,24 @@ __all__ = [
     "InputError",
     "Knowledge",
     "LoopClient",
+    "Lost",
     "Method",
     "Model",
     "Named",
     "Node",
     "Output",
     "Packet",
+    "Partial",
     "PerCoordinateMean",
     "Plan",
     "Progress",
+    "Receipt",
     "Reducer",
-    "Report",
+    "Refused",
     "RoundEnd",
     "RunError",
     "Selection",
     "Selector",
-    "Send",
     "Server",
     "Shard",
     "State",
@@ -76,11 +80,10 @@ __all__ = [
     "WeightedMean",
     "Weights",
     "check_options",
+    "describe_misfit",
     "finite",
     "fold",
-    "folded",
     "joined",
-    "lifted",
     "map_leaves",
     "map_tensors",
     "moved",
@@ -92,5 +95,4 @@ __all__ = [
     "shares",
     "tensors_in",
     "unpack",
-    "unusable",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""Reducers that keep uploads, groups or parts of uploads apart."""
+"""Reducers that keep uploads, groups or parts of uploads separate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from undergrowth.core.packet import Packet
@@ -10,24 +10,31 @@ from undergrowth.core.reducers import Reducer, union
 
 
 @dataclass(frozen=True)
-class Collect:
-    """Keeps every upload apart: ``total.parts()`` gives them back by sender. Each gets its `age` as a scalar."""
+class Collect(Reducer):
+    """Keeps every upload separate: ``partial.parts()`` returns them by sender. Each gets its `age` as a scalar.
+
+    `by_path`: uploads that a node passes on stay under its name, ``edge/device``, so that a parent knows the way.
+    """
+
+    by_path: bool = False
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         return Packet.join({sender: replace(up, scalars={**up.scalars, "age": float(age)})})
 
     def merge(self, a: Packet, b: Packet) -> Packet:
-        # Sorted, so that the result does not tell in which order the uploads came.
-        return Packet(*(dict(sorted({**x, **y}.items())) for x, y in zip(_entries(a), _entries(b))))  # type: ignore[arg-type]
+        # Sorted, so that the result does not depend on the order of the uploads.
+        return Packet(*(dict(sorted({**x, **y}.items())) for x, y in zip(_entries(a), _entries(b), strict=True)))  # type: ignore[arg-type]
 
-    def aged(self, total: Packet, age: int) -> Packet:
-        older = {k: v + age if k.endswith("/age") and k.count("/") == 1 else v for k, v in total.scalars.items()}
-        return replace(total, scalars=older)
+    def relay(self, sender: str, partial: Packet, age: int) -> Packet:
+        if self.by_path:
+            return Packet.join({sender: partial})
+        older = {k: v + age if k.endswith("/age") and k.count("/") == 1 else v for k, v in partial.scalars.items()}
+        return replace(partial, scalars=older)
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """Reduces each group on its own, by the upload's tag `by`: ``total.parts()`` gives a result per group."""
+class Grouped(Reducer):
+    """Reduces each group separately, by the upload's tag `by`: ``partial.parts()`` has one result per group."""
 
     by: str
     inner: Reducer
@@ -35,24 +42,28 @@ class Grouped:
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         group = up.tags[self.by]
         if "/" in group:
-            raise ValueError(f"its group '{group}' has a slash, which parts the names of a packet")
+            raise ValueError(f"its group '{group}' has a slash, which separates the parts of a packet")
         return Packet.join({group: self.inner.lift(sender, up, age)})
 
     def merge(self, a: Packet, b: Packet) -> Packet:
         return Packet.join(union(a.parts(), b.parts(), self.inner.merge))
 
-    def aged(self, total: Packet, age: int) -> Packet:
-        return Packet.join({group: self.inner.aged(part, age) for group, part in total.parts().items()})
+    def relay(self, sender: str, partial: Packet, age: int) -> Packet:
+        return Packet.join({group: self.inner.relay(sender, part, age) for group, part in partial.parts().items()})
 
 
 @dataclass(frozen=True)
-class Named:
+class Named(Reducer):
     """Reduces each part of an upload in its own way: ``Named({"model": WeightedMean(), "maps": Collect()})``.
 
-    Scalars and tags without a prefix are shown to every part. A part that nobody sent is absent from the result.
+    Every part sees the scalars and tags without a prefix. A part that no upload has is absent from the result.
     """
 
     reducers: Mapping[str, Reducer]
+
+    @property
+    def summable(self) -> bool:
+        return all(reducer.summable for reducer in self.reducers.values())
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         scalars = {k: v for k, v in up.scalars.items() if "/" not in k}
@@ -75,8 +86,18 @@ class Named:
             )
         return Packet.join(merged)
 
-    def aged(self, total: Packet, age: int) -> Packet:
-        return Packet.join({name: self.reducers[name].aged(part, age) for name, part in total.parts().items()})
+    def relay(self, sender: str, partial: Packet, age: int) -> Packet:
+        return self._each(partial, lambda name, part: self.reducers[name].relay(sender, part, age))
+
+    def to_sum(self, partial: Packet) -> Packet:
+        return self._each(partial, lambda name, part: self.reducers[name].to_sum(part))
+
+    def from_sum(self, total: Packet, like: Packet) -> Packet:
+        types = like.parts()
+        return self._each(total, lambda name, part: self.reducers[name].from_sum(part, types[name]))
+
+    def _each(self, packet: Packet, change: Callable[[str, Packet], Packet]) -> Packet:
+        return Packet.join({name: change(name, part) for name, part in packet.parts().items()})
 
 
 def _entries(packet: Packet) -> Iterable[Mapping[str, object]]:

@@ -1,7 +1,8 @@
-"""Node: one server of the tree, without any input or output of its own.
+"""Node: an inner place of a topology, driven from outside.
 
-A driver tells it what happened (`receive`, `lose`, `expire`) and then asks what to do (`advance`). The simulator
-and the live runtime drive this very object, so what is simulated is what is deployed.
+Sans-IO: the driver tells it what happened (`start`, `receive`, `expire`, `stop`) and asks with `advance` what to do
+next. It never waits and opens nothing. A simulation and a live runtime drive the same object, so what is simulated is
+what is deployed.
 """
 
 from __future__ import annotations
@@ -10,69 +11,53 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
-from undergrowth.core.reducers import fold, unusable
+from undergrowth.core.reducers import describe_misfit
 from undergrowth.core.selection import Knowledge, Nothing, View
 from undergrowth.core.server import Progress, Server, not_finite
 from undergrowth.core.task import Task
 
 
-class Send(NamedTuple):  # a tuple, because a simulation makes millions of them
-    """Hand this packet to a child."""
-
-    child: str
-    packet: Packet
-    round: int
-    turn: int
-
-
 class Drop(NamedTuple):
-    """This child is not waited for any more."""
+    """Nobody waits for the answer to this ask any more."""
 
-    child: str
+    id: AskId
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """Call `expire(round)` after so many seconds."""
+class Deadline(NamedTuple):
+    """Call `expire(round)` after that many seconds."""
 
     round: int
     seconds: float
 
 
 @dataclass(frozen=True)
-class Report:
-    """Hand this packet to the parent; None: tell it that this node is lost to its round."""
-
-    packet: Packet | None
-
-
-@dataclass(frozen=True)
 class RoundEnd:
-    """What became of a round. With nothing arrived it was abandoned and the state is as before."""
+    """What a round was made of. A round without arrivals is abandoned and leaves the state as it was."""
 
     round: int
     arrived: tuple[str, ...]
-    lost: Mapping[str, str]  # child → why
+    lost: Mapping[str, str]  # child → reason
     refused: Mapping[str, str]  # child → what was wrong with its upload
-    dropped: tuple[str, ...]  # still out when the round ended, and given up
-    scalars: Mapping[str, float]  # those of the combined uploads
+    dropped: tuple[str, ...]  # children without an answer when the round ended
+    scalars: Mapping[str, float]  # of the combined uploads
 
     @property
     def abandoned(self) -> bool:
         return not self.arrived
 
 
-Command = Send | Drop | Alarm | Report | RoundEnd
+Command = Ask | Drop | Deadline | Answer | RoundEnd
 
 
 @dataclass
 class Node:
-    """A server rule, its state, and who has been asked for what.
+    """A server rule, its state and its open asks.
 
-    `cycles` is the number of rounds per packet of the parent; for the root, of the whole run.
+    `cycles` is the number of rounds for one ask of the parent; for the root, of the whole run.
     """
 
     name: str
@@ -83,22 +68,24 @@ class Node:
     seed: int = 0
     is_root: bool = True
     nodes: frozenset[str] = frozenset()  # children that are nodes
-    knows: Knowledge = Nothing()  # what it was told of its devices
-    away: Container[str] = frozenset()  # children that cannot be reached at the moment; kept by the driver
+    knows: Knowledge = Nothing()  # facts about the devices
+    away: Container[str] = frozenset()  # children that cannot be reached now; set by the driver
 
     state: State = field(default_factory=dict)
     round: int = 0
-    left: int = 0  # rounds still to do for the current packet; 0: nothing to do
+    left: int = 0  # rounds still to do for the current ask of the parent
+    _asked_by: AskId | None = None  # the parent's ask
     _open: bool = False
     _expired: bool = False
-    _enough: int | None = None
-    _asks: int = 0  # how often it has asked in this round: only an asynchronous server does so twice
-    _total: Packet | None = None
+    _enough: int | None = None  # arrivals that end the round; None: all
+    _plans: int = 0  # how often the server has planned in this round; an asynchronous server plans repeatedly
+    _partial: Packet | None = None
     _arrived: list[str] = field(default_factory=list)
     _lost: dict[str, str] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
-    _out: dict[str, int] = field(default_factory=dict)  # child → round in which it was asked
+    _out: dict[str, AskId] = field(default_factory=dict)  # child → its open ask
     _turns: dict[str, int] = field(default_factory=dict)  # child → how often it was asked
+    _answered: dict[str, int] = field(default_factory=dict)  # child → turn of its last answer
     _heard: dict[str, dict[str, float]] = field(default_factory=dict)  # child → scalars of its last upload
     _initialised: bool = False
 
@@ -109,80 +96,119 @@ class Node:
     def context(self) -> Context:
         return Context(self.seed, self.name, self.round)
 
-    # What happened -----------------------------------------------------------------------------------
+    # What happened --------------------------------------------------------------------------------------------
 
-    def start(self, down: Packet | None = None) -> None:
-        """Begins the run (root) or the work that the parent's packet asks for."""
-        if not self._initialised:
-            self.state = self.server.init(self.task, self.context())
-            self._initialised = True
-        if down is not None:
-            self.state = self.server.adopt(self.task, self.state, down, self.context())
-        self.left = self.cycles
+    def start(self, ask: Ask | None = None) -> list[Drop]:
+        """Begins the run (root, without an ask) or the work for the parent's ask; returns asks that it gives up.
 
-    def receive(self, child: str, up: Packet) -> bool:
-        """An upload has come. False: it was not waited for, and is ignored."""
-        if child not in self._out:
-            return False
-        asked = self._out.pop(child)
-        problem = not_finite(up) or self.server.check(self.task, up)
-        if problem is None:
-            try:
-                self._total = fold(self.server.reducer, self._total, child, up, self.round - asked)
-            except (ValueError, KeyError) as error:
-                problem = unusable(error)
-        if problem is None:
-            self._arrived.append(child)
-            self._heard[child] = dict(up.scalars)
-        else:
-            self._refused[child] = problem
-        return True
-
-    def receive_folded(self, scalars: Mapping[str, Mapping[str, float]], total: Packet) -> None:
-        """Uploads of several children have come, checked and combined by the engine that ran them.
-
-        `scalars`: those of each single upload.
+        A repeated or older ask of the parent is ignored. A newer one ends the work for the one before it.
         """
-        children = tuple(scalars)
-        self._heard.update((child, dict(values)) for child, values in scalars.items())
-        for child in children:
-            self._out.pop(child)
-        self._total = total if self._total is None else self.server.reducer.merge(self._total, total)
-        self._arrived.extend(children)
+        if ask is not None and self._asked_by is not None and ask.id.turn <= self._asked_by.turn:
+            return []
+        dropped = self.stop() if self.left else []
+        self.initialise()
+        if ask is not None:
+            self._asked_by = ask.id
+            self.state = self.server.adopt(self.task, self.state, ask.packet, self.context())
+        self.left = self.cycles
+        return dropped
+
+    def initialise(self) -> None:
+        """Makes the state before the first round, unless it is there already."""
+        if not self._initialised:
+            self.adopt_state(self.server.init(self.task, self.context()))
+
+    def adopt_state(self, state: State) -> None:
+        """Takes `state` as the one before the first round, in place of the one that the server would make."""
+        self.state, self._initialised = state, True
+
+    def receive(self, answer: Answer) -> Receipt:
+        """Takes an answer to an open ask into the round; ignores any other."""
+        (child, _, turn), content = answer
+        asked = self._out.get(child)
+        if asked != answer.id:
+            return self._ignored(child, turn)
+        self._close(asked)
+        if isinstance(content, Lost):
+            self._lost[child] = content.reason
+            return Receipt.LOST
+        problem = content.reason if isinstance(content, Refused) else self._combine(asked, content)
+        if problem is not None:
+            self._refused[child] = problem
+            return Receipt.REFUSED
+        return Receipt.TAKEN
+
+    def receive_combined(self, uploads: Mapping[AskId, Mapping[str, float]], partial: Packet) -> Receipt:
+        """Takes uploads of several children that an engine has checked and combined.
+
+        `uploads` has the ask and the scalars of each. One ask that is not open spoils the whole: its upload cannot be
+        taken out of the sum, so all of it is ignored.
+        """
+        for ask in uploads:
+            if self._out.get(ask.node) != ask:
+                return self._ignored(ask.node, ask.turn)
+        for ask, scalars in uploads.items():
+            self._close(ask)
+            self._heard[ask.node] = dict(scalars)
+            self._arrived.append(ask.node)
+        self._merge(partial)
+        return Receipt.TAKEN
 
     def problem(self, child: str) -> str | None:
-        """What was wrong with this child's upload in the open round, if it was refused."""
+        """Why the upload of `child` was refused in the open round, or None."""
         return self._refused.get(child)
-
-    def refuse(self, child: str, problem: str) -> None:
-        """An engine found that this child's upload cannot be used."""
-        if self._out.pop(child, None) is not None:
-            self._refused[child] = problem
-
-    def lose(self, child: str, reason: str) -> None:
-        """This child will not answer."""
-        if self._out.pop(child, None) is not None:
-            self._lost[child] = reason
-
-    def stop(self) -> None:
-        """The parent does not wait for this node any more; its children are not waited for either."""
-        self.left = 0
-        self._out.clear()
-        self._turn_over()
 
     def expire(self, round: int) -> None:
         """The deadline of that round has passed."""
         if round == self.round and self._open:
             self._expired = True
 
-    # What to do ---------------------------------------------------------------------------------------
+    def stop(self) -> list[Drop]:
+        """Ends the work for the parent's ask without an answer; returns the asks that it gives up."""
+        dropped = [Drop(ask) for ask in self._out.values()]
+        self.left = 0
+        self._out.clear()
+        self._begin_round()
+        return dropped
+
+    def _ignored(self, child: str, turn: int) -> Receipt:
+        if turn >= self._turns.get(child, 0):
+            return Receipt.UNKNOWN
+        return Receipt.REPEATED if turn == self._answered.get(child) else Receipt.LATE
+
+    def _close(self, ask: AskId) -> None:
+        del self._out[ask.node]
+        self._answered[ask.node] = ask.turn
+
+    def _combine(self, ask: AskId, content: Packet | Partial) -> str | None:
+        """Adds an upload or a partial result to the round; returns why that is not possible, or None."""
+        reducer, age = self.server.reducer, self.round - ask.round
+        packet = content.packet if isinstance(content, Partial) else content
+        problem = not_finite(packet)
+        if problem is None and not isinstance(content, Partial):
+            problem = self.server.check(self.task, packet)
+        if problem is not None:
+            return problem
+        try:
+            combine = reducer.relay if isinstance(content, Partial) else reducer.lift
+            self._merge(combine(ask.node, packet, age))
+        except (ValueError, KeyError) as error:
+            return describe_misfit(error)
+        self._arrived.append(ask.node)
+        self._heard[ask.node] = dict(packet.scalars)
+        return None
+
+    def _merge(self, partial: Packet) -> None:
+        self._partial = partial if self._partial is None else self.server.reducer.merge(self._partial, partial)
+
+    # What to do -----------------------------------------------------------------------------------------------
 
     def advance(self, waits: bool = True) -> list[Command]:
-        """Everything that follows from what happened since the last call.
+        """All commands that follow from what happened since the last call.
 
-        Ends every round that can end, so it never leaves a node waiting for nobody; except that it asks nobody
-        while all children are `away`: a driver that says so calls again when that has changed, or with `waits` False
-        when it never will, and then the rounds that are left end without anybody.
+        Ends every round that can end, so a node never waits for nobody. One exception: a node whose children are all
+        `away` asks nobody. Its driver calls again when that has changed, or with `waits` False if it never will; the
+        remaining rounds then end without arrivals.
         """
         commands: list[Command] = []
         while self.left:
@@ -192,7 +218,7 @@ class Node:
                 self._open = True
                 self._ask(commands)
             elif self.server.asynchronous and not self._ready():
-                self._ask(commands)  # somebody came back or was lost: their place is free
+                self._ask(commands)  # replaces children that answered or were lost
             if self._out and not self._ready():
                 break
             self._end(commands)
@@ -200,7 +226,7 @@ class Node:
 
     @property
     def asleep(self) -> bool:
-        """Whether it would ask somebody now, and all are away."""
+        """Whether the node would ask now and all its children are away."""
         if not self.away or self._out or not self.left:
             return False
         asks = not self._open or (self.server.asynchronous and not self._ready())
@@ -218,65 +244,68 @@ class Node:
     def _ask(self, commands: list[Command]) -> None:
         idle = self.children
         if self._out or self.away or self._lost or self._refused:
-            # Who failed is not asked again before the next version: it might fail again in the same instant, for ever.
+            # A child that failed is not asked again in this round: it could fail in the same instant, for ever.
             gone = self._out.keys() | self._lost.keys() | self._refused.keys()
             idle = tuple(child for child in idle if child not in gone and child not in self.away)
         view = View(idle, tuple(self._out), self.nodes, self.knows, self._heard)
-        plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._asks))
-        self._asks += 1
+        plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._plans))
+        self._plans += 1
         for child, packet in plan.sends.items():
             turn = self._turns.get(child, 0)
             self._turns[child] = turn + 1
-            self._out[child] = self.round
-            commands.append(Send(child, packet, self.round, turn))
+            self._out[child] = ask = AskId(child, self.round, turn)
+            commands.append(Ask(ask, packet))
         self._enough = plan.enough
         if plan.deadline is not None:
-            commands.append(Alarm(self.round, plan.deadline))
+            commands.append(Deadline(self.round, plan.deadline))
 
     def _end(self, commands: list[Command]) -> None:
-        total = self._total
-        if total is not None:
-            self.state = self.server.step(self.task, self.state, total, self.context())
+        partial = self._partial
+        if partial is not None:
+            self.state = self.server.step(self.task, self.state, partial, self.context())
         self.left -= 1
-        dropped: tuple[str, ...] = ()
+        dropped: tuple[AskId, ...] = ()
         if not self.server.asynchronous or not self.left:
-            dropped = tuple(self._out)
+            dropped = tuple(self._out.values())
             self._out.clear()
-        commands.extend(Drop(child) for child in dropped)
+        commands.extend(Drop(ask) for ask in dropped)
         commands.append(
             RoundEnd(
                 self.round,
                 tuple(self._arrived),
                 dict(self._lost),
                 dict(self._refused),
-                dropped,
-                dict(total.scalars) if total else {},
+                tuple(ask.node for ask in dropped),
+                dict(partial.scalars) if partial else {},
             )
         )
-        if not self.left and not self.is_root:
-            commands.append(Report(self.server.report(self.task, self.state, total, self.context())))
-        self._turn_over()
+        if not self.left and self._asked_by is not None:
+            report = self.server.report(self.task, self.state, partial, self.context())
+            commands.append(Answer(self._asked_by, report or Lost("none of its children came back")))
+        self._begin_round()
 
-    def _turn_over(self) -> None:
-        """To a new round, which no alarm of the last one can end."""
+    def _begin_round(self) -> None:
+        """Turns to a new round, which no deadline of an earlier one can end."""
         self.round += 1
-        self._asks = 0
+        self._plans = 0
         self._open = self._expired = False
-        self._total = None
+        self._partial = None
         self._arrived, self._lost, self._refused = [], {}, {}
 
-    # What is kept across a restart ----------------------------------------------------------------------
+    # Across a restart -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> State:
-        """All that changes, as a tree that can be written to disk."""
-        return {name: getattr(self, name) for name in _CHANGING}
+        """Everything that changes, as a pytree."""
+        return {name.lstrip("_"): getattr(self, name) for name in _CHANGING}
 
     def restore(self, snapshot: State) -> None:
         for name in _CHANGING:
-            setattr(self, name, snapshot[name])
+            setattr(self, name, snapshot[name.lstrip("_")])
+        self._asked_by = self._asked_by and AskId(*self._asked_by)
+        self._out = {child: AskId(*ask) for child, ask in self._out.items()}
 
 
 _CHANGING = (
-    "state", "round", "left", "_open", "_expired", "_total",
-    "_arrived", "_lost", "_refused", "_out", "_turns", "_heard", "_enough", "_asks", "_initialised",
+    "state", "round", "left", "_asked_by", "_open", "_expired", "_partial", "_arrived", "_lost", "_refused", "_out",
+    "_turns", "_answered", "_heard", "_enough", "_plans", "_initialised",
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """Reducers: how uploads are combined, so that any worker, edge server or engine may combine some of them first.
 
-Each is a commutative monoid up to float error. `lift` turns one upload into a partial result, `merge` joins two
-partial results; a partial result is itself a packet and travels like one. Means are kept as running means (the
-mean so far and its weight), not as sums to be divided at the end: nothing overflows, whatever the weights, and
-the mean of one upload is that upload bit for bit.
+Each is a commutative monoid up to float error. `lift` turns one upload into a partial result and `merge` joins two
+partial results; a partial result is a packet and travels like one. Means are kept as running means (the mean so far
+and its weight): nothing overflows, whatever the weights, and the mean of one upload is that upload bit for bit. A
+reducer that is `summable` can also present a partial result as plain sums, which secure aggregation adds up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,58 +19,59 @@ from torch import Tensor
 from undergrowth.core.packet import Packet
 
 V = TypeVar("V")
-FOLDED = "folded"  # the tag of a packet that is already a partial result
 
 
-class Reducer(Protocol):
+class Reducer:
+    """The base of all reducers."""
+
+    @property
+    def summable(self) -> bool:
+        """Whether `to_sum` and `from_sum` work: the result is a quotient of sums over uploads."""
+        return False
+
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        """One upload as a partial result. `age`: how many server versions passed since the sender was asked."""
-        ...
+        """One upload as a partial result. `age`: server versions since the sender was asked."""
+        raise NotImplementedError("a reducer defines lift")
 
-    def merge(self, a: Packet, b: Packet) -> Packet: ...
+    def merge(self, a: Packet, b: Packet) -> Packet:
+        """One partial result of two."""
+        raise NotImplementedError("a reducer defines merge")
 
-    def aged(self, total: Packet, age: int) -> Packet:
-        """A partial result that took so many server versions to come."""
-        ...
+    def relay(self, sender: str, partial: Packet, age: int) -> Packet:
+        """The partial result of the node `sender`, as its parent merges it. `age`: as in `lift`."""
+        return partial
 
+    def to_sum(self, partial: Packet) -> Packet:
+        """The same partial result as sums (Σ weight·value and Σ weight), to be added entry by entry."""
+        raise TypeError(f"{type(self).__name__} cannot be summed")
 
-def lifted(reducer: Reducer, sender: str, up: Packet, age: int = 0) -> Packet:
-    """A partial result out of one upload, or out of one from further down the tree that is combined already."""
-    if FOLDED in up.tags:
-        return reducer.aged(replace(up, tags={k: v for k, v in up.tags.items() if k != FOLDED}), age)
-    return reducer.lift(sender, up, age)
-
-
-def fold(reducer: Reducer, total: Packet | None, sender: str, up: Packet, age: int = 0) -> Packet:
-    """`total` with one more upload."""
-    one = lifted(reducer, sender, up, age)
-    return one if total is None else reducer.merge(total, one)
+    def from_sum(self, total: Packet, like: Packet) -> Packet:
+        """The partial result whose sums were added up to `total`. `like`: any upload, for the types of its tensors."""
+        raise TypeError(f"{type(self).__name__} cannot be summed")
 
 
-def unusable(error: ValueError | KeyError) -> str:
-    """What `fold` found wrong with an upload, in words."""
+def fold(reducer: Reducer, partial: Packet | None, sender: str, up: Packet, age: int = 0) -> Packet:
+    """`partial` with one more upload."""
+    one = reducer.lift(sender, up, age)
+    return one if partial is None else reducer.merge(partial, one)
+
+
+def describe_misfit(error: ValueError | KeyError) -> str:
+    """Why a reducer could not use an upload, in words."""
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-
-
-def folded(total: Packet) -> Packet:
-    """A partial result, marked as such for the node that it is sent to."""
-    return replace(total, tags={**total.tags, FOLDED: "1"})
 
 
 def undiscounted(age: int) -> float:
     return 1.0
 
 
-class Ageless:
-    """What reducers share for which age does not count."""
-
-    def aged(self, total: Packet, age: int) -> Packet:
-        return total
-
-
 @dataclass(frozen=True)
-class Sum(Ageless):
-    """Adds tensors and scalars by name; what a sender left out counts as zero."""
+class Sum(Reducer):
+    """Adds tensors and scalars by name. A name that a sender left out counts as zero."""
+
+    @property
+    def summable(self) -> bool:
+        return True
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         return Packet({k: _wide(v) for k, v in up.tensors.items()}, up.scalars)
@@ -79,17 +80,27 @@ class Sum(Ageless):
         tensors = union(a.tensors, b.tensors, lambda x, y: x + _same_shape(x, y))
         return Packet(tensors, union(a.scalars, b.scalars, lambda x, y: x + y))
 
+    def to_sum(self, partial: Packet) -> Packet:
+        return partial
+
+    def from_sum(self, total: Packet, like: Packet) -> Packet:
+        return Packet({k: _typed_like(v, like.tensors[k]) for k, v in total.tensors.items()}, total.scalars)
+
 
 @dataclass(frozen=True)
-class WeightedMean:
-    """The mean of all uploads, each weighed by its scalar `weight` (None: all alike) times discount(age).
+class WeightedMean(Reducer):
+    """The mean of all uploads, weighted by the scalar `weight` (None: equal weights) times discount(age).
 
-    In the result the weight's scalar is the total weight and every other scalar a weighted mean. Integer tensors,
-    such as BatchNorm's counters, are not averaged: the largest is taken.
+    In the result, the scalar `weight` is the total weight and every other scalar a weighted mean. Integer tensors, such
+    as BatchNorm's counters, are not averaged: the result has their maximum (as a sum: their rounded mean).
     """
 
     weight: str | None = "samples"
     discount: Callable[[int], float] = undiscounted
+
+    @property
+    def summable(self) -> bool:
+        return True
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         weight = _weight((1.0 if self.weight is None else up.scalars[self.weight]) * self.discount(age))
@@ -102,20 +113,33 @@ class WeightedMean:
         return replace(merged, scalars={**merged.scalars, self._total: weight})
 
     def merge_all(self, parts: Sequence[Packet]) -> Packet:
-        """Like `merge` for many that are alike, at once: a GPU takes longer to be asked than to do a single one."""
+        """Merges many partial results of the same form in one pass: on a GPU one kernel instead of one for each."""
         weights = [part.scalars[self._total] for part in parts]
         total = sum(weights)
-        shares = [weight / total for weight in weights] if total else [1.0] + [0.0] * (len(parts) - 1)
+        fractions = [weight / total for weight in weights] if total else [1.0] + [0.0] * (len(parts) - 1)
         columns = {name: [part.tensors[name] for part in parts] for name in parts[0].tensors}
         known = [k for k in parts[0].scalars if _finite(*(part.scalars.get(k) for part in parts))]
-        scalars = {k: math.fsum(share * part.scalars[k] for share, part in zip(shares, parts)) for k in known}
-        factors = {kind: _there(torch.tensor(shares, dtype=kind), parts[0]) for kind in _kinds(parts[0])}
+        pairs = list(zip(fractions, parts, strict=True))
+        scalars = {k: math.fsum(fraction * part.scalars[k] for fraction, part in pairs) for k in known}
+        factors = {kind: _beside(torch.tensor(fractions, dtype=kind), parts[0]) for kind in _float_types(parts[0])}
         tensors = {name: _mean(values, factors) for name, values in columns.items()}
         return Packet(tensors, {**scalars, self._total: total})
 
-    def aged(self, total: Packet, age: int) -> Packet:
-        # Exact, because what a server combines within one of its own versions has no age of its own.
-        return replace(total, scalars={**total.scalars, self._total: total.scalars[self._total] * self.discount(age)})
+    def relay(self, sender: str, partial: Packet, age: int) -> Packet:
+        # Exact: uploads that a node combines within one of its own versions have age 0 there.
+        weight = partial.scalars[self._total] * self.discount(age)
+        return replace(partial, scalars={**partial.scalars, self._total: weight})
+
+    def to_sum(self, partial: Packet) -> Packet:
+        weight = partial.scalars[self._total]
+        scalars = {k: v if k == self._total else weight * v for k, v in partial.scalars.items()}
+        return Packet({k: _summand(v, weight) for k, v in partial.tensors.items()}, scalars)
+
+    def from_sum(self, total: Packet, like: Packet) -> Packet:
+        weight = total.scalars[self._total]
+        divisor = weight or 1.0
+        scalars = {k: v if k == self._total else v / divisor for k, v in total.scalars.items()}
+        return Packet({k: _typed_like(v / divisor, like.tensors[k]) for k, v in total.tensors.items()}, scalars)
 
     @property
     def _total(self) -> str:
@@ -123,8 +147,8 @@ class WeightedMean:
 
 
 @dataclass(frozen=True)
-class TiltedMean(Ageless):
-    """A mean with weights samples·exp(t·loss): t > 0 favours those who are badly off, t = 0 is `WeightedMean`.
+class TiltedMean(Reducer):
+    """A mean with weights samples·exp(t·loss): t > 0 favours devices with a high loss, t = 0 is `WeightedMean`.
 
     Weights are kept as logarithms, so a loss of 100 with t = 5 does not overflow.
     """
@@ -149,16 +173,20 @@ class TiltedMean(Ageless):
 
 
 @dataclass(frozen=True)
-class PerCoordinateMean(Ageless):
-    """The mean of every single coordinate over those who trained it.
+class PerCoordinateMean(Reducer):
+    """The mean of each coordinate over the uploads that trained it.
 
-    `spread` turns an upload into full-sized tensors and, by the same names, masks of what was trained; without
-    it, the upload brings its masks along as ``mask/NAME`` (no mask: all of it). The result has ``value/NAME`` and
-    ``coverage/NAME``, the weight behind each coordinate: 0 where nobody trained.
+    `spread` turns an upload into full-sized tensors and masks of the trained coordinates, by the same names. Without
+    it, an upload brings its masks as ``mask/NAME`` (no mask: all coordinates). The result has ``value/NAME`` and
+    ``coverage/NAME``, the weight behind each coordinate: 0 if no upload trained it.
     """
 
     weight: str | None = "samples"
     spread: Callable[[Packet], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]] | None = None
+
+    @property
+    def summable(self) -> bool:
+        return True
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         weight = 1.0 if self.weight is None else _weight(up.scalars[self.weight])
@@ -177,7 +205,7 @@ class PerCoordinateMean(Ageless):
 
     def merge(self, a: Packet, b: Packet) -> Packet:
         result: dict[str, Tensor] = {}
-        for key in dict.fromkeys((*a.tensors, *b.tensors)):  # not a set, whose order hangs on the process
+        for key in dict.fromkeys((*a.tensors, *b.tensors)):  # a set would have another order in every process
             if not key.startswith("value/"):
                 continue
             name = key.removeprefix("value/")
@@ -189,12 +217,25 @@ class PerCoordinateMean(Ageless):
             seen = b.tensors[f"coverage/{name}"]
             coverage = a.tensors[f"coverage/{name}"] + seen
             if x.is_floating_point():
-                share = torch.where(coverage > 0, seen / coverage.clamp_min(1e-30), torch.zeros_like(coverage))
-                result[key] = torch.lerp(x, y, share.to(x.dtype).expand_as(x))
+                fraction = torch.where(coverage > 0, seen / coverage.clamp_min(1e-30), torch.zeros_like(coverage))
+                result[key] = torch.lerp(x, y, fraction.to(x.dtype).expand_as(x))
             else:
                 result[key] = torch.maximum(x, y)
             result[f"coverage/{name}"] = coverage
         return Packet(result, union(a.scalars, b.scalars, lambda x, y: x + y))
+
+    def to_sum(self, partial: Packet) -> Packet:
+        coverages = {k.removeprefix("coverage/"): v for k, v in partial.tensors.items() if k.startswith("coverage/")}
+        sums = {f"value/{k}": _summand(partial.tensors[f"value/{k}"], v) for k, v in coverages.items()}
+        return replace(partial, tensors={**partial.tensors, **sums})
+
+    def from_sum(self, total: Packet, like: Packet) -> Packet:
+        tensors = dict(total.tensors)
+        for name, value in like.tensors.items():
+            coverage = total.tensors[f"coverage/{name}"]
+            mean = total.tensors[f"value/{name}"] / torch.where(coverage > 0, coverage, 1.0)
+            tensors[f"value/{name}"] = _typed_like(mean, value)
+        return replace(total, tensors=tensors)
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -209,11 +250,21 @@ def _weight(value: float) -> float:
 
 
 def _weighed(up: Packet, weight: float) -> tuple[dict[str, Tensor], Mapping[str, float]]:
-    """The upload's entries; with no weight, zeros: they leave no trace, not even merged with others of no weight."""
+    """The upload's entries, or zeros if its weight is 0: they leave no trace, even among uploads of weight 0."""
     wide = {name: _wide(value) for name, value in up.tensors.items()}
     if weight:
         return wide, up.scalars
     return {name: torch.zeros_like(value) for name, value in wide.items()}, dict.fromkeys(up.scalars, 0.0)
+
+
+def _summand(value: Tensor, weight: float | Tensor) -> Tensor:
+    return (value if value.is_floating_point() else value.double()) * weight
+
+
+def _typed_like(value: Tensor, like: Tensor) -> Tensor:
+    if like.is_floating_point():
+        return value if value.is_floating_point() else value.to(like.dtype)
+    return value.round().to(like.dtype) if value.is_floating_point() else value
 
 
 def _same_shape(x: Tensor, y: Tensor) -> Tensor:
@@ -228,8 +279,8 @@ def _fitting(x: Tensor, y: Tensor) -> Tensor:
     return _same_shape(x, y)
 
 
-def _blend(a: Packet, b: Packet, share: float) -> Packet:
-    """The mean of two packets of the same names, of which `b` counts for `share`."""
+def _blend(a: Packet, b: Packet, fraction: float) -> Packet:
+    """The mean of two packets with the same names, in which `b` has the weight `fraction` and `a` the rest."""
     if a.tensors.keys() != b.tensors.keys():
         odd = sorted(a.tensors.keys() ^ b.tensors.keys())
         raise ValueError(f"the tensors {', '.join(odd[:3])} are not in all uploads")
@@ -241,28 +292,28 @@ def _blend(a: Packet, b: Packet, share: float) -> Packet:
         if names:
             first = [a.tensors[name] for name in names]
             second = [_fitting(a.tensors[name], b.tensors[name]) for name in names]
-            joined = torch._foreach_lerp(first, second, share) if averaged else torch._foreach_maximum(first, second)
-            tensors.update(zip(names, joined))
-    scalars = {k: v + share * (b.scalars[k] - v) for k, v in a.scalars.items() if _finite(v, b.scalars.get(k))}
+            joined = torch._foreach_lerp(first, second, fraction) if averaged else torch._foreach_maximum(first, second)
+            tensors.update(zip(names, joined, strict=True))
+    scalars = {k: v + fraction * (b.scalars[k] - v) for k, v in a.scalars.items() if _finite(v, b.scalars.get(k))}
     return Packet(tensors, scalars)
 
 
-def _there(factors: Tensor, packet: Packet) -> Tensor:
-    """Where the packet's tensors are. A GPU must not be waited for: there is enough that it was asked to do before."""
-    device = next(iter(packet.tensors.values()), factors).device
-    return factors.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else factors
+def _beside(factors: Tensor, packet: Packet) -> Tensor:
+    """`factors` on the torch device of the packet's tensors, without waiting for a GPU."""
+    torch_device = next(iter(packet.tensors.values()), factors).device
+    return factors.pin_memory().to(torch_device, non_blocking=True) if torch_device.type == "cuda" else factors
 
 
-def _kinds(packet: Packet) -> set[torch.dtype]:
+def _float_types(packet: Packet) -> set[torch.dtype]:
     return {value.dtype for value in packet.tensors.values() if value.is_floating_point()}
 
 
-def _mean(values: list[Tensor], shares: Mapping[torch.dtype, Tensor]) -> Tensor:
-    """Of floating tensors the mean with these shares; of others the largest."""
+def _mean(values: list[Tensor], fractions: Mapping[torch.dtype, Tensor]) -> Tensor:
+    """The weighted mean of floating-point tensors; the maximum of others."""
     rows = torch.stack(values)
-    if rows.dtype not in shares:
+    if rows.dtype not in fractions:
         return rows.amax(0)
-    return torch.mv(rows.reshape(len(values), -1).t(), shares[rows.dtype]).view_as(values[0])
+    return torch.mv(rows.reshape(len(values), -1).t(), fractions[rows.dtype]).view_as(values[0])
 
 
 def _finite(*values: float | None) -> bool:

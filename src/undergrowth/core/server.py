@@ -1,4 +1,4 @@
-"""Server: what an inner node does, from the root down to the last edge server."""
+"""Server: the rule of an inner node, from the root down to the last edge server."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from undergrowth.core.asks import Partial
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
-from undergrowth.core.reducers import Reducer, folded
+from undergrowth.core.reducers import Reducer
 from undergrowth.core.selection import View, share_of
 from undergrowth.core.task import Task
 
 
 @dataclass(frozen=True)
 class Plan:
-    sends: Mapping[str, Packet]
-    deadline: float | None = None  # seconds after which those who are not back are given up
-    enough: int | None = None  # so many arrivals end the round; None: all
+    """What a server asks of its children now."""
+
+    sends: Mapping[str, Packet]  # child → packet
+    deadline: float | None = None  # seconds after which open asks are given up
+    enough: int | None = None  # number of arrivals that end the round; None: all
 
 
 @dataclass(frozen=True)
@@ -31,86 +34,108 @@ class Progress:
     arrived: int
     lost: int
     out: int
-    expired: bool  # the deadline has passed
-    enough: int | None = None  # what the plan said
+    expired: bool  # whether the deadline has passed
+    enough: int | None = None  # as in the plan
 
 
 class Server:
-    """The defaults fit a synchronous server; a rule overrides what it does otherwise.
+    """The base of all server rules; its defaults are those of a synchronous server.
 
-    A server holds no state of its own: everything that changes is in the `state` that is handed in and
-    returned, a plain tree that can be written to disk.
+    A server object never changes. Everything that changes is in `state`, a pytree that methods get and return.
     """
 
-    reducer: Reducer
-    accepts_partial: bool = False  # True: who cannot finish by the deadline sends what it has by then
-    asynchronous: bool = False  # True: asks again as soon as somebody is idle, keeps waiting for the others
-    waits_for_all: bool = True  # True: nothing depends on single arrivals, so engines may combine uploads
+    @property
+    def reducer(self) -> Reducer:
+        """How uploads are combined."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how uploads are combined")
+
+    @property
+    def accepts_partial(self) -> bool:
+        """Whether a device that cannot finish by the deadline sends the work it has done by then."""
+        return False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the server plans again as soon as a child is idle, and keeps waiting for the others."""
+        return False
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether nothing depends on single arrivals, so that engines may combine uploads."""
+        return True
 
     def init(self, task: Task, context: Context) -> State:
         """The state before the first round."""
         return {"model": task.model.initial(context.key("model"))}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        """The state after the parent's packet has come (inner nodes only)."""
+        """The state after a packet of the parent (nodes below the root only)."""
         return {**state, "model": dict(down.tensors)}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        """Who is asked, and what each is sent."""
+        """Which children are asked, and with which packet each."""
         return self.ask(task, view, context, Packet(state["model"]))
 
-    def usual(self, task: Task, state: State) -> State:
-        """The state before a round of the usual kind, where the first one is not: prices are those of such a round."""
+    def steady_state(self, task: Task, state: State) -> State:
+        """The state to price when the first round is not typical."""
         return state
 
     def ask(self, task: Task, view: View, context: Context, down: Packet, count: int | None = None) -> Plan:
-        """The plan that sends `down` to all nodes and to the devices that the run's selection picks.
+        """The plan that sends `down` to all idle nodes and to the devices that the run's sampler chooses.
 
-        Those are so many, or else the run's share of them, and as many more as the run over-selects.
+        The sampler chooses `count` devices, or by default `train.sample` of all × `train.over_select`.
         """
         train, devices = task.train, len(view.devices)
         needed = share_of(train.sample, devices) if count is None else max(0, min(count, devices))
-        asked = min(devices, _up(needed * train.over_select)) if count is None else needed
+        asked = min(devices, _ceil(needed * train.over_select)) if count is None else needed
         chosen = task.selection.choose(asked, view, down, context) if asked else ()
         children = [*(child for child in view.idle if child in view.nodes), *chosen]
-        if self.asynchronous:  # it has no rounds that a deadline or a quorum could end
+        if self.asynchronous:  # without rounds, there is nothing for a deadline or a quorum to end
             return Plan(dict.fromkeys(children, down))
-        enough = max(1, _up(train.quorum * needed)) + len(children) - len(chosen)
+        enough = max(1, _ceil(train.quorum * needed)) + len(children) - len(chosen)
         return Plan(dict.fromkeys(children, down), train.deadline, enough if enough < len(children) else None)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        """Why an upload cannot be used, or None; that its values are finite has been seen to already.
+        """Why the upload of one child cannot be used, or None.
 
-        Engines call it before they combine anything.
+        Called where an upload comes in, before anything is combined. Its values are known to be finite.
         """
         return None
 
     def ready(self, progress: Progress) -> bool:
-        """Whether the round ends. A node ends it in any case when nobody is out any more."""
+        """Whether the round ends. A node without open asks ends its round in any case."""
         enough = progress.enough is not None and progress.arrived >= progress.enough
         return enough or progress.out == 0 or progress.expired
 
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        """The state after a round, from all uploads combined."""
+        """The state after a round, from all its uploads combined."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a server does with the uploads")
 
-    def report(self, task: Task, state: State, total: Packet | None, context: Context) -> Packet | None:
-        """What a node that is not the root sends up after its rounds; None: it has nothing to say."""
-        return None if total is None else folded(total)
+    def report(self, task: Task, state: State, partial: Packet | None, context: Context) -> Packet | Partial | None:
+        """What a node below the root answers its parent after its rounds; None if it has nothing to send.
+
+        By default the partial result of its last round, which the parent merges with those of other nodes. A plain
+        packet is treated by the parent like the upload of a device.
+        """
+        return None if partial is None else Partial(partial)
 
 
 @dataclass(frozen=True)
 class Inner(Server):
-    """Puts any server at an inner node: it asks its children like the root would and passes up what they sent.
+    """Puts any server at an inner node: it asks its children as the root would, and passes up what they sent.
 
-    With it, a tree gives what a star gives, to float error: only the root steps.
+    A tree of such nodes gives what a star gives, to float error, because only the root steps.
     """
 
     root: Server
 
     @property
-    def reducer(self) -> Reducer:  # type: ignore[override]
+    def reducer(self) -> Reducer:
         return self.root.reducer
+
+    @property
+    def accepts_partial(self) -> bool:
+        return self.root.accepts_partial
 
     def init(self, task: Task, context: Context) -> State:
         return {}
@@ -124,24 +149,20 @@ class Inner(Server):
     def check(self, task: Task, up: Packet) -> str | None:
         return self.root.check(task, up)
 
-    @property
-    def accepts_partial(self) -> bool:  # type: ignore[override]
-        return self.root.accepts_partial
-
     def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
         return state
 
 
-def _up(number: float) -> int:
-    """The next whole number; rounded first, so that 1.1 times 10 is 11 and not a hair more."""
+def _ceil(number: float) -> int:
+    """The next whole number. Rounded to 9 digits first: 1.1 · 10 is 11, although floats give a little more."""
     return math.ceil(round(number, 9))
 
 
 def not_finite(up: Packet) -> str | None:
-    """Names the first tensor or number of an upload that is not finite."""
+    """Which tensor or number of an upload is not finite, in words; None if all are."""
     tensors = {name: value for name, value in up.tensors.items() if value.is_floating_point() and value.numel()}
-    for name, fine in zip(tensors, finite(list(tensors.values()))):
-        if not fine:
+    for name, is_finite in zip(tensors, finite(list(tensors.values())), strict=True):
+        if not is_finite:
             return f"'{name}' has values that are not finite"
     for name, number in up.scalars.items():
         if not abs(number) < float("inf"):
@@ -150,11 +171,11 @@ def not_finite(up: Packet) -> str | None:
 
 
 def finite(tensors: list[Tensor]) -> list[bool]:
-    """For each tensor whether all its values are finite. A GPU is asked once for all."""
+    """For each tensor whether all its values are finite. Waits for a GPU once, not once a tensor."""
     if not tensors:
         return []
     if tensors[0].is_cuda:
-        # The largest magnitude is not finite where any value is not.
+        # The largest magnitude of a tensor is finite exactly if all its values are.
         largest = torch.stack([value.float() for value in torch._foreach_norm(tensors, float("inf"))])
         found: list[bool] = torch.isfinite(largest).tolist()
         return found

@@ -20,13 +20,12 @@ from undergrowth.core import (
     State,
     Task,
     WeightedMean,
-    lifted,
+    describe_misfit,
     not_finite,
-    unusable,
 )  # fmt: skip
 from undergrowth.engines.samples import Samples, Shards
 from undergrowth.engines.states import States
-from undergrowth.links import Links
+from undergrowth.exchange import Links
 
 TOGETHER = 64  # uploads that a GPU combines at a time
 HELD = 2**30  # bytes of uploads that wait for that
@@ -159,7 +158,7 @@ def failed(job: Job, shard: Shard | None, error: Exception) -> RunError:
 
 def delivered(world: World, job: Job, up: Packet, kept: State, residual: State, checked: bool) -> Done:
     """An upload as it comes out of its link. With `checked`, its values are looked at too."""
-    up, size, residual = world.links.up(up, job.down.tensors, residual)
+    up, size, residual = world.links.up(up, job.down.tensors, residual, job.context)
     problem = (not_finite(up) if checked else None) or world.servers[job.node].check(world.task, up)
     return Done(up, size, kept, residual, problem)
 
@@ -192,9 +191,9 @@ class Folding:
         problem = done.problem
         if problem is None:
             try:
-                self._take(lifted(self.server.reducer, device, done.up))
+                self._take(self.server.reducer.lift(device, done.up, 0))
             except (ValueError, KeyError) as error:
-                problem = unusable(error)
+                problem = describe_misfit(error)
         if problem is not None:
             self.refused[device] = problem
             return False

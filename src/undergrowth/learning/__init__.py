@@ -11,7 +11,7 @@ from undergrowth.learning.ladder import LadderClient, on_rung, rungs_of
 from undergrowth.learning.map_client import PLAIN, MapClient
 from undergrowth.learning.objectives import CrossEntropy, Look, Objective, Proximal
 from undergrowth.learning.optimisers import Adam, Optimiser, Sgd, learning_rate, optimiser_of
-from undergrowth.learning.own_models import Branch, OwnModels
+from undergrowth.learning.own_models import OwnModels
 from undergrowth.learning.selection import ByData, FedCS, Oort, PowerOfChoice, selection
 from undergrowth.learning.selectors import All, Entropy, FewShot, HighestLoss, KMeans, Random, Selector, selector
 from undergrowth.learning.servers import Adaptive, Averaging, Momentum, unlike_model
@@ -30,7 +30,6 @@ __all__ = [
     "All",
     "Attention",
     "Averaging",
-    "Branch",
     "ByData",
     "Contrastive",
     "CrossEntropy",

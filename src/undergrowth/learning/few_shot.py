@@ -21,7 +21,6 @@ from undergrowth.core import (
     View,
     WeightedMean,
 )  # fmt: skip
-from undergrowth.core.reducers import FOLDED
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import Look, Objective
 from undergrowth.learning.servers import Averaging, unlike_model
@@ -100,7 +99,7 @@ class FewShotServer(Averaging):
     anchored: bool = False  # devices are sent the last few-shot classifier
     rule: Stragglers = Stragglers()
 
-    def usual(self, task: Task, state: State) -> State:
+    def steady_state(self, task: Task, state: State) -> State:
         names = (*task.model.trainable(self.split), *task.model.upper_buffers(self.split))
         anchor = {name: state["model"][name] for name in names} if self.anchored else {}
         return {**state, DUE: True, ANCHOR: anchor}
@@ -136,9 +135,8 @@ class FewShotServer(Averaging):
         return rule.plan(self, task, view, context, packet(full), lighter if light else None)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        few_shot, whole = up.part(FEW_SHOT), up.part(FULL)  # an edge server sends both so
-        if FOLDED not in up.tags:
-            whole = replace(up, tensors={name: value for name, value in up.tensors.items() if "/" not in name})
+        few_shot = up.part(FEW_SHOT)
+        whole = replace(up, tensors={name: value for name, value in up.tensors.items() if "/" not in name})
         upper = {*task.model.trainable(self.split), *task.model.upper_buffers(self.split)}
         lower = next((name for name in few_shot.tensors if name not in upper), None)
         if lower is not None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from undergrowth.core import Collect, Context, Fitted, Inner, Packet, Plan, Server, State, Task, View, Weights
+from undergrowth.core import Collect, Context, Fitted, Packet, Plan, Server, State, Task, View, Weights
 from undergrowth.learning.ladder import MODEL, RUNG, ask_each, fitted, on_rung, rungs, rungs_of
 from undergrowth.learning.servers import unlike_model
 
@@ -25,7 +25,7 @@ class OwnModels(Server):
     """
 
     pretrain_epochs: int = 0
-    reducer = Collect()
+    reducer = Collect(by_path=True)
 
     def teach(
         self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
@@ -37,7 +37,7 @@ class OwnModels(Server):
         seed = float(context.key("device models") >> 15)  # 48 bits: exact as a float
         return {**super().init(task, context), "seed": seed, "epochs": self.pretrain_epochs, "devices": {}}
 
-    def usual(self, task: Task, state: State) -> State:
+    def steady_state(self, task: Task, state: State) -> State:
         return {**state, "epochs": 0}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
@@ -72,11 +72,6 @@ class OwnModels(Server):
         return ask_each(self, task, view, context, packets, everybody=epochs > 0)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        sent = [up] if RUNG in up.scalars else by_path(up).values()
-        return next((problem for one in sent if (problem := self.unlike(task, one))), None)
-
-    def unlike(self, task: Task, up: Packet) -> str | None:
-        """Why the upload of one device cannot be used."""
         rung = up.scalars.get(RUNG, -1.0)
         if rung not in range(len(rungs(task))):
             return f"its model is number {rung:g} of {len(rungs(task))}"
@@ -89,14 +84,6 @@ class OwnModels(Server):
             path.rpartition("/")[2]: _kept(task, path, uploads[path], weights) for path, weights in taught.items()
         }
         return {**state, "model": model, "epochs": 0, "devices": {**state["devices"], **devices}}
-
-
-@dataclass(frozen=True)
-class Branch(Inner):
-    """An edge server below `OwnModels`: what its devices sent goes up as it is, so that it gets this node's name."""
-
-    def report(self, task: Task, state: State, total: Packet | None, context: Context) -> Packet | None:
-        return total
 
 
 def by_path(packet: Packet, above: str = "") -> dict[str, Packet]:

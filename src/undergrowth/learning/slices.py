@@ -27,7 +27,6 @@ from undergrowth.core import (
     WeightedMean,
     fold,
 )  # fmt: skip
-from undergrowth.core.reducers import FOLDED
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.width import Widths, widths_of
 
@@ -94,11 +93,6 @@ class Slicing(Server):
         return replace(plan, sends={child: packets.get(child, plan.sends[child]) for child in order})
 
     def check(self, task: Task, up: Packet) -> str | None:
-        # An edge server sends the means of its slices, each under its own name.
-        parts = up.parts().values() if FOLDED in up.tags else (up,)
-        return next((problem for part in parts if (problem := self._unlike(task, part))), None)
-
-    def _unlike(self, task: Task, up: Packet) -> str | None:
         widths, ratio, offset = widths_of(task.model), up.scalars.get("ratio"), up.scalars.get("offset", -1.0)
         if ratio not in self.ratios or offset < 0 or not float(offset).is_integer():
             return f"its slice has ratio {ratio} and offset {offset}, which nobody was sent"

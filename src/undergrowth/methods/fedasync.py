@@ -27,7 +27,6 @@ from undergrowth.core import (
     View,
     option,
 )  # fmt: skip
-from undergrowth.core.reducers import FOLDED
 from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Staleness, unlike_model
 
 
@@ -44,10 +43,7 @@ class Mixing(Server):
         return self.ask(task, view, context, Packet(state["model"]), self.concurrency - len(view.out))
 
     def check(self, task: Task, up: Packet) -> str | None:
-        # An edge server sends the models of its devices, each under the name of its device.
-        models = up.parts().values() if FOLDED in up.tags else (up,)
-        problems = (unlike_model(task, model) for model in models)
-        return next((problem for problem in problems if problem), None)
+        return unlike_model(task, up)
 
     def ready(self, progress: Progress) -> bool:
         return progress.arrived >= 1

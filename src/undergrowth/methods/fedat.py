@@ -1,7 +1,7 @@
 """FedAT (Shi, Sheffield thesis, §5.3): device models of any depth, and attention transfer to and from a global one.
 
 Down: w_k, the device's own model. A device: E epochs of SGD; then it makes the maps F = φ_k(x) at `level` of a share of
-its samples. Up: w_k, n_k, the pairs (F, y), its metadata. Server, for every device on a copy of the global model w:
+its samples. Up: w_k, n_k, the pairs (F, y), its metadata. for every device on a copy of the global model w:
 1. CE on generic data + beta·AT from w_k. 2. The part θ above `level` is trained on the metadata. 3. θ is frozen, and
 the part φ below it learns CE on generic data + beta·AT from w_k at the levels inside φ, so that both fit again.
 Then w ← Σ p_k·copy_k, p_k = n_k / Σ n, and every w_k learns CE on generic data + beta·AT from w.
@@ -27,13 +27,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from undergrowth.core import Context, Fitted, Method, Packet, Server, Shard, State, Task, Weights, fold, option
+from undergrowth.core import Context, Fitted, Method, Packet, Shard, State, Task, Weights, fold, option
 from undergrowth.core.reducers import WeightedMean
 from undergrowth.learning import CrossEntropy, LowerPart, Random, UpperPart, features_of
 from undergrowth.learning.attention import Attention, attention_of
 from undergrowth.learning.distillation import taught
 from undergrowth.learning.ladder import LadderClient, check_alike, generic_data, levels_of
-from undergrowth.learning.own_models import Branch, OwnModels, all_models, seen_by, weights_of
+from undergrowth.learning.own_models import OwnModels, all_models, seen_by, weights_of
 
 ALIGNMENTS = ("attention", "plain", "none")
 
@@ -141,9 +141,6 @@ class FedAT(Method):
     def server(self) -> AttentionTransfer:  # type: ignore[override]
         transfer, metadata = (self.transfer_lr, self.transfer_epochs), (self.metadata_lr, self.metadata_epochs)
         return AttentionTransfer(0, self.beta, self.level, transfer, metadata, self.server_batch, self.alignment)
-
-    def server_at(self, depth: int) -> Server:
-        return self.server if depth == 0 else Branch(self.server)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
         return all_models(task, state)

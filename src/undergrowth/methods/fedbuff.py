@@ -58,7 +58,7 @@ class Buffer(Server):
     waits_for_all = False
 
     @property
-    def reducer(self) -> Reducer:  # type: ignore[override]
+    def reducer(self) -> Reducer:
         return Named({"change": WeightedMean(self.weight, self.staleness), "count": WeightedMean(self.weight)})
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:

@@ -25,10 +25,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from undergrowth.core import Context, Fitted, Method, Packet, Server, Shard, State, Task, Weights, option
+from undergrowth.core import Context, Fitted, Method, Packet, Shard, State, Task, Weights, option
 from undergrowth.learning.distillation import LOSSES, TEACHER, Distillation, consensus, draw_of, draw_seed, taught
 from undergrowth.learning.ladder import LadderClient, check_alike, generic_data
-from undergrowth.learning.own_models import Branch, OwnModels, all_models, seen_by, weights_of
+from undergrowth.learning.own_models import OwnModels, all_models, seen_by, weights_of
 from undergrowth.learning.prototypes import PrototypeLoss, mean_prototypes, prototypes_of
 from undergrowth.learning.selectors import predictions
 
@@ -107,9 +107,6 @@ class FedKAD(Method):
             self.pretrain_epochs, self.beta, self.loss, self.level, self.samples, self.server_lr, self.server_epochs,
             self.server_batch, self.device_beta,
         )  # fmt: skip
-
-    def server_at(self, depth: int) -> Server:
-        return self.server if depth == 0 else Branch(self.server)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
         return all_models(task, state)

@@ -51,7 +51,7 @@ class Agreeing(Server):
         known = Packet(scalars={SEED: float(context.key("device models") >> 15)})  # 48 bits: exact as a float
         return {**super().init(task, context), "known": known, "epochs": self.pretrain_epochs}
 
-    def usual(self, task: Task, state: State) -> State:
+    def steady_state(self, task: Task, state: State) -> State:
         known, public = state["known"], generic_data(task, "fedmd")
         if CONSENSUS not in known.tensors:
             one = task.model(task.model.initial(0), public.x[:1]).detach()
@@ -70,7 +70,7 @@ class Agreeing(Server):
             epochs = {"epochs": float(state["epochs"])} if state["epochs"] else {}
             return replace(state["known"], scalars={**numbers, **epochs})
 
-        whole, later = packet(state), packet(self.usual(task, state))
+        whole, later = packet(state), packet(self.steady_state(task, state))
         asking = cache(lambda name: replace(whole, tags={MODEL: name}))
         chosen = rungs_of(task, view, cache(lambda name: replace(later, tags={MODEL: name})))
         packets = {device: asking(name) for device, name in chosen.items()}

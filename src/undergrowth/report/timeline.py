@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from undergrowth.exchange import Entry
 from undergrowth.report.figures import OUTCOMES, Figure, axis, figure, time_unit, with_key
 from undergrowth.report.record import Record, finite
 from undergrowth.report.tables import count, duration
-from undergrowth.simulation import Entry
 
 _MOST_DEVICES = 60
 _MOST_LINES = 40  # ends of rounds; an asynchronous run has one for every few uploads

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from undergrowth.exchange import Entry
 from undergrowth.runs import Store
-from undergrowth.simulation import Entry
 
 _ROUNDS = 12  # or exchanges of each device, in a run without common rounds
 _ENOUGH = 600  # exchanges that fill a picture

@@ -26,7 +26,7 @@ def carry_out(order: Mapping[str, Any], on_share: Callable[[float], None]) -> di
     """The run's id, or why there is none."""
 
     def on_round(row: Mapping[str, Any], execution: Execution) -> None:
-        on_share(row["round"] / execution.settings.train.rounds)
+        on_share(row["round"] / execution.experiment.train.rounds)
 
     try:
         if order["run"]:

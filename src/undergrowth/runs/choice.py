@@ -24,7 +24,6 @@ from undergrowth.core import Context, LoopClient, Updates
 from undergrowth.engines import Engine, Job, Processes, Serial, States, Vector
 from undergrowth.engines.processes.engine import cores
 from undergrowth.runs.federation import Federation
-from undergrowth.runs.outlook import first_round
 from undergrowth.runs.timings import recall, remember
 
 FEWEST, MOST = 4, 32  # jobs that are tried
@@ -68,7 +67,7 @@ def choose(federation: Federation) -> tuple[dict[str, Any], str]:
 
 def settle(federation: Federation) -> tuple[dict[str, Any], list[str]]:
     """The settings that give each GPU as many workers as it bears, where that is open, and why these, in words."""
-    engine = federation.simulation.engine
+    engine = federation.engine
     if not isinstance(engine, Processes) or engine.kinds:
         return {}, []
     told = engine.settle(typical(federation, 1))
@@ -79,7 +78,7 @@ def settle(federation: Federation) -> tuple[dict[str, Any], list[str]]:
 
 def typical(federation: Federation, count: int) -> list[Job]:
     """Jobs of usual size in the first round."""
-    packets, _ = first_round(federation)
+    packets = federation.first_round.packets
     # Those in the middle of the order by samples, not the smallest.
     names = sorted(packets, key=federation.population.size)
     middle = names[max(0, len(names) // 2 - count // 2) :][:count]
@@ -90,7 +89,7 @@ def _at_most(federation: Federation, job: Job) -> float:
     """Seconds of a client, by counting: no core is slower, so where this is little nothing needs to be timed."""
     train = federation.task.train
     steps = train.epochs * math.ceil(federation.population.size(job.device) / train.batch)
-    work, _ = federation.clock.plain_timing(job.device, *federation.simulation.links.down(job.down), None)
+    work, _ = federation.clock.plain_timing(job.device, *federation.world.links.down(job.down), None)
     return work.flops / SLOW + steps * CALLS
 
 

@@ -1,8 +1,11 @@
-"""From an experiment to everything that takes part in it: method, data, model, nodes, engine, clock."""
+"""From an experiment to everything that takes part in it: method, data, model, nodes, engine, clock.
+
+Building opens no process, file or socket: `Federation.driver.start()` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,8 +16,8 @@ from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check
 from undergrowth.data import Dataset, Pooled, Population
 from undergrowth.devices import Failures, Fleet, availability, fleet
 from undergrowth.engines import ENGINES, Engine, Settings, States, World
+from undergrowth.exchange import Driver, Links
 from undergrowth.learning import selection, selector
-from undergrowth.links import Links
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.parts import (
     check_models,
@@ -25,25 +28,46 @@ from undergrowth.runs.parts import (
     public_of,
     torch_device,
 )
+from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.simulation import FleetClock, Simulation
-from undergrowth.topology import tree
+from undergrowth.topology import Tree, tree
 
 
 @dataclass
 class Federation:
+    """Everything that takes part in a run. The engine can be exchanged until the driver is started."""
+
     method: Method
     population: Population
     task: Task
     fleet: Fleet
+    topology: Tree
+    nodes: Mapping[str, Node]
     world: World
-    simulation: Simulation
     clock: FleetClock
-    notes: list[str]  # what the user should know, and what is no error
+    engine: Engine
+    notes: list[str]  # facts that the user should know and that are not errors
+
+    @cached_property
+    def driver(self) -> Driver:
+        return Simulation(self.nodes, self.topology.parents, self.engine, self.world, self.clock)
+
+    def use(self, engine: Engine) -> None:
+        """Puts another engine in place of the present one, which is closed if it was started."""
+        self.driver.close()
+        self.engine = engine
+        del self.driver
 
     @cached_property
     def test(self) -> Shard:
         """The central test set."""
         return self.population.central_test().to(self.world.device)
+
+    @cached_property
+    def first_round(self) -> FirstRound:
+        """What the server would send to each device in a typical round."""
+        devices = tuple(device for device in self.population.devices if self.population.size(device))
+        return preview_first_round(self.driver.root, self.method.server, devices)
 
 
 def federate(
@@ -52,78 +76,97 @@ def federate(
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | Model | None = None,
 ) -> Federation:
-    """Builds what the experiment names; objects of the user's stand in for names. A Model has been checked before."""
-    settings = experiment.settings()
+    """Builds what the experiment names; objects stand in for names. A `Model` was checked before."""
     method = method or method_of(experiment.method.name, experiment.method.options)
     check_options(method, "method")
     method.check()
-    engine, engines = experiment.run.engine, [*ENGINES, "auto"]
-    if engine not in engines:
-        raise InputError(f"run.engine '{engine}' is not known; {nearest(engine, engines)}")
-    places = [torch_device(name) for name in engine_settings(experiment).devices]
-    # Worker processes have devices of their own; what the server does is done on the CPU.
-    device = "cpu" if engine == "processes" else places[0]
+    engine = build_engine(experiment)
+    population, public, notes = _population(experiment, method, data)
+    with_samples = [name for name in population.devices if population.size(name) > 0]
+    sample = population.train(with_samples[0]).x[:1]
+    task = _task(experiment, population, public, model)
+    if not isinstance(model, Model) or task.ladder:
+        check_models(task, sample.to(task.model.device))
+    topology = tree("star" if method.pooled else experiment.topology, population.devices)
+    devices = fleet("uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed)
+    nodes = _nodes(experiment, method, task, topology, set(with_samples))
+    links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
+    servers = {name: node.server for name, node in nodes.items()}
+    device = task.model.device
+    world = World(task, method.client, servers, population, States(device=device), links, device)
+    clock = build_clock(experiment, devices, population, world, sample.dtype)
+    for node in nodes.values():
+        node.knows = clock
+    return Federation(method, population, task, devices, topology, nodes, world, clock, engine, notes)
+
+
+def _population(
+    experiment: Experiment, method: Method, data: Dataset | Population | None
+) -> tuple[Population, Shard | None, list[str]]:
+    """The devices' data, the server's data, and notes about them."""
     population = population_of(experiment, data)
     public = public_of(experiment, population)
     if method.pooled:
         population = Pooled(population)
-    notes: list[str] = []
-    asked = [name for name in population.devices if population.size(name) > 0]
-    odd = next((name for name in population.devices if "/" in name), None)
-    if odd is not None:
-        raise InputError(f"data '{population.name}': the device name '{odd}' has a slash; rename it")
-    if not asked:
-        raise InputError(f"data '{population.name}': no device has a sample to train on")
+    name, devices = population.name, population.devices
+    with_slash = next((device for device in devices if "/" in device), None)
+    if with_slash is not None:
+        raise InputError(f"data '{name}': the device name '{with_slash}' has a slash; rename it")
+    empty = sum(population.size(device) == 0 for device in devices)
+    if empty == len(devices):
+        raise InputError(f"data '{name}': no device has a sample to train on")
     if not len(population.central_test()):
-        raise InputError(f"data '{population.name}': the central test set is empty; it needs at least one sample")
-    if len(asked) < len(population.devices):
-        notes.append(f"{len(population.devices) - len(asked)} of {len(population.devices)} devices have no sample")
+        raise InputError(f"data '{name}': the central test set is empty; it needs at least one sample")
+    return population, public, [f"{empty} of {len(devices)} devices have no sample"] if empty else []
 
+
+def _task(
+    experiment: Experiment,
+    population: Population,
+    public: Shard | None,
+    model: Callable[[], nn.Module] | Model | None,
+) -> Task:
+    train = experiment.settings()
     functional, ladder = model_of(experiment, population, model), ladder_of(experiment, population, model)
-    asks, picks = selection(experiment.train.selection, settings), selector(experiment.train.selector)
+    asks, picks = selection(experiment.train.selection, train), selector(experiment.train.selector)
     for each in (functional, *ladder.values()):
         each.mixed = experiment.run.precision == "bf16"
-    task = Task(functional, population.classes, settings, asks, public, picks, ladder).to(device)
-    if not isinstance(model, Model) or ladder:
-        check_models(task, population.train(asked[0]).x[:1].to(device))
+    places = [torch_device(name) for name in engine_settings(experiment).devices]
+    # Worker processes have torch devices of their own, and the server then computes on the CPU.
+    device = "cpu" if experiment.run.engine == "processes" else places[0]
+    return Task(functional, population.classes, train, asks, public, picks, ladder).to(device)
 
-    shape = tree("star" if method.pooled else experiment.topology, population.devices)
-    with_samples = set(asked)
-    kind = "uniform" if method.pooled else experiment.fleet.name
-    devices = fleet(kind, population.devices, experiment.run.seed)
-    nodes: dict[str, Node] = {}
-    for name, children in shape.children.items():
+
+def _nodes(
+    experiment: Experiment, method: Method, task: Task, topology: Tree, with_samples: set[str]
+) -> dict[str, Node]:
+    nodes = {}
+    for name, children in topology.children.items():
+        is_root = topology.depth[name] == 0
         nodes[name] = Node(
             name=name,
-            server=method.server_at(shape.depth[name]),
+            server=method.server_at(topology.depth[name]),
             task=task,
-            children=tuple(child for child in children if child in shape.children or child in with_samples),
-            cycles=settings.rounds if shape.depth[name] == 0 else 1,
+            children=tuple(child for child in children if child in topology.children or child in with_samples),
+            cycles=task.train.rounds if is_root else 1,
             seed=experiment.run.seed,
-            is_root=shape.depth[name] == 0,
-            nodes=frozenset(child for child in children if child in shape.children),
+            is_root=is_root,
+            nodes=frozenset(child for child in children if child in topology.children),
         )
-    links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
-    servers = {name: node.server for name, node in nodes.items()}
-    world = World(task, method.client, servers, population, States(device=device), links, device)
-    clock = clock_of(experiment, devices, population, world, population.train(asked[0]).x.dtype)
-    for node in nodes.values():
-        node.knows = clock
-    simulation = Simulation(nodes, shape.parents, engine_of(experiment, world), clock, links)
-    return Federation(method, population, task, devices, world, simulation, clock, notes)
+    return nodes
 
 
-def engine_of(experiment: Experiment, world: World) -> Engine:
-    """Open in that world. What `auto` stands for is found out on a federation that is there already: with `serial`."""
-    name = "serial" if experiment.run.engine == "auto" else experiment.run.engine
-    engine = ENGINES[name](engine_settings(experiment))
-    engine.open(world)
-    return engine
+def build_engine(experiment: Experiment) -> Engine:
+    """The engine that the experiment names, not opened. `auto` is chosen later, on the built federation."""
+    name, names = experiment.run.engine, [*ENGINES, "auto"]
+    if name not in names:
+        raise InputError(f"run.engine '{name}' is not known; {nearest(name, names)}")
+    return ENGINES["serial" if name == "auto" else name](engine_settings(experiment))
 
 
 def engine_settings(experiment: Experiment) -> Settings:
     section = experiment.run
-    # Worker processes may be on several devices: cuda:0,cuda:1.
+    # Worker processes may use several torch devices: cuda:0,cuda:1.
     devices = tuple(section.device.split(",")) if section.engine == "processes" else (section.device,)
     return Settings(
         workers=section.workers,
@@ -136,10 +179,10 @@ def engine_settings(experiment: Experiment) -> Settings:
     )
 
 
-def clock_of(
+def build_clock(
     experiment: Experiment, devices: Fleet, population: Population, world: World, dtype: torch.dtype
 ) -> FleetClock:
-    """The clock of the experiment's fleet: how fast its devices are, when they are there, what goes wrong."""
+    """The clock of the experiment's fleet: speed, availability and failures of its devices."""
     section = experiment.fleet
     there = None
     if section.availability != "always":

@@ -16,8 +16,8 @@ from undergrowth.methods import METHODS
 from undergrowth.models import builder
 from undergrowth.runs.config import Experiment, PublicSection
 from undergrowth.runs.federation import federate
-from undergrowth.runs.outlook import Prospect, outlook
 from undergrowth.runs.parts import CLIENTS, method_of, population_of
+from undergrowth.runs.preview import Prospect, price_devices
 
 Row = dict[str, Any]
 
@@ -56,7 +56,7 @@ def plan_rows(
             clock = federation.clock
             clock.tracer = next((known for known in tracers if known.client == chosen.client), clock.tracer)
             tracers.append(clock.tracer)
-            prospects = {each.device: each for each in outlook(federation, chosen.server.accepts_partial)}
+            prospects = {each.device: each for each in price_devices(federation, chosen.server.accepts_partial)}
         except InputError:
             if methods or not isinstance(prepared, Model):
                 raise

@@ -40,8 +40,8 @@ class Progress:
         return {"on_start": self._on_start, "on_round": self._on_round} if self.shown else {}
 
     def _on_start(self, execution: Execution) -> None:
-        done = execution.federation.simulation.root.round
-        rounds = execution.settings.train.rounds
+        done = execution.federation.driver.root.round
+        rounds = execution.experiment.train.rounds
         self._bar.update(self._task, description=execution.run, total=rounds, completed=done)
 
     def _on_round(self, row: Mapping[str, Any], execution: Execution) -> None:

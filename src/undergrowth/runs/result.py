@@ -12,9 +12,9 @@ import safetensors.torch
 from torch import nn
 
 from undergrowth.core import InputError
+from undergrowth.exchange import Entry
 from undergrowth.runs.config import experiment
 from undergrowth.runs.store import Store
-from undergrowth.simulation import Entry
 
 MODEL_FILE = "model.safetensors"
 

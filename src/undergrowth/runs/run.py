@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from os import PathLike
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor, nn
 
 from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, moved
 from undergrowth.data import Dataset, Population
-from undergrowth.engines import set_torch, torch_restored
+from undergrowth.engines import ENGINES, set_torch, torch_restored
 from undergrowth.engines.memory import garbage_waits
 from undergrowth.runs.checkpoint import Checkpoints, replace_file
 from undergrowth.runs.choice import choose, settle
-from undergrowth.runs.config import Experiment, experiment
+from undergrowth.runs.config import Experiment
+from undergrowth.runs.config import experiment as read_experiment
 from undergrowth.runs.ending import told
 from undergrowth.runs.evaluation import digest, fitted, score_all, score_devices
-from undergrowth.runs.federation import Federation, engine_of, federate
+from undergrowth.runs.federation import Federation, build_engine, engine_settings, federate
 from undergrowth.runs.fingerprint import changed, fingerprint
 from undergrowth.runs.lock import held
-from undergrowth.runs.outlook import check_deadline
+from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
 from undergrowth.runs.store import Store
+from undergrowth.simulation.old_snapshots import upgrade_from_1
 
-MOST_NOTES = 50  # a run that goes wrong in every round says so often enough
+MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
 
 DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
 OnRound = Callable[[Mapping[str, Any], "Execution"], None]
@@ -38,10 +41,10 @@ OnRound = Callable[[Mapping[str, Any], "Execution"], None]
 class Execution:
     """One run under way."""
 
-    def __init__(self, store: Store, run: str, settings: Experiment, federation: Federation) -> None:
+    def __init__(self, store: Store, run: str, experiment: Experiment, federation: Federation) -> None:
         self.store = store
         self.run = run
-        self.settings = settings
+        self.experiment = experiment
         self.federation = federation
         self.checkpoints = Checkpoints(store.folder / run / "checkpoints")
         federation.world.states.folder = store.folder / run
@@ -54,18 +57,17 @@ class Execution:
         return self.wall_before + time.perf_counter() - self.began
 
     def go(self, on_round: OnRound | None = None) -> None:
-        """Does the rounds that are left. Each is in the store, whole, before the next one starts."""
-        simulation, noted = self.federation.simulation, 0
-        done = simulation.jobs_done
-        for ends in simulation.run():
-            facts = simulation.engine.facts() if simulation.jobs_done > done else {}
-            rows, done = [self._row(end, facts) for end in ends], simulation.jobs_done
+        """Does the remaining rounds. Each is completely in the store before the next one starts."""
+        driver, noted = self.federation.driver, 0
+        for ends in driver.rounds():
+            facts = driver.facts()
+            rows = [self._row(end, facts) for end in ends]
             last = rows[-1]["round"]
-            entries = simulation.ledger.take()
+            entries = driver.ledger.take()
             self._note(ends)
             checkpoint = None
-            if last % self.settings.run.checkpoint_every == 0 or simulation.root.done:
-                kept = {"simulation": simulation.snapshot(), "scores": self.scores, "wall_seconds": self.wall_seconds}
+            if last % self.experiment.run.checkpoint_every == 0 or driver.root.done:
+                kept = {"simulation": driver.snapshot(), "scores": self.scores, "wall_seconds": self.wall_seconds}
                 checkpoint = self.checkpoints.save(last, kept, self.federation.world.states)
             self.store.finish_round(self.run, rows, entries, checkpoint)
             if len(self.federation.notes) > noted:
@@ -79,8 +81,8 @@ class Execution:
 
     def finish(self) -> None:
         """Evaluates, writes the model and marks the run as done."""
-        federation, simulation = self.federation, self.federation.simulation
-        root, own = simulation.root, federation.world.states.all()
+        federation = self.federation
+        root, own = federation.driver.root, federation.world.states.all()
         weights = final_model(federation)
         path = self.store.folder / self.run / MODEL_FILE
         replace_file(path, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
@@ -102,13 +104,13 @@ class Execution:
         self.store.set_status(self.run, "done", federation.notes)
 
     def _row(self, end: RoundEnd, facts: Mapping[str, float]) -> dict[str, Any]:
-        """For the history; facts: what the engine says of its work for this round, if it had any."""
-        federation, simulation = self.federation, self.federation.simulation
+        """The round's row of the history. `facts`: figures about the engine's work."""
+        federation, driver = self.federation, self.federation.driver
         number = end.round + 1
-        if number % self.settings.run.evaluate_every == 0 or simulation.root.done or not self.scores:
+        if number % self.experiment.run.evaluate_every == 0 or driver.root.done or not self.scores:
             own = federation.world.states.all()
-            self.scores = score_all(federation.method, federation.task, simulation.root.state, own, federation.test)
-        totals = simulation.ledger.totals
+            self.scores = score_all(federation.method, federation.task, driver.root.state, own, federation.test)
+        totals = driver.ledger.totals
         return {
             "round": number,
             **self.scores,
@@ -125,9 +127,9 @@ class Execution:
             **facts,
         }
 
-    def _note(self, ends: list[RoundEnd]) -> None:
+    def _note(self, ends: Sequence[RoundEnd]) -> None:
         notes = self.federation.notes
-        for end in ends if len(notes) < MOST_NOTES else ():
+        for end in ends if len(notes) < MAX_NOTES else ():
             for device, problem in list(end.refused.items())[:1]:
                 more = f" and {len(end.refused) - 1} more" if len(end.refused) > 1 else ""
                 notes.append(f"round {end.round + 1}: refused the update of {device}{more}: {problem}")
@@ -137,29 +139,29 @@ class Execution:
             notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")
 
     def _summary(self, weights: Weights) -> dict[str, Any]:
-        settings, simulation = self.settings, self.federation.simulation
-        totals = asdict(simulation.ledger.totals)
+        experiment, driver = self.experiment, self.federation.driver
+        totals = asdict(driver.ledger.totals)
         return {
             "run": self.run,
-            "method": settings.method.name,
+            "method": experiment.method.name,
             "data": self.federation.population.name,
-            "model": settings.model.name,
-            "seed": settings.run.seed,
-            "rounds": settings.train.rounds,
+            "model": experiment.model.name,
+            "seed": experiment.run.seed,
+            "rounds": experiment.train.rounds,
             "clients": len(self.federation.population.devices),
-            "engine": settings.run.engine,
+            "engine": experiment.run.engine,
             "accuracy": self.scores["accuracy"],
             "loss": self.scores["loss"],
             **totals,
             "wall_seconds": self.wall_seconds,
-            "clients_per_second": simulation.jobs_done / max(simulation.work_seconds, 1e-9),
+            "clients_per_second": driver.clients_per_second,
             "model_digest": digest(weights),
         }
 
 
 @torch_restored()
 def start(
-    tree: Mapping[str, Any],
+    raw: Mapping[str, Any],
     *,
     method: Method | None = None,
     data: Dataset | Population | None = None,
@@ -167,45 +169,71 @@ def start(
     on_start: Callable[[Execution], None] | None = None,
     on_round: OnRound | None = None,
 ) -> Result:
-    """A new run of the experiment that `tree` describes, with objects of the user's in place of names."""
-    settings = experiment(tree)
-    federation = federate(settings, method, data, model)
-    check_deadline(federation)
-    if settings.run.engine == "auto":
-        chosen, reason = choose(federation)
-        settings = settings.model_copy(update={"run": settings.run.model_copy(update=chosen)})
-        federation.simulation.engine = engine_of(settings, federation.world)
-        federation.notes.append(f"engine auto: {reason}")
-    # Settled now and written down, because a run that is resumed needs as many workers for the same bits.
-    chosen, reasons = settle(federation)
-    settings = settings.model_copy(update={"run": settings.run.model_copy(update=chosen)})
-    federation.notes.extend(reasons)
-    store = Store(settings.run.out, create=True)
+    """The result of a new run of the experiment that `raw` describes; objects stand in for names."""
+    experiment = read_experiment(raw)
+    federation = federate(experiment, method, data, model)
     try:
-        given = {"method": method, "data": data, "model": model}
-        objects = {part: used and getattr(used, "__name__", type(used).__name__) for part, used in given.items()}
-        facts = {
-            "method": settings.method.name,
-            "data": federation.population.name,
-            "model": settings.model.name,
-            "seed": settings.run.seed,
-            "rounds": settings.train.rounds,
-            "clients": len(federation.population.devices),
-            "engine": settings.run.engine,
-        }
-        population = federation.population
-        kept = {
-            "settings": json.loads(settings.model_dump_json()),
-            "objects": objects,
-            "shape": list(population.shape),
-            "classes": population.classes,
-            "fingerprint": None if isinstance(data, Population) else fingerprint(population),
-        }
-        run = store.create(facts, kept)
-        with told(store, run, federation.notes), held(store.folder / run):
-            return _carry_out(Execution(store, run, settings, federation), model, on_start, on_round)
+        experiment = _open(experiment, federation)
+        store = Store(experiment.run.out, create=True)
+        try:
+            given = {"method": method, "data": data, "model": model}
+            run = _enter(store, experiment, federation, given)
+            with told(store, run, federation.notes), held(store.folder / run):
+                return _carry_out(Execution(store, run, experiment, federation), model, on_start, on_round)
+        finally:
+            store.close()
     finally:
-        store.close()
+        federation.driver.close()
+
+
+def _open(experiment: Experiment, federation: Federation) -> Experiment:
+    """Starts the driver and checks the deadline; returns the experiment with the engine that `auto` chose."""
+    is_auto = experiment.run.engine == "auto"
+    # Pricing starts torch's autograd threads. On a machine with a GPU, workers must be forked before that.
+    fork_early = is_auto and torch.cuda.device_count() > 0
+    if fork_early:
+        federation.use(ENGINES["processes"](engine_settings(experiment)))
+    federation.driver.start()
+    check_deadline(federation)
+    if is_auto:
+        chosen, reason = choose(federation)
+        federation.notes.append(f"engine auto: {reason}")
+        if fork_early and chosen["engine"] == "processes":
+            chosen = {"engine": "processes"}  # as the workers were forked: without stacks
+        experiment = _with_run(experiment, chosen)
+        if not fork_early or experiment.run.engine != "processes":
+            federation.use(build_engine(experiment))
+            federation.driver.start()
+    # The number of workers is stored, because a resumed run needs as many for the same bits.
+    chosen, reasons = settle(federation)
+    federation.notes.extend(reasons)
+    return _with_run(experiment, chosen)
+
+
+def _with_run(experiment: Experiment, chosen: Mapping[str, Any]) -> Experiment:
+    return experiment.model_copy(update={"run": experiment.run.model_copy(update=chosen)})
+
+
+def _enter(store: Store, experiment: Experiment, federation: Federation, given: Mapping[str, Any]) -> str:
+    """Enters the run in the store; returns its id."""
+    population = federation.population
+    facts = {
+        "method": experiment.method.name,
+        "data": population.name,
+        "model": experiment.model.name,
+        "seed": experiment.run.seed,
+        "rounds": experiment.train.rounds,
+        "clients": len(population.devices),
+        "engine": experiment.run.engine,
+    }
+    kept = {
+        "settings": json.loads(experiment.model_dump_json()),
+        "objects": {part: used and getattr(used, "__name__", type(used).__name__) for part, used in given.items()},
+        "shape": list(population.shape),
+        "classes": population.classes,
+        "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
+    }
+    return store.create(facts, kept)
 
 
 @torch_restored()
@@ -219,7 +247,7 @@ def resume(
     on_start: Callable[[Execution], None] | None = None,
     on_round: OnRound | None = None,
 ) -> Result:
-    """Goes on after the last finished round. A run that used objects needs the same objects again."""
+    """The result of a run that continues after its last finished round. It needs the same objects as at its start."""
     store = Store(out)
     try:
         name = store.find(run)
@@ -233,16 +261,20 @@ def resume(
                     f"run '{name}' was given a {part} object ({used}); resume it from Python: "
                     f"ug.resume('{name}', {part}=...)"
                 )
-        settings = experiment(row["experiment"]["settings"])
-        federation = federate(settings, method, data, model)
+        experiment = read_experiment(row["experiment"]["settings"])
+        federation = federate(experiment, method, data, model)
         before = row["experiment"].get("fingerprint")
         if before is not None and changed(before, fingerprint(federation.population)):
-            raise InputError(f"data: it is not what run '{name}' began with; bring that back, or start a new run")
+            raise InputError(f"data: it is not the data of run '{name}'; restore that data, or start a new run")
         with held(store.folder / name), told(store, name, federation.notes):
-            execution = Execution(store, name, settings, federation)
-            _restore(execution)
-            federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
-            return _carry_out(execution, model, on_start, on_round)
+            execution = Execution(store, name, experiment, federation)
+            federation.driver.start()
+            try:
+                _restore(execution)
+                federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
+                return _carry_out(execution, model, on_start, on_round)
+            finally:
+                federation.driver.close()
     finally:
         store.close()
 
@@ -258,7 +290,10 @@ def _restore(execution: Execution) -> None:
         except RunError as error:
             unread.append(str(error))
             continue
-        federation.simulation.restore(moved(kept["simulation"], federation.world.device))
+        snapshot = kept["simulation"]
+        if "tickets" in snapshot:
+            snapshot = upgrade_from_1(snapshot)
+        federation.driver.restore(moved(snapshot, federation.world.device))
         federation.world.states.restore(written, order)
         execution.scores, execution.wall_before = kept["scores"], kept["wall_seconds"]
         done = number
@@ -276,21 +311,20 @@ def _carry_out(
     on_start: Callable[[Execution], None] | None,
     on_round: OnRound | None,
 ) -> Result:
-    set_torch(execution.settings.run.precision != "float32", execution.settings.run.threads)
+    set_torch(execution.experiment.run.precision != "float32", execution.experiment.run.threads)
     try:
         if on_start:
             on_start(execution)
         execution.go(on_round)
         execution.finish()
     finally:
-        execution.federation.simulation.engine.close()
         execution.federation.world.states.close()
     return result_of(execution.store, execution.run, model)
 
 
 def final_model(federation: Federation) -> Mapping[str, Tensor]:
     """The model that the run is about; where every device has its own, that of the device with most samples."""
-    root, own = federation.simulation.root, federation.world.states.all()
+    root, own = federation.driver.root, federation.world.states.all()
     models = federation.method.models(federation.task, root.state, own)
     population = federation.population
     chosen = "global" if "global" in models else max(models, key=lambda n: population.size(n) if n in own else 0)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError, RunError, nearest
+from undergrowth.exchange import COLUMNS, Entry
 from undergrowth.runs.lock import is_held
-from undergrowth.simulation import COLUMNS, Entry
 
 FILE = "undergrowth.sqlite"
 

@@ -1,4 +1,4 @@
-"""The clock: how long each device of the fleet takes for what it is asked, and what may happen to it meanwhile."""
+"""The clock: how long each device takes for a job, and what may interrupt it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from undergrowth.core import Client, Context, Packet, Shard, State, Task
 from undergrowth.devices import Availability, Failures, Fleet, Tracer, Work, price
 from undergrowth.engines import States
-from undergrowth.links import Links
+from undergrowth.exchange import Links
 
-EMPTY = "its battery ran out"
+BATTERY_EMPTY = "its battery ran out"
 
 
 class Timing(NamedTuple):  # a tuple, because a simulation makes millions of them
-    """The course of one job: seconds, what it costs the device, and how it ends."""
+    """How one job goes: its seconds, its cost for the device, and how it ends."""
 
     seconds_down: float = 0.0
     seconds_compute: float = 0.0
@@ -25,59 +25,59 @@ class Timing(NamedTuple):  # a tuple, because a simulation makes millions of the
     flops: float = 0.0
     memory: int = 0
     joules: float = 0.0
-    lost: str = ""  # why the device never answers; the seconds are then those until it is gone
-    limit: int | None = None  # steps after which it stops, to be back by the deadline
-    received: float = 1.0  # share of the download that came
+    lost: str = ""  # why the device never answers; the seconds then end when it is lost
+    limit: int | None = None  # steps after which it stops to meet the deadline
+    received: float = 1.0  # fraction of the download that arrived
 
     @property
     def seconds(self) -> float:
         return self.seconds_down + self.seconds_compute + self.seconds_up
 
     def cut(self, seconds: float) -> Timing:
-        """What of it was done in the first so many seconds."""
+        """The part of the job that was done in its first `seconds`."""
         down = min(self.seconds_down, seconds)
         compute = min(self.seconds_compute, seconds - down)
         up = min(self.seconds_up, seconds - down - compute)
         done = compute / self.seconds_compute if self.seconds_compute else 1.0
-        share = seconds / self.seconds if self.seconds else 1.0
+        fraction = seconds / self.seconds if self.seconds else 1.0
         return self._replace(
             seconds_down=down, seconds_compute=compute, seconds_up=up, flops=self.flops * done,
-            joules=self.joules * share,
+            joules=self.joules * fraction,
             received=down / self.seconds_down if self.seconds_down else float(seconds > 0),
         )  # fmt: skip
 
 
 class Clock:
-    """Says how jobs go. By default all devices are always there."""
+    """The base of clocks. By default all devices are always available."""
 
     def timing(self, device: str, down: Packet, size: int, context: Context, now: float, by: float | None) -> Timing:
-        """The course of a job that starts now.
+        """How a job goes that starts now.
 
-        size: the bytes that go down. by: the seconds after which partial work is due, where it is accepted.
+        `size`: bytes of the download. `by`: seconds after which partial work is due; None if it is not accepted.
         """
         raise NotImplementedError("a clock defines timing")
 
     def away(self, now: float) -> Container[str]:
-        """The devices that cannot be reached."""
+        """The devices that cannot be reached now."""
         return frozenset()
 
     def next_on(self, now: float, devices: Sequence[str]) -> float:
-        """When the first of these, who are all away, can be reached again; infinity: never."""
+        """When the first of `devices`, which are all away, can be reached again; infinity if never."""
         return math.inf
 
-    def settle(self, device: str, timing: Timing) -> None:
-        """A job has ended, and went like this."""
+    def end_job(self, device: str, timing: Timing) -> None:
+        """A job has ended, with this timing."""
 
     def snapshot(self) -> State:
-        """What changes, for a checkpoint."""
+        """Everything that changes, as a pytree."""
         return {}
 
-    def restore(self, kept: State) -> None:
-        """Takes up a snapshot."""
+    def restore(self, snapshot: State) -> None:
+        """Continues from a snapshot."""
 
 
-class Sizes(Protocol):
-    """What the clock asks of a population."""
+class DeviceData(Protocol):
+    """What the clock needs of a population."""
 
     @property
     def devices(self) -> Sequence[str]: ...
@@ -88,14 +88,14 @@ class Sizes(Protocol):
 
 
 class FleetClock(Clock):
-    """Traces what a device is asked for and prices it on the device's profile; also what servers know of devices."""
+    """Traces the work of a device and prices it on the device's profile. Servers use it as their device facts, too."""
 
     def __init__(
         self,
         fleet: Fleet,
         task: Task,
         client: Client,
-        population: Sizes,
+        population: DeviceData,
         states: States,
         dtype: torch.dtype = torch.float32,
         availability: Availability | None = None,
@@ -110,9 +110,9 @@ class FleetClock(Clock):
         self.links = links or Links()
         self.tracer = Tracer(task, client, population.shape, dtype, self.links.weigh)
         self.now = 0.0
-        self._drawn: dict[str, float] = {}  # joules that a device with a battery has used
+        self._used: dict[str, float] = {}  # joules taken from the batteries of devices that have one
         self._priced: dict[str, tuple[tuple[Work, int, float | None], Timing]] = {}  # device → its last price
-        self._labels: dict[str, tuple[int, ...] | None] = {}  # device → samples of each class, once somebody looked
+        self._labels: dict[str, tuple[int, ...] | None] = {}  # device → samples of each class; filled on demand
         self._empty: set[str] = set()  # devices whose battery ran out
 
     def timing(self, device: str, down: Packet, size: int, context: Context, now: float, by: float | None) -> Timing:
@@ -126,11 +126,11 @@ class FleetClock(Clock):
         return self._interrupted(device, timing, context, now, battery)
 
     def plain_timing(self, device: str, down: Packet, size: int, by: float | None) -> tuple[Work, Timing]:
-        """The course of a job if nothing goes wrong. Lost is only who cannot hold the work."""
+        """The work of a job, and how it goes without interruptions. A device without enough memory is lost."""
         work = self._work(device, down)
         key = (work, size, by)
         known = self._priced.get(device)
-        if known is None or known[0] != key:  # most devices do the same in every round
+        if known is None or known[0] != key:  # most devices do the same work in every round
             known = self._priced[device] = (key, self._price(device, work, size, by))
         return work, known[1]
 
@@ -139,11 +139,10 @@ class FleetClock(Clock):
         return self.tracer.work(down, size, self.states.get(device), lambda: self._counts(device, size))
 
     def _counts(self, device: str, size: int) -> tuple[int, ...] | None:
-        """How many samples of each class a device has; None where a population tells no more than how many."""
+        """How many samples of each class a device has; None if the population knows only their total."""
         if device not in self._labels:
             labels = self.population.train(device).y.cpu().flatten()
-            known = len(labels) == size
-            self._labels[device] = tuple(torch.bincount(labels).tolist()) if known else None
+            self._labels[device] = tuple(torch.bincount(labels).tolist()) if len(labels) == size else None
         return self._labels[device]
 
     def _price(self, device: str, work: Work, size: int, by: float | None) -> Timing:
@@ -157,18 +156,18 @@ class FleetClock(Clock):
             room = by - timing.seconds_down - timing.seconds_up
             limit = int(room / timing.seconds_compute * work.steps) if timing.seconds_compute else work.steps
             if limit >= 1:
-                share = limit / work.steps
-                saved = (1 - share) * timing.seconds_compute
+                fraction = limit / work.steps
+                saved = (1 - fraction) * timing.seconds_compute
                 timing = timing._replace(
                     seconds_compute=timing.seconds_compute - saved,
-                    flops=timing.flops * share,
+                    flops=timing.flops * fraction,
                     joules=timing.joules - profile.compute_watts * saved,
                     limit=limit,
                 )
         return timing
 
     def _interrupted(self, device: str, timing: Timing, context: Context, now: float, battery: float | None) -> Timing:
-        """The timing as it really goes: the first thing that goes wrong ends it."""
+        """The timing with interruptions: the first one ends the job."""
         end, reason = timing.seconds, ""
         if self.failures is not None:
             drawn = self.failures.draw(context)
@@ -179,11 +178,11 @@ class FleetClock(Clock):
             if left < end or (not reason and left < timing.seconds):
                 reason, end = "it went offline", max(0.0, left)
         if battery is not None:
-            left = max(0.0, battery - self._drawn.get(device, 0.0))
+            left = max(0.0, battery - self._used.get(device, 0.0))
             if timing.joules > left:
                 alive = timing.seconds * left / timing.joules
                 if alive < end or not reason:
-                    reason, end = EMPTY, alive
+                    reason, end = BATTERY_EMPTY, alive
         return timing.cut(end)._replace(lost=reason) if reason else timing
 
     def away(self, now: float) -> Container[str]:
@@ -193,7 +192,7 @@ class FleetClock(Clock):
         gone = set(self._empty)
         if self.availability is not None:
             on = self.availability.on(now)
-            gone.update(device for device, there in zip(self.population.devices, on.tolist()) if not there)
+            gone.update(device for device, there in zip(self.population.devices, on.tolist(), strict=True) if not there)
         return gone
 
     def next_on(self, now: float, devices: Sequence[str]) -> float:
@@ -202,13 +201,13 @@ class FleetClock(Clock):
         powered = [device for device in devices if device not in self._empty]
         return self.availability.next_on(math.nextafter(now, math.inf), powered)
 
-    def settle(self, device: str, timing: Timing) -> None:
+    def end_job(self, device: str, timing: Timing) -> None:
         if self.fleet.profile(device).battery is not None:
-            self._drawn[device] = self._drawn.get(device, 0.0) + timing.joules
-            if timing.lost == EMPTY:
+            self._used[device] = self._used.get(device, 0.0) + timing.joules
+            if timing.lost == BATTERY_EMPTY:
                 self._empty.add(device)
 
-    # What servers know of devices ---------------------------------------------------------------------------
+    # Device facts for servers ---------------------------------------------------------------------------
 
     def samples(self, device: str) -> int:
         return self.population.size(device)
@@ -225,7 +224,7 @@ class FleetClock(Clock):
         return self.fleet.profile(device)
 
     def snapshot(self) -> State:
-        return {"drawn": dict(self._drawn), "empty": sorted(self._empty)}
+        return {"used": dict(self._used), "empty": sorted(self._empty)}
 
-    def restore(self, kept: State) -> None:
-        self._drawn, self._empty = dict(kept["drawn"]), set(kept["empty"])
+    def restore(self, snapshot: State) -> None:
+        self._used, self._empty = dict(snapshot["used"]), set(snapshot["empty"])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import ray
 from ray import cloudpickle
 
-from undergrowth.core import RunError, Server, State, moved, unusable
+from undergrowth.core import RunError, Server, State, describe_misfit, moved
 from undergrowth.engines.cluster.crate import Crate, packed, unpacked
 from undergrowth.engines.world import Folding, Job, Outcome, Settings, World, do, set_torch
 
@@ -103,7 +103,7 @@ def _joined(server: Server, first: Outcome, second: Outcome) -> Outcome:
     try:
         up = server.reducer.merge(first.up, second.up)
     except (ValueError, KeyError) as error:
-        raise Unlike(unusable(error)) from error
+        raise Unlike(describe_misfit(error)) from error
     return Outcome(
         first.node, up, {**first.sent, **second.sent}, refused, {**first.scalars, **second.scalars}, folded=True
     )

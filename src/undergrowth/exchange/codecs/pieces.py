@@ -1,8 +1,8 @@
-"""Tensors in pieces: how one tensor of a packet travels as several, and is found again at the other end.
+"""Tensors in pieces: how one tensor of a packet crosses as several, and is put together at the other end.
 
-A tensor `w` that a codec marked `int8` takes apart crosses the link as `w#int8.codes`, `w#int8.scales` and
-`w#int8.form`. The form is a tensor without values, of the original type and of shape (0, *original shape): it tells
-the other end what to rebuild, and weighs nothing, as names, types and shapes weigh nothing in any packet.
+The codec marked `int8` sends a tensor `w` as `w#int8.codes`, `w#int8.scales` and `w#int8.form`. The form is a tensor
+without values, with the original type and the shape (0, *original shape). It tells the other end what to rebuild and
+weighs nothing, because names, types and shapes are not counted in any packet.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Pieces = Mapping[str, Tensor]
 
 
 def take_apart(packet: Packet, mark: str, split: Callable[[Tensor], Pieces | None]) -> Packet:
-    """The packet with every float tensor as its pieces; one for which `split` gives None stays whole."""
+    """The packet with every float tensor replaced by its pieces; a tensor stays whole if `split` returns None."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in packet.tensors.items():
         if _prefix("", mark) in name:
-            raise ValueError(f"'{name}' looks like a piece that the codec '{mark}' has made: rename the tensor")
-        # Forms of an earlier codec in a chain are empty float tensors, and so pass here too.
+            raise ValueError(f"'{name}' looks like a piece made by the codec '{mark}': rename the tensor")
+        # Forms of an earlier codec in a chain pass too: they are empty.
         pieces = split(tensor) if tensor.is_floating_point() and tensor.numel() else None
         if pieces is None:
             tensors[name] = tensor
@@ -36,9 +36,10 @@ def take_apart(packet: Packet, mark: str, split: Callable[[Tensor], Pieces | Non
 
 
 def put_together(packet: Packet, mark: str, join: Callable[[Pieces, int], Tensor]) -> Packet:
-    """The packet with every tensor whole again, in its old order.
+    """The packet with every tensor whole again, in the original order.
 
-    `join` gets the pieces and the number of values, and gives the values in a row; shape and type are restored here.
+    `join` gets the pieces and the number of values and returns the values in a row; this function restores shape and
+    type.
     """
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in packet.tensors.items():
@@ -61,7 +62,7 @@ def _whole(name: str, pieces: Pieces, mark: str, join: Callable[[Pieces, int], T
         shape = form.shape[1:]
         return join(pieces, math.prod(shape)).to(form.dtype).reshape(shape)
     except (KeyError, IndexError, RuntimeError) as error:
-        # Only a packet from elsewhere can get here; the server names it in its refusal.
+        # Only a packet that this codec did not make gets here; the server refuses it with this message.
         raise ValueError(f"'{name}' cannot be put together from the pieces of codec '{mark}' that came") from error
 
 

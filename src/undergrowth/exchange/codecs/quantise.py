@@ -1,4 +1,4 @@
-"""Quantise: float tensors cross as small whole numbers and one scale for every block of values."""
+"""QuantiseCodec: float tensors cross as small integers, with one scale for each block of values."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from undergrowth.core import Packet
-from undergrowth.links.pieces import Pieces, put_together, take_apart
+from undergrowth.exchange.codecs.pieces import Pieces, put_together, take_apart
 
 
 @dataclass(frozen=True)
-class Quantise:
-    """Each value as the nearest of 2^bits − 1 evenly spaced ones between ± the largest magnitude in its block.
+class QuantiseCodec:
+    """Rounds each value to one of 2^bits − 1 evenly spaced values between ± the largest magnitude in its block.
 
-    bits: 8 (one byte a value, error at most largest / 254) or 4 (two values a byte, error at most largest / 14).
-    block: consecutive values that share a scale. One scale for a whole tensor lets one outlier blur all of it; one
-    for each output channel is dear where channels are small and coarse where they are large. Blocks of 256 cost 4
-    bytes in 256 values (1.6 % of int8, 3.1 % of int4) whatever the shape. Measured on the change of a small CNN, int8:
-    relative error 1.9 % by tensor, 1.0 % by channel, 0.9 % by 256, 0.7 % by 64 for 5 % more bytes.
+    `bits`: 8 (one byte a value, error at most largest / 254) or 4 (two values a byte, error at most largest / 14).
+    `block`: number of consecutive values that share a scale. With one scale per tensor, one outlier makes all of it
+    coarse; one per output channel costs many bytes for small channels and is coarse for large ones. Blocks of 256 cost
+    4 bytes in 256 values (1.6 % of int8, 3.1 % of int4) for any shape. Relative error on the change of a small CNN,
+    int8: 1.9 % by tensor, 1.0 % by channel, 0.9 % by blocks of 256, 0.7 % by blocks of 64 for 5 % more bytes.
 
-    What is not finite makes its whole block not finite, so it is seen at the other end.
+    A value that is not finite makes its block not finite, so that the other end notices it.
     """
 
     bits: Literal[8, 4]
@@ -44,14 +44,14 @@ class Quantise:
         return 2 ** (self.bits - 1) - 1  # 127 or 7
 
     def _split(self, tensor: Tensor) -> Pieces:
-        # float64 keeps scales of its own type: its largest values are beyond float32.
+        # float64 needs float64 scales: its largest values exceed float32.
         wide = tensor.dtype if tensor.dtype is torch.float64 else torch.float32
         blocks = self._in_blocks(tensor.to(wide).flatten())
-        # The scale that travels is the largest magnitude itself, not that over 127: it cannot underflow to zero, and
-        # the largest value and constant tensors arrive exactly.
+        # The scale is the largest magnitude itself, not divided by 127: it cannot underflow to zero, and the largest
+        # value and constant tensors arrive exactly.
         scales = blocks.abs().amax(dim=1)
         relative = blocks / torch.where(scales == 0, 1, scales)[:, None]
-        # A block that is not finite is told by its scale; its codes only have to be valid.
+        # The scale already marks a block that is not finite; its codes only have to be valid.
         codes = (relative * self._top).round().nan_to_num(0, 0, 0).to(torch.int8).flatten()[: tensor.numel()]
         return {"codes": codes if self.bits == 8 else _pairs(codes), "scales": scales}
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):  # a tuple, because a simulation makes millions of them
-    """One exchange over one link: what went down, what the child did, what came up.
+    """One ask over one link: bytes down, the child's work, bytes up.
 
-    The child of an inner link is a node; it has bytes, and its own children have the work.
+    A child that is a node has bytes only; the work is in the entries of its own children.
     """
 
-    round: int  # the root's round in which the exchange ended, counted from 1
+    round: int  # the root's round in which the ask ended, counted from 1
     parent: str
     child: str
     outcome: str  # arrived | refused | lost | late
@@ -21,7 +21,7 @@ class Entry(NamedTuple):  # a tuple, because a simulation makes millions of them
     bytes_up: int = 0
     flops: float = 0.0
     memory: int = 0
-    start: float = 0.0  # simulated seconds
+    start: float = 0.0  # seconds since the start of the run
     seconds_down: float = 0.0
     seconds_compute: float = 0.0
     seconds_up: float = 0.0
@@ -58,9 +58,9 @@ class Totals:
 
 @dataclass
 class Ledger:
-    """Entries since they were last taken (a round's worth), and totals since the start.
+    """Entries since the last `take` (one round's worth), and totals since the start.
 
-    Entries leave for the store after every round, so memory does not grow with the rounds.
+    Entries go to the store after every round, so memory does not grow with the rounds.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -71,5 +71,6 @@ class Ledger:
         self.totals.add(entry)
 
     def take(self) -> list[Entry]:
+        """The entries since the last call."""
         taken, self.entries = self.entries, []
         return taken

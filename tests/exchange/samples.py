@@ -7,12 +7,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from undergrowth.core import Packet
+from undergrowth.exchange.codecs import ChainCodec, Codec, build_codec
 
 EVERY_CODEC = [
     "none", "fp16", "bf16", "int8", "int4", "topk:0.1", "topk:1",
     "topk:0.1+fp16", "topk:0.1+bf16", "topk:0.1+int8", "topk:0.3+int4", "topk:1+int4",
 ]  # fmt: skip
 LOSSY = [name for name in EVERY_CODEC if name not in ("none", "topk:1")]
+
+
+def codec(name: str) -> Codec:
+    return ChainCodec(()) if name == "none" else build_codec("links.up", name)
 
 
 def mixed_packet() -> Packet:

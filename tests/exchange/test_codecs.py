@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.links.samples import EVERY_CODEC, LOSSY, float_rows, mixed_packet, on_meta
+from tests.exchange.samples import EVERY_CODEC, LOSSY, codec, float_rows, mixed_packet, on_meta
 from undergrowth.core import Packet, pack, unpack
 from undergrowth.core.server import not_finite
-from undergrowth.links import Codec, Half, Quantise, TopK, codec
+from undergrowth.exchange.codecs import Codec, HalfCodec, QuantiseCodec, TopKCodec
 
 SMALLEST = 2.0**-149  # the spacing of float32 near zero, where no relative bound can hold
 BLOCK = 256
@@ -94,8 +94,8 @@ def test_bytes_of_a_large_tensor() -> None:
 
 def test_places_need_eight_bytes_only_beyond_the_reach_of_four() -> None:
     share = 10 / 2**31
-    assert weight(TopK(share), torch.empty(2**31, device="meta")) == 10 * (4 + 4)
-    assert weight(TopK(share), torch.empty(2**31 + 1, device="meta")) == 10 * (4 + 8)
+    assert weight(TopKCodec(share), torch.empty(2**31, device="meta")) == 10 * (4 + 4)
+    assert weight(TopKCodec(share), torch.empty(2**31 + 1, device="meta")) == 10 * (4 + 8)
 
 
 @pytest.mark.parametrize(("bits", "steps"), [(8, 254), (4, 14)])
@@ -116,28 +116,28 @@ def test_quantisation_keeps_constants_exactly(name: str, value: float, count: in
 @pytest.mark.parametrize("value", [1e300, 1e-300, -3.0])
 def test_quantisation_of_wide_floats_beyond_the_reach_of_narrow_ones(value: float) -> None:
     row = torch.tensor([value, value / 2, 0.0], dtype=torch.float64)
-    assert bool(((round_trip(Quantise(8), row) - row).abs() <= abs(value) / 254 * (1 + 1e-9)).all())
+    assert bool(((round_trip(QuantiseCodec(8), row) - row).abs() <= abs(value) / 254 * (1 + 1e-9)).all())
 
 
 @given(row=float_rows())
 def test_halves_are_off_by_their_last_bit_at_most(row: Tensor) -> None:
-    arrived = round_trip(Half(torch.bfloat16), row).double()
+    arrived = round_trip(HalfCodec(torch.bfloat16), row).double()
     in_reach = row.abs() < 3.3e38
     assert bool(((arrived - row.double()).abs() <= row.double().abs() / 2**8 + 1e-40)[in_reach].all())
     row = row.clamp(-65504, 65504)
-    arrived = round_trip(Half(torch.float16), row).double()
+    arrived = round_trip(HalfCodec(torch.float16), row).double()
     assert bool(((arrived - row.double()).abs() <= row.double().abs() / 2**11 + 2.0**-25).all())
 
 
 def test_halves_of_what_they_can_hold_are_exact_and_the_rest_is_seen() -> None:
     row = torch.arange(-2048, 2048) / 16
-    assert torch.equal(round_trip(Half(torch.float16), row), row)
-    assert torch.isinf(round_trip(Half(torch.float16), torch.tensor([1e6]))).all()
+    assert torch.equal(round_trip(HalfCodec(torch.float16), row), row)
+    assert torch.isinf(round_trip(HalfCodec(torch.float16), torch.tensor([1e6]))).all()
 
 
 @given(row=float_rows(), share=st.floats(0.001, 1))
 def test_top_k_keeps_the_largest_exactly_and_nothing_else(row: Tensor, share: float) -> None:
-    arrived = round_trip(TopK(share), row)
+    arrived = round_trip(TopKCodec(share), row)
     count = max(1, round(share * len(row)))
     kept = arrived != 0
     assert torch.equal(arrived[kept], row[kept])
@@ -156,16 +156,16 @@ def test_encoding_what_arrived_once_more_changes_little(name: str, row: Tensor) 
 
 @pytest.mark.parametrize("missing", ["form", "codes", "scales"])
 def test_a_packet_with_a_piece_missing_is_refused_by_name(missing: str) -> None:
-    encoded = Quantise(8).encode(Packet({"layer.weight": torch.ones(4)}))
+    encoded = QuantiseCodec(8).encode(Packet({"layer.weight": torch.ones(4)}))
     rest = {name: value for name, value in encoded.tensors.items() if not name.endswith(missing)}
     with pytest.raises(ValueError, match=r"layer\.weight"):
-        Quantise(8).decode(Packet(rest))
+        QuantiseCodec(8).decode(Packet(rest))
 
 
 def test_a_packet_with_pieces_that_do_not_fit_is_refused_by_name() -> None:
-    encoded = TopK(0.5).encode(Packet({"w": torch.ones(4)}))
+    encoded = TopKCodec(0.5).encode(Packet({"w": torch.ones(4)}))
     outside = {**encoded.tensors, "w#topk.places": torch.tensor([1, 9], dtype=torch.int32)}
     with pytest.raises(ValueError, match="'w'"):
-        TopK(0.5).decode(Packet(outside))
+        TopKCodec(0.5).decode(Packet(outside))
     with pytest.raises(ValueError, match="rename"):
-        TopK(0.5).encode(encoded)
+        TopKCodec(0.5).encode(encoded)

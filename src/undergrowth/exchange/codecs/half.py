@@ -1,4 +1,4 @@
-"""Half: float tensors cross in two bytes a value."""
+"""HalfCodec: float tensors cross in two bytes a value."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Packet
-from undergrowth.links.pieces import Pieces, put_together, take_apart
+from undergrowth.exchange.codecs.pieces import Pieces, put_together, take_apart
 
 
 @dataclass(frozen=True)
-class Half:
-    """Values in `dtype`, torch.float16 or torch.bfloat16, rounded to the nearest.
+class HalfCodec:
+    """Values in `dtype` (torch.float16 or torch.bfloat16), rounded to the nearest.
 
-    float16 ends at 65504: what is larger arrives infinite, so that the server refuses it instead of averaging a
-    value that was never there. Tensors that are as narrow already pass unchanged.
+    The largest float16 is 65504. Larger values arrive as infinity, and the server refuses the upload. Tensors that have
+    two bytes a value or fewer pass unchanged.
     """
 
     dtype: torch.dtype

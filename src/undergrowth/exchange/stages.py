@@ -1,0 +1,134 @@
+"""Stages: the steps that an upload passes on its way to a node, each with two mirrored halves.
+
+The device applies its halves in order (sign, change, encode; later clip, noise, mask). The node applies its halves in
+reverse order and gets what can be recovered. A stage sees the upload of one device, before anything is combined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from undergrowth.core import Context, Packet, State, Weights
+from undergrowth.exchange.codecs import Codec
+
+SIGNS = "#signs"  # the tensor in which `SignStage` says which tensors have no negative value
+
+
+class Stage:
+    """The base of all stages; by default both halves pass packets unchanged.
+
+    `reference` are the weights that the device received: both ends have them.
+    """
+
+    def apply(self, packet: Packet, reference: Weights, memory: State, context: Context) -> tuple[Packet, State]:
+        """The device's half: what travels on, and what the device remembers for its next upload."""
+        return packet, memory
+
+    def remove(self, packet: Packet, reference: Weights) -> Packet:
+        """The node's half."""
+        return packet
+
+
+@dataclass(frozen=True)
+class SignStage(Stage):
+    """Tensors without negative values arrive without negative values: a lossy codec must not spoil a variance.
+
+    One byte per tensor of floating-point values says which tensors these are.
+    """
+
+    def apply(self, packet: Packet, reference: Weights, memory: State, context: Context) -> tuple[Packet, State]:
+        floats = _floats(packet)
+        if not floats:
+            return packet, memory
+        # A tensor rather than a tag, so that a GPU is not waited for.
+        signs = torch.stack([(value >= 0).all() for value in floats.values()])
+        return replace(packet, tensors={**packet.tensors, SIGNS: signs}), memory
+
+    def remove(self, packet: Packet, reference: Weights) -> Packet:
+        tensors = dict(packet.tensors)
+        signs = tensors.pop(SIGNS, None)
+        if signs is not None:
+            floats = _floats(replace(packet, tensors=tensors))
+            if signs.shape != (len(floats),):
+                raise ValueError(f"it has signs for {tuple(signs.shape)} tensors and holds {len(floats)}")
+            for name, sign in zip(floats, signs.unbind(0), strict=True):
+                tensors[name] = torch.where(sign, tensors[name].clamp_min(0), tensors[name])
+        return replace(packet, tensors=tensors)
+
+
+@dataclass(frozen=True)
+class ChangeStage(Stage):
+    """A float tensor with the name, shape and type of one in the reference crosses as its change from it.
+
+    Changes are small, so the same number of bits carries them more finely, and a value that top-k leaves out stays as
+    it was instead of becoming zero. Other tensors cross as they are.
+    """
+
+    def apply(self, packet: Packet, reference: Weights, memory: State, context: Context) -> tuple[Packet, State]:
+        changes = {k: v - reference[k] if _has_counterpart(k, v, reference) else v for k, v in packet.tensors.items()}
+        return replace(packet, tensors=changes), memory
+
+    def remove(self, packet: Packet, reference: Weights) -> Packet:
+        whole = {k: v + reference[k] if _has_counterpart(k, v, reference) else v for k, v in packet.tensors.items()}
+        return replace(packet, tensors=whole)
+
+
+@dataclass(frozen=True)
+class CodecStage(Stage):
+    """Encodes and decodes. With `feedback`, the loss of a change is added to the next change of the same tensor.
+
+    Over the rounds, what arrives then adds up to what was sent, except for the last loss. `memory` maps tensor names to
+    losses; the losses of tensors that are not in this upload are kept.
+    """
+
+    codec: Codec
+    feedback: bool = True
+
+    def apply(self, packet: Packet, reference: Weights, memory: State, context: Context) -> tuple[Packet, State]:
+        if not self.feedback:
+            return self.codec.encode(packet), memory
+        changes = {
+            name: value + memory[name] if _has_counterpart(name, value, memory) else value
+            for name, value in packet.tensors.items()
+            if _has_counterpart(name, value, reference)
+        }
+        encoded = self.codec.encode(replace(packet, tensors={**packet.tensors, **changes}))
+        arrived = self.codec.decode(encoded).tensors
+        # A loss that is not finite is forgotten: the server refuses this upload, and later ones must not suffer.
+        losses = {name: (change - arrived[name]).nan_to_num(0, 0, 0) for name, change in changes.items()}
+        return encoded, {**memory, **losses}
+
+    def remove(self, packet: Packet, reference: Weights) -> Packet:
+        return self.codec.decode(packet)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A stack of stages."""
+
+    stages: tuple[Stage, ...] = ()
+
+    def send(self, packet: Packet, reference: Weights, memory: State, context: Context) -> tuple[Packet, State]:
+        """What travels, and what the sender remembers."""
+        for stage in self.stages:
+            packet, memory = stage.apply(packet, reference, memory, context)
+        return packet, memory
+
+    def receive(self, packet: Packet, reference: Weights) -> Packet:
+        """What the receiver gets."""
+        for stage in reversed(self.stages):
+            packet = stage.remove(packet, reference)
+        return packet
+
+
+def _floats(packet: Packet) -> dict[str, Tensor]:
+    return {name: value for name, value in packet.tensors.items() if value.is_floating_point() and value.numel()}
+
+
+def _has_counterpart(name: str, value: Tensor, others: Weights) -> bool:
+    """Whether `others` has a float tensor of that name, shape and type."""
+    other = others.get(name)
+    return other is not None and value.is_floating_point() and other.shape == value.shape and other.dtype == value.dtype

@@ -1,0 +1,104 @@
+"""Preview: what one round would ask of every device and what it would cost, without training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from undergrowth.core import Ask, Deadline, InputError, Node, Packet, Server, State
+from undergrowth.simulation import Timing
+
+if TYPE_CHECKING:  # federation.py imports this module
+    from undergrowth.runs.federation import Federation
+
+MAX_DEVICES_PRICED = 2000  # of a larger population, evenly spaced devices are priced
+
+
+@dataclass(frozen=True)
+class FirstRound:
+    """What the server would send to each device, and the deadline. Devices that it does not ask are missing."""
+
+    packets: Mapping[str, Packet]
+    deadline: float | None
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """The job of one device in a typical round, and its price."""
+
+    device: str
+    bytes_down: int
+    bytes_up: int
+    timing: Timing
+
+    def verdict(self, deadline: float | None) -> str:
+        if self.timing.lost:
+            return "too big"
+        return "too slow" if deadline is not None and self.timing.seconds > deadline else "fits"
+
+
+def preview_first_round(root: Node, server: Server, devices: tuple[str, ...]) -> FirstRound:
+    """The first typical round, as if all `devices` were children of the root and the server asked all that it may.
+
+    The server's state is made here, and the run starts from the same state.
+    """
+    root.initialise()
+    steady = server.steady_state(root.task, root.state)
+    if steady is not root.state and root.task.train.deadline is not None:
+        _plan(root, server, devices, root.state)  # refuses a first round that asks no device
+    return _plan(root, server, devices, steady)
+
+
+def _plan(root: Node, server: Server, devices: tuple[str, ...], state: State) -> FirstRound:
+    # With sample 1.0 every device gets the work that is meant for it.
+    task = replace(root.task, train=replace(root.task.train, sample=1.0))
+    node = Node(root.name, server, task, devices, 1, seed=root.seed, knows=root.knows)
+    node.adopt_state(state)
+    node.start()
+    commands = node.advance()
+    packets = {command.child: command.packet for command in commands if isinstance(command, Ask)}
+    if not packets:
+        deadline = task.train.deadline
+        why = "" if deadline is None else f"; with fleet.deadline {deadline:g} none may be able to do it in time"
+        raise InputError(f"the method's {type(server).__name__} asks no device in its first round{why}")
+    return FirstRound(packets, next((each.seconds for each in commands if isinstance(each, Deadline)), None))
+
+
+def price_devices(federation: Federation, partial: bool = False) -> list[Prospect]:
+    """The price of a typical round for each device with samples.
+
+    `partial`: price only as many steps as the deadline leaves time for.
+    """
+    packets = federation.first_round.packets
+    typical = next(iter(packets.values()))
+    population = federation.population
+    devices = [device for device in population.devices if population.size(device)]
+    by = federation.task.train.deadline if partial else None
+    prospects = []
+    for device in devices[:: math.ceil(len(devices) / MAX_DEVICES_PRICED)]:
+        down, size = federation.world.links.down(packets.get(device, typical))
+        work, timing = federation.clock.plain_timing(device, down, size, by)
+        prospects.append(Prospect(device, size, work.bytes_up, timing))
+    return prospects
+
+
+def check_deadline(federation: Federation) -> None:
+    """Refuses a deadline that no device can meet and a model that no device can hold; notes how many cannot."""
+    deadline = federation.first_round.deadline
+    prospects = price_devices(federation, partial=federation.method.server.accepts_partial)
+    verdicts = [prospect.verdict(deadline) for prospect in prospects]
+    if "fits" not in verdicts:
+        if "too slow" not in verdicts:
+            raise InputError(f"fleet: no device can hold the work: {prospects[0].timing.lost}; choose a smaller model")
+        able = [prospect for prospect in prospects if not prospect.timing.lost]
+        fastest = min(able, key=lambda prospect: prospect.timing.seconds)
+        raise InputError(
+            f"fleet.deadline {deadline:g}: no device can do a round in that time; the fastest, {fastest.device}, "
+            f"needs {fastest.timing.seconds:.6g} seconds; `undergrowth plan` shows what each could do"
+        )
+    for verdict, words in (("too slow", "cannot finish by the deadline"), ("too big", "cannot hold the work")):
+        count = verdicts.count(verdict)
+        if count:
+            federation.notes.append(f"{count} of {len(verdicts)} devices {words}")

@@ -1,0 +1,52 @@
+"""Open asks: what the simulation knows of an ask until it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from undergrowth.core import AskId, Context, State
+from undergrowth.engines import Job, Outcome
+from undergrowth.simulation.clock import Timing
+
+
+@dataclass(slots=True)
+class OpenAsk:
+    """A child has been asked and has not answered yet."""
+
+    id: AskId
+    order: int  # asks are booked in the order in which they were given out
+    parent: str
+    bytes_down: int
+    start: float
+    timing: Timing
+    job: Job | None = None  # the device's work, until an engine does it
+    outcome: Outcome | None = None  # the finished work, until its upload arrives
+
+
+def to_state(ask: OpenAsk) -> State:
+    """The ask as a pytree."""
+    job, outcome = ask.job, ask.outcome
+    return {
+        "id": tuple(ask.id),
+        "order": ask.order,
+        "parent": ask.parent,
+        "bytes_down": ask.bytes_down,
+        "start": ask.start,
+        "timing": tuple(ask.timing),
+        "job": job and {**job._asdict(), "context": tuple(job.context)},
+        "outcome": outcome and dict(vars(outcome)),
+    }
+
+
+def from_state(state: State) -> OpenAsk:
+    """The ask that `to_state` turned into a pytree."""
+    job, outcome = state["job"], state["outcome"]
+    return OpenAsk(
+        **{
+            **state,
+            "id": AskId(*state["id"]),
+            "timing": Timing(*state["timing"]),
+            "job": job and Job(**{**job, "context": Context(*job["context"])}),
+            "outcome": outcome and Outcome(**outcome),
+        }
+    )

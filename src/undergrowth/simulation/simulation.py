@@ -1,0 +1,347 @@
+"""The simulation: moves packets between nodes and devices in virtual time.
+
+One queue holds all future events. The nodes are told all events of an instant before any node acts, so that the order
+of devices with equal times does not matter; then the nodes act from the bottom up, so that the answer of an edge server
+counts before its parent ends a round in the same instant. A device's work is done when its result is first needed,
+together with all other work that is due by then: an engine gets as many jobs at once as possible.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from time import perf_counter
+from typing import Any
+
+from undergrowth.core import (
+    Answer,
+    Ask,
+    AskId,
+    Command,
+    Context,
+    Deadline,
+    Drop,
+    Lost,
+    Node,
+    Packet,
+    Partial,
+    Receipt,
+    Refused,
+    RoundEnd,
+    State,
+)
+from undergrowth.engines import Engine, Job, Outcome, World
+from undergrowth.exchange import Entry, Ledger, Totals
+from undergrowth.simulation.clock import Clock, Timing
+from undergrowth.simulation.open_asks import OpenAsk, from_state, to_state
+
+
+class Simulation:
+    """A driver in virtual time. `parents` maps every node but the root to its parent."""
+
+    def __init__(
+        self, nodes: Mapping[str, Node], parents: Mapping[str, str], engine: Engine, world: World, clock: Clock
+    ) -> None:
+        self.nodes = nodes
+        self.parents = parents
+        self.root = next(node for node in nodes.values() if node.is_root)
+        self.engine = engine
+        self.world = world
+        self.clock = clock
+        self.ledger = Ledger()
+        self.now = 0.0
+        self.jobs_done = 0
+        self.work_seconds = 0.0  # wall time of the engine
+        self._depths = {name: self._depth(name) for name in nodes}
+        self._events: list[tuple[float, int, str, str, Any]] = []  # time, order, kind, node, content
+        self._order = 0  # of events and asks: breaks ties between equal times
+        self._asks: dict[str, OpenAsk] = {}  # child → its open ask
+        self._waiting: dict[str, float] = {}  # device whose job is not done yet → the time at which it is due
+        self._combined: dict[str, list[Outcome]] = {}  # node → combined uploads that have not arrived yet
+        self._facts: dict[str, float] = {}
+
+    def start(self) -> None:
+        self.engine.open(self.world)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def rounds(self) -> Iterator[Sequence[RoundEnd]]:
+        if not self._order:
+            self.root.start()
+            yield from self._advance(self.root)
+        touched: dict[str, None] = {}  # nodes with news that have not acted yet; empty whenever a round is yielded
+        while (self._events or touched) and not self.root.done:
+            if not touched:
+                self.now = self._events[0][0]
+            while self._events and self._events[0][0] == self.now:
+                _, _, kind, name, content = heapq.heappop(self._events)
+                if self._tell(kind, self.nodes[name], content):
+                    touched[name] = None
+            if touched:
+                deepest = max(touched, key=self._depths.__getitem__)
+                del touched[deepest]
+                yield from self._advance(self.nodes[deepest])
+
+    def facts(self) -> Mapping[str, float]:
+        facts, self._facts = self._facts, {}
+        return facts
+
+    @property
+    def clients_per_second(self) -> float:
+        return self.jobs_done / max(self.work_seconds, 1e-9)
+
+    def _depth(self, name: str) -> int:
+        return 1 + self._depth(self.parents[name]) if name in self.parents else 0
+
+    # Events ---------------------------------------------------------------------------------------------------
+
+    def _tell(self, kind: str, node: Node, content: Any) -> bool:
+        """Tells a node of one event. False: the event concerns something that was given up."""
+        if kind == "ask":
+            self._drop_all(node.start(Ask(AskId(*content[0]), content[1])))
+        elif kind == "deadline":
+            node.expire(content)
+        elif kind == "node answers":
+            return self._node_answers(node, Answer(AskId(*content[0]), _read_content(*content[1])))
+        elif kind == "group":
+            if node.round != content:
+                return False
+            self._work()
+            self._book(node, self._combined.pop(node.name, []))
+        elif kind == "device answers":
+            ask = self._asks.get(content[0])
+            if ask is None or ask.id != tuple(content):
+                return False
+            self._device_answers(node, ask)
+        return True
+
+    def _device_answers(self, node: Node, ask: OpenAsk) -> None:
+        if ask.timing.lost:
+            node.receive(Answer(ask.id, Lost(ask.timing.lost)))
+            self._end(ask, "lost", ask.timing.lost)
+            return
+        self._work()
+        assert ask.outcome is not None
+        self._book(node, [ask.outcome])
+
+    def _node_answers(self, node: Node, answer: Answer) -> bool:
+        receipt = node.receive(answer)
+        ask = self._asks.get(answer.id.node)
+        if ask is None or receipt not in (Receipt.TAKEN, Receipt.LOST, Receipt.REFUSED):
+            return False
+        content = answer.content
+        if isinstance(content, Lost):
+            self._end(ask, "lost", content.reason)
+        elif receipt is Receipt.REFUSED:
+            self._end(ask, "refused", node.problem(ask.id.node) or "")
+        else:
+            packet = content.packet if isinstance(content, Partial) else content
+            assert isinstance(packet, Packet)
+            self._end(ask, "arrived", bytes_up=packet.nbytes)
+        return True
+
+    def _book(self, node: Node, outcomes: list[Outcome]) -> None:
+        """Hands finished work to its node and books it, in the order in which the devices were asked."""
+        sizes: dict[str, int] = {}
+        for outcome in outcomes:
+            sizes.update(outcome.sent)
+            for device, problem in outcome.refused.items():
+                sizes[device] = 0
+                node.receive(Answer(self._asks[device].id, Refused(problem)))
+            if outcome.up is not None and outcome.folded:
+                scalars = {self._asks[device].id: values for device, values in outcome.scalars.items()}
+                node.receive_combined(scalars, outcome.up)
+            elif outcome.up is not None:
+                (device,) = outcome.sent
+                node.receive(Answer(self._asks[device].id, outcome.up))
+        for ask in sorted((self._asks[device] for device in sizes), key=lambda ask: ask.order):
+            why = node.problem(ask.id.node)
+            if why is None:
+                self._end(ask, "arrived", bytes_up=sizes[ask.id.node])
+            else:
+                self._end(ask, "refused", why)
+
+    def _end(self, ask: OpenAsk, outcome: str, reason: str = "", bytes_up: int = 0, round: int | None = None) -> None:
+        """Closes an ask and books it in a round of the root, counted from 1: `round`, or the open one."""
+        child, timing = ask.id.node, ask.timing
+        del self._asks[child]
+        if outcome == "late":
+            timing = timing.cut(self.now - ask.start)._replace(lost="")
+        if child not in self.nodes:
+            self.clock.end_job(child, timing)
+        self.ledger.book(
+            Entry(
+                self.root.round + 1 if round is None else round,
+                ask.parent, child, outcome, reason, int(ask.bytes_down * timing.received), bytes_up,
+                timing.flops, timing.memory, ask.start,
+                timing.seconds_down, timing.seconds_compute, timing.seconds_up, timing.joules,
+            )
+        )  # fmt: skip
+
+    def _work(self) -> None:
+        """Has the engine do all jobs that are due by now."""
+        if not self._waiting:
+            return
+        devices = [device for device, due in self._waiting.items() if due <= self.now]
+        jobs = []
+        for device in devices:
+            del self._waiting[device]
+            ask = self._asks[device]
+            assert ask.job is not None
+            jobs.append(ask.job)
+            ask.job = None
+        began = perf_counter()
+        for outcome in self.engine.run(jobs):
+            if outcome.folded:
+                self._combined.setdefault(outcome.node, []).append(outcome)
+            else:
+                for device in (*outcome.sent, *outcome.refused):
+                    self._asks[device].outcome = outcome
+        self.work_seconds += perf_counter() - began
+        self.jobs_done += len(jobs)
+        self._facts = dict(self.engine.facts())
+
+    # Commands -------------------------------------------------------------------------------------------------
+
+    def _advance(self, node: Node) -> Iterator[Sequence[RoundEnd]]:
+        node.away = self.clock.away(self.now)
+        ended = self._carry_out(node, node.advance())
+        if node.asleep:
+            wake = self.clock.next_on(self.now, node.children)
+            if wake == math.inf:
+                ended += self._carry_out(node, node.advance(waits=False))
+            else:
+                self._push(wake, "wake", node.name, None)
+        self.ledger.totals.simulated_seconds = self.now
+        if ended:
+            yield ended
+
+    def _carry_out(self, node: Node, commands: list[Command]) -> list[RoundEnd]:
+        """Does what a node commands; returns the rounds that ended, if the node is the root."""
+        ended: list[RoundEnd] = []
+        asks: dict[AskId, Ask] = {}
+        deadline: float | None = None
+        for command in commands:
+            if isinstance(command, Ask):
+                asks[command.id] = command
+            elif isinstance(command, Drop):
+                if asks.pop(command.id, None) is None:
+                    # The root has already begun its next round when it drops an ask.
+                    self._drop(command.id, self.root.round + (node is not self.root))
+            elif isinstance(command, Deadline):
+                deadline = command.seconds
+                self._push(self.now + deadline, "deadline", node.name, command.round)
+            elif isinstance(command, Answer):
+                content = (tuple(command.id), _write_content(command.content))
+                self._push(self.now, "node answers", self.parents[node.name], content)
+            elif node is self.root:
+                ended.append(command)
+        self._ask_nodes(node, [ask for ask in asks.values() if ask.child in self.nodes])
+        self._ask_devices(node, [ask for ask in asks.values() if ask.child not in self.nodes], deadline)
+        return ended
+
+    def _drop(self, id: AskId, round: int) -> None:
+        """Gives up an ask, and the asks of the nodes below it."""
+        self._waiting.pop(id.node, None)
+        if id.node in self.nodes:
+            self._combined.pop(id.node, None)
+            self._drop_all(self.nodes[id.node].stop(), round)
+        self._end(self._asks[id.node], "late", round=round)
+
+    def _drop_all(self, drops: Sequence[Drop], round: int | None = None) -> None:
+        for drop in drops:
+            self._drop(drop.id, self.root.round + 1 if round is None else round)
+
+    def _ask_nodes(self, node: Node, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            self._open(node, ask, ask.packet.nbytes, Timing())
+            self._push(self.now, "ask", ask.child, (tuple(ask.id), ask.packet))
+
+    def _ask_devices(self, node: Node, asks: Sequence[Ask], deadline: float | None) -> None:
+        """Schedules the answers of devices. Answers that are not needed before the last one are one event."""
+        synchronous = not node.server.asynchronous
+        together = node.server.waits_for_all and synchronous and node.enough is None
+        partial = deadline if node.server.accepts_partial and synchronous else None
+        due: list[tuple[float, AskId]] = []
+        for ask in asks:
+            down, size = self.world.links.down(ask.packet)
+            context = Context(node.seed, *ask.id)
+            timing = self.clock.timing(ask.child, down, size, context, self.now, partial)
+            opened = self._open(node, ask, size, timing)
+            if timing.lost:
+                self._push(self.now + timing.seconds, "device answers", node.name, tuple(ask.id))
+            elif deadline is None or timing.seconds <= deadline or not synchronous:
+                opened.job = Job(node.name, ask.child, down, context, together, timing.limit)
+                due.append((self.now + timing.seconds, ask.id))
+            # The node will drop a device that is later than the deadline: its result is not needed.
+        surely_needed = math.inf  # later answers are needed only if an earlier one is refused
+        if synchronous and node.enough is not None and len(due) > node.enough:
+            surely_needed = sorted(due)[node.enough - 1][0]
+        for time, id in due:
+            self._waiting[id.node] = time if time > surely_needed else self.now
+            if not together:
+                self._push(time, "device answers", node.name, tuple(id))
+        if together and due:
+            self._push(max(due)[0], "group", node.name, due[0][1].round)
+
+    def _open(self, node: Node, ask: Ask, bytes_down: int, timing: Timing) -> OpenAsk:
+        self._order += 1
+        opened = OpenAsk(ask.id, self._order, node.name, bytes_down, self.now, timing)
+        self._asks[ask.child] = opened
+        return opened
+
+    def _push(self, time: float, kind: str, node: str, content: Any) -> None:
+        if kind == "device answers":
+            order = self._asks[content[0]].order
+        else:
+            self._order += 1
+            order = self._order
+        heapq.heappush(self._events, (time, order, kind, node, content))
+
+    # Across a restart -----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> State:
+        return {
+            "nodes": {name: node.snapshot() for name, node in self.nodes.items()},
+            "clock": self.clock.snapshot(),
+            "now": self.now,
+            "order": self._order,
+            "jobs_done": self.jobs_done,
+            "work_seconds": self.work_seconds,
+            "totals": asdict(self.ledger.totals),
+            "events": [list(event) for event in self._events],
+            "waiting": dict(self._waiting),
+            "asks": {child: to_state(ask) for child, ask in self._asks.items()},
+            "combined": {node: [vars(outcome) for outcome in outcomes] for node, outcomes in self._combined.items()},
+        }
+
+    def restore(self, snapshot: State) -> None:
+        for name, node in self.nodes.items():
+            node.restore(snapshot["nodes"][name])
+        self.clock.restore(snapshot["clock"])
+        self.now, self._order = snapshot["now"], snapshot["order"]
+        self.jobs_done, self.work_seconds = snapshot["jobs_done"], snapshot["work_seconds"]
+        self.ledger = Ledger(Totals(**snapshot["totals"]))
+        self._events = [(time, order, kind, node, what) for time, order, kind, node, what in snapshot["events"]]
+        self._waiting = dict(snapshot["waiting"])
+        self._asks = {child: from_state(ask) for child, ask in snapshot["asks"].items()}
+        self._combined = {
+            node: [Outcome(**outcome) for outcome in outcomes] for node, outcomes in snapshot["combined"].items()
+        }
+
+
+def _write_content(content: Packet | Partial | Lost | Refused) -> tuple[str, Any]:
+    """The content of an answer as a pytree, for a snapshot."""
+    if isinstance(content, Packet):
+        return "upload", content
+    return type(content).__name__.lower(), content[0]
+
+
+def _read_content(kind: str, value: Any) -> Packet | Partial | Lost | Refused:
+    kinds: dict[str, Callable[[Any], Packet | Partial | Lost | Refused]] = {
+        "upload": lambda packet: packet, "partial": Partial, "lost": Lost, "refused": Refused,
+    }  # fmt: skip
+    return kinds[kind](value)
