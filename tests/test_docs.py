@@ -145,7 +145,7 @@ def same(printed: str, written: str) -> bool:
     """The same words, and numbers within 5 %: another machine rounds differently."""
     if NUMBER.sub("#", printed).split() != NUMBER.sub("#", written).split():
         return False
-    pairs = zip(NUMBER.findall(printed), NUMBER.findall(written))
+    pairs = zip(NUMBER.findall(printed), NUMBER.findall(written), strict=True)
     return all(math.isclose(number(one), number(other), rel_tol=0.05, abs_tol=0.01) for one, other in pairs)
 
 
