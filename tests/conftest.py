@@ -3,14 +3,12 @@
 No GPU is visible unless the tests for GPUs are chosen (`-m gpu`): a process that has trained on a GPU cannot be forked.
 
 Torch computes with one thread. The models of the tests are so small that several threads only wait for each other.
-
-Runs that name no engine use `serial`, which starts fastest. Tests of the engine `auto` (`tests/runs/test_choice.py`)
-undo this.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,31 +28,34 @@ EQUALITY = (
     "tests/test_conformance.py",
 )
 
+# Tests that train with every method. `make test` runs them with these methods, whose clients differ most, and
+# `make test-all` with all.
+EVERY_METHOD = (
+    "tests/engines/test_recording.py::test_recorded_steps_of_every_method",
+    "tests/learning/test_selectors_in_runs.py::test_every_method_takes_it_and_its_costs_fall",
+)
+DIFFERENT_METHODS = {"local", "fedavg", "fedbuff", "fedfsc", "fedft-eds", "heterofl", "fedat"}
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-@pytest.hookimpl(trylast=True)  # after pytest has ordered the tests by its own rules
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Adds marks before pytest selects by them, and orders the tests after pytest has ordered them by its own rules."""
     for item in items:
         if item.nodeid.startswith(EQUALITY):
             item.add_marker(pytest.mark.equality)
-    items.sort(key=_method_of)
+        if item.nodeid.startswith(EVERY_METHOD) and _method_of(item) not in DIFFERENT_METHODS:
+            item.add_marker(pytest.mark.slow)
+    yield
+    # The conformance tests of one method share its serial run, so they follow each other.
+    items.sort(key=lambda item: (item.path, _method_of(item) if item.path.stem == "test_conformance" else ""))
 
 
-def _method_of(item: pytest.Item) -> tuple[str, str]:
-    """Puts the conformance tests of one method next to each other, because they share its serial run."""
-    path, *_ = item.nodeid.partition("::")
+def _method_of(item: pytest.Item) -> str:
+    """The parameter `method` of a test, or an empty text."""
     callspec = getattr(item, "callspec", None)
-    method = callspec.params.get("method", "") if path == "tests/test_conformance.py" and callspec else ""
-    return path, method
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _brief(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from undergrowth.runs import choice
-
-    choice.BRIEF = float("inf")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))  # for what they start
+    return str(callspec.params.get("method", "")) if callspec else ""
