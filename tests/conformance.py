@@ -6,7 +6,7 @@ devices' states as they were, and must return the same outcomes. Clock, store an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ import undergrowth as ug
 from undergrowth.core import Packet
 from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
-from undergrowth.runs.run import OnRound, start
+from undergrowth.runs.run import start
 
 from .double_precision import ATOL, RTOL, DoubleDataset, double_data, double_model
 
@@ -93,7 +93,7 @@ def in_double_precision(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return {**raw, "data": section, "model": {}}, {"data": data, "model": double_model(data, **raw["model"])}
 
 
-def run(raw: Mapping[str, Any], on_round: OnRound | None = None) -> ug.Result:
+def run(raw: Mapping[str, Any], on_round: Callable[..., None] | None = None) -> ug.Result:
     """The result of the experiment in float64."""
     raw, objects = in_double_precision(raw)
     return start(raw, **objects, on_round=on_round)
@@ -149,7 +149,7 @@ class RecordingEngine:
         return getattr(self.engine, name)
 
 
-def record(raw: Mapping[str, Any], on_round: OnRound | None = None) -> tuple[ug.Result, RecordingEngine]:
+def record(raw: Mapping[str, Any], on_round: Callable[..., None] | None = None) -> tuple[ug.Result, RecordingEngine]:
     """The result of the experiment on the serial engine, and that engine."""
     engines: list[RecordingEngine] = []
 
@@ -193,7 +193,7 @@ def summary(world: Any, outcomes: Sequence[Any]) -> dict[str, Any]:
         found["scalars"].update(outcome.scalars)
         if outcome.up is None:
             continue
-        if not outcome.folded:
+        if not outcome.scalars:  # only an outcome of combined uploads lists the scalars of each
             (device,) = outcome.sent
             found[device] = outcome.up
         elif outcome.node in found["combined"]:

@@ -28,6 +28,8 @@ EQUALITY = (
     "tests/test_conformance.py",
 )
 
+SLOW = ("tests/engines/test_ray",)  # a cluster starts for each file and workers for each test
+
 # Tests that train with every method. `make test` runs them with these methods, whose clients differ most, and
 # `make test-all` with all.
 EVERY_METHOD = (
@@ -48,7 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if item.nodeid.startswith(EQUALITY):
             item.add_marker(pytest.mark.equality)
-        if item.nodeid.startswith(EVERY_METHOD) and _method_of(item) not in DIFFERENT_METHODS:
+        every_method = item.nodeid.startswith(EVERY_METHOD) and _method_of(item) not in DIFFERENT_METHODS
+        if every_method or item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
     yield
     # The conformance tests of one method share its serial run, so they follow each other.

@@ -20,7 +20,6 @@ import safetensors.torch
 import undergrowth as ug
 from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
-from undergrowth.runs.run import start
 
 from .conformance import (
     COSTS,
@@ -35,6 +34,7 @@ from .conformance import (
     representatives,
     resume,
     run,
+    start,
     weights,
 )
 from .stopping import facts

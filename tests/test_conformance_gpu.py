@@ -11,9 +11,8 @@ import torch
 
 import undergrowth as ug
 from undergrowth.methods import METHODS
-from undergrowth.runs.run import start
 
-from .conformance import experiment, weights
+from .conformance import experiment, start, weights
 from .stopping import facts, stopped_and_resumed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
