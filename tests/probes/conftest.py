@@ -49,7 +49,7 @@ def federation(method: Method, rounds: int, model: str, topology: str, cycles: i
 
 @pytest.fixture
 def run() -> Run:
-    """Runs a method twice, the second time with a restart from packed state after every round, and compares the runs."""
+    """Runs a method twice, the second time with a restart from packed state after every round, and compares."""
 
     def go(method: Method, rounds: int, model: str = "logistic", topology: str = "star", cycles: int = 1) -> Any:
         simulation, world = federation(method, rounds, model, topology, cycles)

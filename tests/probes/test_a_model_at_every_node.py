@@ -1,4 +1,4 @@
-"""Probe (d): a tree of three levels with a persistent model at every node, which mixes with its parent and its children."""
+"""Probe (d): a tree of three levels with a model at every node, which mixes with those of its parent and children."""
 
 from __future__ import annotations
 
