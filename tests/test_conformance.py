@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import sqlite3
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import safetensors.torch
 
 import undergrowth as ug
+from undergrowth.core.pytree import map_tensors
 from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
 
@@ -84,6 +86,31 @@ def serial(method: str, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 @pytest.mark.parametrize("method", CLIENTS, indirect=True)
 def test_an_engine_returns_what_the_serial_engine_returns(method: str, engine: str, serial: Recorded) -> None:
     replay(serial.engine, engine.partition(" ")[0], **REPLAYED[engine])
+
+
+class ForgetfulEngine(RecordingEngine):
+    """Does all jobs but the first."""
+
+    def run(self, jobs: Sequence[Any]) -> Iterator[Any]:
+        return super().run(jobs[1:])
+
+
+class InaccurateEngine(RecordingEngine):
+    """Sends devices weights that are wrong in the fifth digit."""
+
+    def run(self, jobs: Sequence[Any]) -> Iterator[Any]:
+        down = {job.device: map_tensors(lambda tensor: tensor * (1 + 1e-5), job.down) for job in jobs}
+        return super().run([job._replace(down=down[job.device]) for job in jobs])
+
+
+@pytest.mark.parametrize("engine", [ForgetfulEngine, InaccurateEngine])
+@pytest.mark.parametrize("method", ["fedavg"], indirect=True)
+def test_a_wrong_engine_is_noticed(
+    method: str, engine: type[RecordingEngine], serial: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENGINES, "wrong", engine)
+    with pytest.raises(AssertionError):
+        replay(serial.engine, "wrong")
 
 
 @pytest.mark.parametrize("method", SERVERS, indirect=True)
