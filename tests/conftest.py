@@ -28,7 +28,12 @@ EQUALITY = (
     "tests/test_conformance.py",
 )
 
-SLOW = ("tests/engines/test_ray",)  # a cluster starts for each file and workers for each test
+# More than ten seconds each: a Ray cluster for each file, 100 000 devices, runs long enough to compare what they learn.
+SLOW = (
+    "tests/engines/test_ray",
+    "tests/runs/test_scale.py",
+    "tests/methods/test_fedft.py::test_stragglers_that_can_tune_beat_those_that_are_dropped",
+)
 
 # Tests that train with every method. `make test` runs them with these methods, whose clients differ most, and
 # `make test-all` with all.

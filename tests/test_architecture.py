@@ -15,6 +15,8 @@ import pytest
 import undergrowth
 from undergrowth.methods import METHODS
 
+from . import conftest
+
 PACKAGE = Path(undergrowth.__file__).parent
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -98,6 +100,14 @@ def test_every_method_has_a_runnable_example_and_is_named_in_its_docstring(name)
 def test_a_method_does_not_inherit_from_another_method():
     for method in METHODS.values():
         assert not [base for base in method.__mro__[1:] if base in METHODS.values()]
+
+
+def test_marks_are_set_for_tests_that_exist():
+    """A test that is renamed must not lose the mark that `tests/conftest.py` sets by its name."""
+    for pattern in conftest.EQUALITY + conftest.SLOW + conftest.EVERY_METHOD:
+        path, _, name = pattern.partition("::")
+        files = [file for file in TESTS if str(file.relative_to(ROOT)).startswith(path)]
+        assert any(f"def {name}" in file.read_text(encoding="utf-8") for file in files), pattern
 
 
 def test_nothing_is_left_to_be_done():
