@@ -1,18 +1,69 @@
-"""Tests see no GPU unless they are those for one: whatever trained on a machine with a GPU cannot be forked after.
+"""Settings of all tests.
 
-And they compute with one thread, as runs do, unless they say otherwise: the models are so small that threads only wait
-for each other, and on a busy machine a hundred times as long as they compute.
+No GPU is visible unless the tests for GPUs are chosen (`-m gpu`): a process that has trained on a GPU cannot be forked.
+
+Torch computes with one thread. The models of the tests are so small that several threads only wait for each other.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
-os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded, which other files like this one do
+os.environ["OMP_NUM_THREADS"] = "1"  # before any conftest.py below this folder imports torch
+
+# Tests that claim equality, bit for bit or up to rounding. `make test-arithmetic` runs them once more as a CPU without
+# vector instructions would compute.
+EQUALITY = (
+    "tests/core/test_model",
+    "tests/core/test_reducer",
+    "tests/engines/",
+    "tests/learning/",
+    "tests/methods/",
+    "tests/probes/",
+    "tests/runs/test_resume",
+    "tests/runs/test_own_states",
+    "tests/test_conformance.py",
+)
+
+# More than ten seconds each: a Ray cluster for each file, 100 000 devices, runs long enough to compare what they learn.
+SLOW = (
+    "tests/engines/test_ray",
+    "tests/runs/test_scale.py",
+    "tests/methods/test_fedft.py::test_stragglers_that_can_tune_beat_those_that_are_dropped",
+)
+
+# Tests that train with every method. `make test` runs them with these methods, whose clients differ most, and
+# `make test-all` with all.
+EVERY_METHOD = (
+    "tests/engines/test_recording.py::test_recorded_steps_of_every_method",
+    "tests/learning/test_selectors_in_runs.py::test_every_method_takes_it_and_its_costs_fall",
+)
+DIFFERENT_METHODS = {"local", "fedavg", "fedbuff", "fedfsc", "fedft-eds", "heterofl", "fedat"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Adds marks before pytest selects by them, and orders the tests after pytest has ordered them by its own rules."""
+    for item in items:
+        if item.nodeid.startswith(EQUALITY):
+            item.add_marker(pytest.mark.equality)
+        every_method = item.nodeid.startswith(EVERY_METHOD) and _method_of(item) not in DIFFERENT_METHODS
+        if every_method or item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+    yield
+    # The conformance tests of one method share its serial run, so they follow each other.
+    items.sort(key=lambda item: (item.path, _method_of(item) if item.path.stem == "test_conformance" else ""))
+
+
+def _method_of(item: pytest.Item) -> str:
+    """The parameter `method` of a test, or an empty text."""
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("method", "")) if callspec else ""

@@ -1,4 +1,4 @@
-"""Fleet files of a test's own."""
+"""Fleet files that tests write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ PLAIN = {"flops": 1e9, "memory": 1e9, "down": 1e6, "up": 1e6, "compute_watts": 2
 
 
 def fleet_file(folder: Path, **classes: dict[str, Any]) -> str:
-    """The path of a fleet with these classes: figures of a profile that differ from PLAIN, and `share` or `count`."""
+    """The path of a new fleet file with these classes of devices.
+
+    A class is given by the figures in which its profile differs from PLAIN, and `share` or `count`.
+    """
     entries = []
     for name, figures in classes.items():
         how_many = {key: figures[key] for key in ("share", "count") if key in figures}

@@ -1,126 +1,173 @@
-"""Every method on every engine, in a star and in a tree: same model, same ledger, resumable, nothing pickled."""
+"""Every method: its clients on every engine, its servers in a tree, resumed from a copy of its folder, nothing pickled.
+
+A method takes part by its line in the table of methods. What it needs besides, such as public data, is in
+`tests/conformance.py`. The full product of methods, engines and topologies is in `tests/test_conformance_full.py`.
+"""
 
 from __future__ import annotations
 
 import pickle
+import shutil
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
-import torch
 
 import undergrowth as ug
+from undergrowth.core.pytree import map_tensors
 from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
-from undergrowth.runs.execution import Execution, start
-from undergrowth.runs.result import MODEL_FILE
 
-ENGINES_HERE = [name for name in ENGINES if name not in ("serial", "ray")]  # ray has tests of its own
-TOPOLOGIES = {"star": "star", "tree": "tree:2x3"}
-ROUNDS = 3
+from .conformance import (
+    COSTS,
+    DECIDE_AT_EACH_NODE,
+    EXTRA,
+    TREE,
+    RecordingEngine,
+    assert_close,
+    experiment,
+    record,
+    replay,
+    representatives,
+    resume,
+    run,
+    start,
+    weights,
+)
+from .stopping import facts
 
-# What a method needs beside the settings of all, and shorter training where it trains long. Server training of models
-# without BatchNorm needs small steps: large ones blow up the last bits in which engines differ.
-LADDER = {"name": "cnn", "hidden": 16, "ladder": [{"name": "cnn", "hidden": 8}, {"name": "cnn", "hidden": 24}]}
-CONSENSUS = {"pretrain_epochs": 2, "server_lr": 0.01, "server_epochs": 2}
-FEW_SHOT = {"few_shot_epochs": 2, "shots": 5}
-EXTRA: dict[str, dict[str, Any]] = {
-    "fedfsc": {"method": {"name": "fedfsc", **FEW_SHOT}},
-    "fedfsc-plus": {"method": {"name": "fedfsc-plus", **FEW_SHOT}},
-    "fscprox": {"method": {"name": "fscprox", **FEW_SHOT}},
-    "fedsplit": {"method": {"name": "fedsplit", "clusters": 4, "meta_epochs": 5}},
-    "fedmd": {"public": 0.1, "model": LADDER, "method": {"name": "fedmd", **CONSENSUS}},
-    "fedkad": {"public": 0.1, "model": LADDER, "method": {"name": "fedkad", **CONSENSUS}},
-    "fedat": {
-        "public": 0.1,
-        "model": LADDER,
-        "method": {"name": "fedat", "beta": 0.1, "transfer_lr": 0.02, "metadata_lr": 0.02, "metadata_share": 0.5},
-    },
+REPLAYED: dict[str, dict[str, Any]] = {
+    "processes": {"workers": 2},
+    "vector": {},
+    "processes with stacks": {"workers": 2, "stack": True},
 }
-
-CASES = [(method, shape) for method in METHODS for shape in TOPOLOGIES]
+CLIENTS, SERVERS = representatives("client"), representatives("server")
 
 
 def test_the_number_of_cases_does_not_shrink() -> None:
     assert len(METHODS) >= 24
-    assert len(CASES) * len(ENGINES_HERE) >= 24 * 2 * 2
+    assert len(CLIENTS) >= 14
+    assert len(SERVERS) >= 19
+    assert {name.partition(" ")[0] for name in REPLAYED} == set(ENGINES) - {"serial", "ray"}  # ray: the full product
+    assert set(EXTRA) | DECIDE_AT_EACH_NODE <= set(METHODS)
 
 
-def settings(method: str, engine: str, shape: str, folder: Path) -> dict[str, Any]:
-    return {
-        "method": method,
-        "data": {"clients": 6, "partition": "dirichlet:1", "train_samples": 600},
-        "model": {"name": "cnn", "hidden": 16},
-        "fleet": "mixed-edge",
-        "topology": TOPOLOGIES[shape],
-        "train": {"rounds": ROUNDS, "lr": 0.05, "batch": 64},
-        "run": {"engine": engine, "workers": 2, "out": str(folder), "seed": 5},
-        **EXTRA.get(method, {}),
-    }
+@dataclass(frozen=True)
+class Recorded:
+    result: ug.Result
+    engine: RecordingEngine
+    after_one_round: Path  # a copy of the output folder, taken while the run was going on
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("conformance")
-
-
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
-def case(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Method and shape. All tests of one case come one after the other, so its serial run is needed once."""
-    return request.param
-
-
-def refuse(*_: Any, **__: Any) -> None:
-    raise AssertionError("something was pickled")
+@pytest.fixture(scope="module", params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    """All tests of one method follow each other, so that they share its serial run."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def serial(case: tuple[str, str], folder: Path) -> ug.Result:
-    method, shape = case
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("dumps", "dump", "loads", "load"):
-            patch.setattr(pickle, name, refuse)
-        return start(settings(method, "serial", shape, folder))
+def serial(method: str, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    folder = tmp_path_factory.mktemp(method)
+    copy = folder / "copy"
+
+    def copy_folder(row: Any, execution: Any) -> None:
+        if not copy.exists():
+            shutil.copytree(folder / "runs", copy)
+
+    return Recorded(*record(experiment(method, folder / "runs"), copy_folder), copy)
 
 
-def weights(result: ug.Result) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(result.folder / MODEL_FILE)
+@pytest.mark.parametrize("engine", REPLAYED)
+@pytest.mark.parametrize("method", CLIENTS, indirect=True)
+def test_an_engine_returns_what_the_serial_engine_returns(method: str, engine: str, serial: Recorded) -> None:
+    replay(serial.engine, engine.partition(" ")[0], **REPLAYED[engine])
 
 
-@pytest.mark.parametrize("engine", ENGINES_HERE)
-def test_the_engine_does_not_matter(case: tuple[str, str], engine: str, folder: Path, serial: ug.Result) -> None:
-    method, shape = case
-    result = start(settings(method, engine, shape, folder))
-    for name, value in weights(serial).items():
-        torch.testing.assert_close(weights(result)[name], value, rtol=1e-3, atol=1e-4)
-    for total in ("bytes_down", "bytes_up", "flops", "simulated_seconds", "joules", "peak_device_bytes"):
-        assert getattr(result.ledger, total) == getattr(serial.ledger, total)
-    assert list(result.ledger.rows()) == list(serial.ledger.rows())
+class ForgetfulEngine(RecordingEngine):
+    """Does all jobs but the first."""
+
+    def run(self, jobs: Sequence[Any]) -> Iterator[Any]:
+        return super().run(jobs[1:])
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(case: tuple[str, str], folder: Path, serial: ug.Result) -> None:
-    method, shape = case
-    stopped: list[str] = []
+class InaccurateEngine(RecordingEngine):
+    """Sends devices weights that are wrong in the fifth digit."""
 
-    def stop(row: Any, execution: Execution) -> None:
-        stopped.append(execution.run)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        start(settings(method, "serial", shape, folder), on_round=stop)
-    resumed = ug.resume(stopped[0], str(folder), progress=False)
-    assert resumed.summary["model_digest"] == serial.summary["model_digest"]
+    def run(self, jobs: Sequence[Any]) -> Iterator[Any]:
+        down = {job.device: map_tensors(lambda tensor: tensor * (1 + 1e-5), job.down) for job in jobs}
+        return super().run([job._replace(down=down[job.device]) for job in jobs])
 
 
-def test_nothing_is_pickled(serial: ug.Result) -> None:
-    assert serial.accuracy >= 0
+@pytest.mark.parametrize("engine", [ForgetfulEngine, InaccurateEngine])
+@pytest.mark.parametrize("method", ["fedavg"], indirect=True)
+def test_a_wrong_engine_is_noticed(
+    method: str, engine: type[RecordingEngine], serial: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENGINES, "wrong", engine)
+    with pytest.raises(AssertionError):
+        replay(serial.engine, "wrong")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_mixed_precision_changes_digits_and_memory_only(method: str, tmp_path: Path) -> None:
-    tree = settings(method, "serial", "star", tmp_path)
-    whole, mixed = (start({**tree, "run": {**tree["run"], "precision": kind}}) for kind in ("float32", "bf16"))
+@pytest.mark.parametrize("method", SERVERS, indirect=True)
+def test_a_tree_learns_what_a_star_learns(method: str, serial: Recorded, tmp_path: Path) -> None:
+    tree = run(experiment(method, tmp_path, TREE))
+    assert tree.ledger.bytes_up > 0
+    if method not in DECIDE_AT_EACH_NODE:
+        assert_close(weights(tree), weights(serial.result))
+        assert tree.loss == pytest.approx(serial.result.loss)
+
+
+def test_a_run_that_was_killed_is_resumed_bit_for_bit(method: str, serial: Recorded) -> None:
+    resumed = resume(experiment(method, serial.after_one_round), serial.after_one_round)
+    assert facts(resumed) == facts(serial.result)
+
+
+def test_what_a_run_writes_is_plain_data(method: str, serial: Recorded) -> None:
+    assert_plain_data(serial.after_one_round)
+    assert_plain_data(serial.result.folder.parent)
+
+
+def assert_plain_data(folder: Path) -> None:
+    """Asserts that all files below `folder` are safetensors, SQLite without binary values, or empty locks."""
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        if path.suffix == ".safetensors":
+            with safetensors.safe_open(str(path), framework="pt") as file:
+                assert file.metadata() or file.keys()
+        elif path.suffix == ".sqlite":
+            with closing(sqlite3.connect(path)) as connection:
+                tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+                values = [
+                    value for table in tables for row in connection.execute(f"SELECT * FROM {table}") for value in row
+                ]
+            assert values and not [value for value in values if isinstance(value, bytes)], path
+        elif not path.name.endswith(("-wal", "-shm")):  # SQLite's own
+            assert path.stat().st_size == 0, f"{path} is neither safetensors nor SQLite"
+
+
+@pytest.mark.parametrize("place", ["a file", "a column"])
+def test_a_pickled_object_would_be_noticed(place: str, tmp_path: Path) -> None:
+    pickled = pickle.dumps({"round": 1})
+    if place == "a file":
+        (tmp_path / "state.bin").write_bytes(pickled)
+    else:
+        with closing(sqlite3.connect(tmp_path / "runs.sqlite")) as connection, connection:
+            connection.execute("CREATE TABLE runs (state)")
+            connection.execute("INSERT INTO runs VALUES (?)", (pickled,))
+    with pytest.raises(AssertionError):
+        assert_plain_data(tmp_path)
+
+
+def test_mixed_precision_changes_digits_and_memory_only(tmp_path: Path) -> None:
+    assert_mixed_precision_changes_little("fedavg", tmp_path)
+
+
+def assert_mixed_precision_changes_little(method: str, folder: Path) -> None:
+    whole, mixed = (start(experiment(method, folder, precision=kind)) for kind in ("float32", "bf16"))
     assert mixed.loss == pytest.approx(whole.loss, rel=0.2)
-    for total in ("bytes_down", "bytes_up", "flops", "simulated_seconds", "joules"):
-        assert getattr(mixed.ledger, total) == getattr(whole.ledger, total)
+    for cost in set(COSTS) - {"peak_device_bytes"}:
+        assert getattr(mixed.ledger, cost) == getattr(whole.ledger, cost)

@@ -1,4 +1,4 @@
-"""Every method on a real GPU: stacked clients end where the serial engine ends, and both engines go on bit for bit."""
+"""Every method on a GPU: stacked clients learn what the serial engine learns, and both engines resume bit for bit."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ import torch
 
 import undergrowth as ug
 from undergrowth.methods import METHODS
-from undergrowth.runs.execution import start
 
+from .conformance import experiment, start, weights
 from .stopping import facts, stopped_and_resumed
-from .test_conformance import settings, weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-ON = ("serial", "vector")
+ENGINES_ON_A_GPU = ("serial", "vector")
 ROUNDS, STOP = 4, 2
 
 
-def on_a_gpu(method: str, engine: str, folder: Path) -> dict[str, Any]:
-    """Small batches: so many steps that stacks of clients record them, a whole run earlier than a resumed one."""
-    tree = settings(method, engine, "star", folder)
-    tree["train"] = {"rounds": ROUNDS, "lr": 0.01, "batch": 8}
-    tree["run"]["device"] = "cuda"
-    return tree
+def experiment_on_a_gpu(method: str, engine: str, folder: Path) -> dict[str, Any]:
+    """An experiment in float32 with small batches: a stack records its steps once it has done many of them.
+
+    A resumed run starts to record later than a whole one.
+    """
+    raw = experiment(method, folder, engine=engine, device="cuda")
+    raw["data"]["train_samples"] = 600
+    raw["train"] = {"rounds": ROUNDS, "lr": 0.01, "batch": 8}
+    return raw
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -38,7 +40,7 @@ def method(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def whole(method: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ug.Result]:
     folder = tmp_path_factory.mktemp(method)
-    return {engine: start(on_a_gpu(method, engine, folder)) for engine in ON}
+    return {engine: start(experiment_on_a_gpu(method, engine, folder)) for engine in ENGINES_ON_A_GPU}
 
 
 def test_the_engine_does_not_matter(whole: dict[str, ug.Result]) -> None:
@@ -48,20 +50,20 @@ def test_the_engine_does_not_matter(whole: dict[str, ug.Result]) -> None:
     assert list(vector.ledger.rows()) == list(serial.ledger.rows())
 
 
-@pytest.mark.parametrize("engine", ON)
-def test_a_stopped_run_goes_on_bit_for_bit(
+@pytest.mark.parametrize("engine", ENGINES_ON_A_GPU)
+def test_a_stopped_run_is_resumed_bit_for_bit(
     method: str, engine: str, whole: dict[str, ug.Result], tmp_path: Path
 ) -> None:
-    resumed = stopped_and_resumed(on_a_gpu(method, engine, tmp_path), STOP, str(tmp_path))
+    resumed = stopped_and_resumed(experiment_on_a_gpu(method, engine, tmp_path), STOP, str(tmp_path))
     assert facts(resumed) == facts(whole[engine])
 
 
 @pytest.mark.parametrize("method", ["local", "central", "fedat"])
-@pytest.mark.parametrize("engine", ON)
-def test_devices_look_for_samples_with_weights_that_they_made_themselves(
+@pytest.mark.parametrize("engine", ENGINES_ON_A_GPU)
+def test_devices_select_samples_with_weights_that_they_made_themselves(
     method: str, engine: str, tmp_path: Path
 ) -> None:
-    tree = on_a_gpu(method, engine, tmp_path)
-    tree["train"]["selector"] = "entropy:0.5"
-    tree["run"]["precision"] = "bf16"
-    assert math.isfinite(start(tree).loss)
+    raw = experiment_on_a_gpu(method, engine, tmp_path)
+    raw["train"]["selector"] = "entropy:0.5"
+    raw["run"]["precision"] = "bf16"
+    assert math.isfinite(start(raw).loss)

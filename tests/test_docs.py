@@ -1,12 +1,12 @@
-"""The documentation is true: its code runs, its experiments are accepted, its commands work, its links lead somewhere.
+"""The documentation is true: its code runs, its experiments are valid, its commands work, its links lead to a file.
 
-The blocks of one file run in order, in an empty folder, and the Python blocks share their names. An HTML comment above
-a block says what is special about it::
+The blocks of one page run in order, in an empty folder, and its Python blocks share their names. An HTML comment above
+a block says how to treat it::
 
-    <!-- file: first.yaml -->   it is saved under that name, for the blocks after it
-    <!-- run -->                an experiment that is also run
-    <!-- output -->             what the block before it prints; numbers within 5 %
-    <!-- skip: why -->          it is not run, and the comment says why
+    <!-- file: first.yaml -->   save the block under that name for the blocks after it
+    <!-- run -->                run the experiment too
+    <!-- output -->             compare with what the block before it printed; numbers within 5 %
+    <!-- skip: why -->          do not run the block
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import undergrowth as ug
 from undergrowth.cli.app import app
 from undergrowth.devices import describe as describe_fleet
 from undergrowth.methods import METHODS
@@ -73,12 +74,12 @@ def name(page: Path) -> str:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """An empty module in an empty folder, with nothing to be found outside of it."""
+    """An empty module. The current folder is empty too, and no data set is found outside of it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("UNDERGROWTH_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "160")  # tables are as wide as the pages show them
     made = ModuleType("documented")
-    sys.modules[made.__name__] = made  # dataclasses look their module up
+    sys.modules[made.__name__] = made  # dataclasses look up their module
     yield made
     del sys.modules[made.__name__]
 
@@ -102,50 +103,50 @@ def test_what_a_page_shows_works(page: Path, module: ModuleType) -> None:
         elif block.mark == "output":
             assert same(printed, block.text), f"{place}: the block before it prints\n{printed}"
         else:
-            assert block.language in ("text", "mermaid", "csv"), f"{place}: nobody knows how to check this block"
+            assert block.language in ("text", "mermaid", "csv"), f"{place}: no rule says how to check this block"
 
 
 def run_python(block: Block, place: str, module: ModuleType) -> str:
-    said = io.StringIO()
-    # Empty lines first, so that a traceback gives the line of the page.
+    printed = io.StringIO()
+    # Empty lines first, so that a traceback shows the line of the page.
     code = compile("\n" * block.line + block.text, place, "exec")
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(printed):
         exec(code, vars(module))
-    return said.getvalue()
+    return printed.getvalue()
 
 
 def check_yaml(block: Block, place: str) -> None:
-    tree = yaml.safe_load(block.text)
-    if set(tree) == {"devices"}:
+    raw = yaml.safe_load(block.text)
+    if set(raw) == {"devices"}:
         fleet = Path("a-fleet-of-the-page.yaml")
         fleet.write_text(block.text, encoding="utf-8")
         assert describe_fleet(fleet), place
         return
-    assert set(tree) <= set(Experiment.model_fields), f"{place}: neither an experiment nor a fleet file"
-    settings = parse_experiment(tree)
+    assert set(raw) <= set(Experiment.model_fields), f"{place}: neither an experiment nor a fleet file"
+    settings = parse_experiment(raw)
     settings.train_settings()
     if block.mark == "run":
-        start(tree)
+        start(raw)
     elif settings.data.name == "digits":
-        federate(settings)  # refuses what only the method, the model or the fleet can refuse
+        federate(settings)  # also checks what the method, the model and the fleet require
 
 
 def run_commands(block: Block, place: str) -> str:
-    said = ""
+    printed = ""
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
         if words[:1] == ["undergrowth"]:
             done = CliRunner().invoke(app, words[1:])
             assert done.exit_code == 0, f"{place}: {line}\n{done.output}"
-            said += done.stdout
-    return said
+            printed += done.stdout
+    return printed
 
 
 def same(printed: str, written: str) -> bool:
-    """The same words, and numbers within 5 %: another machine rounds differently."""
+    """Whether the words are the same and the numbers within 5 %, because another machine rounds differently."""
     if NUMBER.sub("#", printed).split() != NUMBER.sub("#", written).split():
         return False
-    pairs = zip(NUMBER.findall(printed), NUMBER.findall(written))
+    pairs = zip(NUMBER.findall(printed), NUMBER.findall(written), strict=True)
     return all(math.isclose(number(one), number(other), rel_tol=0.05, abs_tol=0.01) for one, other in pairs)
 
 
@@ -161,12 +162,12 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
-def test_the_readme_names_everything_that_there_is() -> None:
+def test_the_readme_names_all_methods_data_sets_models_and_fleets() -> None:
     from undergrowth import data, devices, models
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    there = [*METHODS, *data.names(), *models.names(), *devices.names()]
-    assert [each for each in there if f"`{each}`" not in text] == []
+    names = [*METHODS, *data.names(), *models.names(), *devices.names()]
+    assert [each for each in names if f"`{each}`" not in text] == []
 
 
 def test_the_guide_names_every_key_of_an_experiment() -> None:
@@ -181,7 +182,14 @@ MODULES = sorted({method.__module__ for method in METHODS.values()})
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.rpartition(".")[2])
-def test_the_example_of_a_method_runs(path: str, module: ModuleType) -> None:
+def test_the_example_of_a_method_runs(path: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is written, but on fewer samples and rounds: that an example runs is the claim, not what it learns."""
+
+    def short(rounds: int = 2, **arguments: Any) -> ug.Result:
+        return complete(rounds=min(rounds, 2), data_options={"train_samples": 200}, **arguments)
+
+    complete = ug.run
+    monkeypatch.setattr(ug, "run", short)
     text = inspect.cleandoc(sys.modules[path].__doc__ or "")
     examples = doctest.DocTestParser().get_examples(text)
     assert examples

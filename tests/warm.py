@@ -1,6 +1,6 @@
-"""Processes of a test's own that are there at once: they are forked from one that has loaded torch already.
+"""Child processes that start at once: they are forked from a process that has imported torch already.
 
-For tests that kill one. What measures the memory or the start of a process, or types a command, starts Python.
+For tests that kill a process. Tests that measure the memory of a process or run a command start Python instead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ FORKS.set_forkserver_preload(["undergrowth.runs.execution", "undergrowth.engines
 
 
 def begin(target: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Connection]:
-    """Does `target(said, *arguments)` in a process of its own, and what that sends through `said` is received here.
+    """A process that calls `target(connection, *arguments)`, and the other end of that connection.
 
-    Receiving from a process that has ended, or was killed, is an EOFError.
+    Receiving from a process that has ended or was killed raises EOFError.
     """
     here, there = FORKS.Pipe(duplex=False)
     child = FORKS.Process(target=target, args=(there, *arguments), daemon=True)

@@ -67,7 +67,7 @@ def mean(given: Sequence[Upload], name: str, weights: Sequence[float]) -> Tensor
     total = sum(weights)
     if not total:
         return torch.zeros(given[0].tensor(name).shape, dtype=torch.float64)
-    return sum(u.tensor(name).double() * (w / total) for u, w in zip(given, weights))  # type: ignore[return-value]
+    return sum(u.tensor(name).double() * (w / total) for u, w in zip(given, weights, strict=False))  # type: ignore[return-value]
 
 
 def assert_close(actual: Tensor, expected: Tensor, scale: float = 40.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,30 +58,33 @@ EVENTS = ("receive",) * 4 + ("copy", "expire") * 2
 EVENTS += ("lose", "bad", "misfit", "late alarm", "refuse", "unexpected", "replay")
 
 
+def nobody_answers(drive: Drive) -> None:
+    drive.receive("nobody", upload())
+    drive.lose("nobody")
+    drive.refuse("nobody")
+
+
+def replay_all(drive: Drive) -> None:
+    for id in sorted(drive.asked - set(drive.out.values())):
+        drive.replay(id)
+
+
 def happen(drive: Drive, event: str, child: str, number: float) -> None:
-    if event == "receive":
-        drive.receive(child, upload(number, samples=abs(number)))
-    elif event == "replay":
-        for id in sorted(drive.asked - set(drive.out.values())):
-            drive.replay(id)
-    elif event == "unexpected":
-        drive.receive("nobody", upload())
-        drive.lose("nobody")
-        drive.refuse("nobody")
-    elif event == "lose":
-        drive.lose(child)
-    elif event == "refuse":
-        drive.refuse(child)
-    elif event == "bad":
-        drive.receive(child, list(BAD.values())[int(number) % len(BAD)], fits=False)
-    elif event == "misfit" and drive.arrived:
-        drive.receive(child, list(MISFITS.values())[int(number) % len(MISFITS)], fits=False)
-    elif event == "expire":
-        drive.tell(lambda node: node.expire(node.round))
-    elif event == "late alarm":
-        drive.tell(lambda node: node.expire(node.round - 1))
-    elif event == "copy" and len(drive.nodes) < 3:
-        drive.copy()
+    happenings: dict[str, Callable[[], Any]] = {
+        "receive": lambda: drive.receive(child, upload(number, samples=abs(number))),
+        "replay": lambda: replay_all(drive),
+        "unexpected": lambda: nobody_answers(drive),
+        "lose": lambda: drive.lose(child),
+        "refuse": lambda: drive.refuse(child),
+        "bad": lambda: drive.receive(child, list(BAD.values())[int(number) % len(BAD)], fits=False),
+        "misfit": lambda: (
+            drive.arrived and drive.receive(child, list(MISFITS.values())[int(number) % len(MISFITS)], fits=False)
+        ),
+        "expire": lambda: drive.tell(lambda node: node.expire(node.round)),
+        "late alarm": lambda: drive.tell(lambda node: node.expire(node.round - 1)),
+        "copy": lambda: len(drive.nodes) < 3 and drive.copy(),
+    }
+    happenings[event]()
 
 
 @settings(max_examples=300)

@@ -48,7 +48,7 @@ def same_bits(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and bits(a) == bits(b)
     if isinstance(a, Packet):
-        return all(same_bits(dict(x), dict(y)) for x, y in zip(vars(a).values(), vars(b).values()))
+        return all(same_bits(dict(x), dict(y)) for x, y in zip(vars(a).values(), vars(b).values(), strict=False))
     if isinstance(a, dict):
         return list(a) == list(b) and all(same_bits(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):

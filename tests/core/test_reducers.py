@@ -49,7 +49,7 @@ def test_a_weighted_mean_is_the_mean(given_uploads: list[Upload], rng: random.Ra
     largest = torch.stack(counted).amax(0) if counted else torch.zeros(2, dtype=torch.int64)
     assert torch.equal(total.tensors["count"], largest)
     assert total.scalars["samples"] == pytest.approx(sum(weights), rel=1e-12)
-    losses = sum(u.scalar("loss") * w for u, w in zip(given_uploads, weights)) / (sum(weights) or 1)
+    losses = sum(u.scalar("loss") * w for u, w in zip(given_uploads, weights, strict=False)) / (sum(weights) or 1)
     assert total.scalars["loss"] == pytest.approx(losses, abs=1e-12)
 
 

@@ -20,10 +20,9 @@ from undergrowth.engines.vector.finished_stack import FinishedStack
 from undergrowth.engines.vector.recording import Recording
 from undergrowth.engines.vector.stack_runner import StackRunner
 from undergrowth.methods import METHODS, FedAvg, FedFSC, FedProx
-from undergrowth.runs.execution import start
 
+from .. import conformance
 from ..double_precision import double_model
-from ..test_conformance import settings, weights
 from .test_vector import DATA, POPULATION, check_same, outcomes
 
 HELD = {name: {"all": {"current": 0}} for name in ("reserved_bytes", "allocated_bytes")}
@@ -95,12 +94,11 @@ def test_recorded_steps_give_what_the_serial_engine_gives(as_on_a_gpu, made, met
 @pytest.mark.parametrize("method", METHODS)
 def test_recorded_steps_of_every_method(as_on_a_gpu, made, method, tmp_path):
     def ended(engine: str) -> ug.Result:
-        tree = settings(method, engine, "star", tmp_path)
-        return start({**tree, "train": {"rounds": 2, "lr": 0.01, "batch": 8}})
+        raw = conformance.experiment(method, tmp_path, engine=engine)
+        return conformance.run({**raw, "train": {"rounds": 2, "lr": 0.01, "batch": 8}})
 
     serial, vector = ended("serial"), ended("vector")
-    for name, value in weights(serial).items():
-        torch.testing.assert_close(weights(vector)[name], value, rtol=1e-3, atol=1e-4)
+    conformance.assert_close(conformance.weights(vector), conformance.weights(serial))
     assert list(vector.ledger.rows()) == list(serial.ledger.rows())
     assert made and vector.history[-1]["not_stacked"] == 0
 

@@ -109,7 +109,7 @@ def test_stacked_clients_descend_as_they_do_alone():
     client, halves = GradientClient(), [Shard(shard.x[:32], shard.y[:32]), Shard(shard.x[16:48], shard.y[16:48])]
     alone = [stepped(client, task, down, half) for half in halves]
     carry = stack_carries([client.begin(task, down, half, {}, Context(0, "device", 0))[0] for half in halves])
-    for pair in zip(*(batches for _, batches in alone)):
+    for pair in zip(*(batches for _, batches in alone), strict=False):
         batch = {name: torch.cat([each[name] for each in pair]) for name in ("x", "y")}
         with Stacked(2, None):
             carry = client.step(task, carry, {**batch, "weight": torch.full((32,), 1 / 16)})

@@ -35,7 +35,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def test_an_attention_map_is_what_the_formula_says() -> None:
     features = random(3, 5, 2, 4)
-    for sample, found in zip(features, attention(features)):
+    for sample, found in zip(features, attention(features), strict=False):
         plain = torch.zeros(2, 4)
         for channel in sample:
             plain += channel.abs() ** 2

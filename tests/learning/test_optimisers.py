@@ -42,13 +42,13 @@ def test_twenty_steps_are_those_of_torch_bit_for_bit(
     state = ours.init(parameters)
     for at in range(20):
         batch = {"x": shard.x[at % 3 :: 3], "y": shard.y[at % 3 :: 3]}
-        now = dict(zip(names, parameters))
+        now = dict(zip(names, parameters, strict=False))
         gradients, buffers, _ = gradients_of(task, CrossEntropy(), now, buffers, weights, batch)
         parameters, state = ours.update(parameters, gradients, state, LR)
         theirs.zero_grad()
         functional.cross_entropy(net(batch["x"]), batch["y"]).backward()
         theirs.step()
-    for name, value in zip(names, parameters):
+    for name, value in zip(names, parameters, strict=False):
         assert torch.equal(value, net.get_parameter(name)), name
         # A bias under BatchNorm has no gradient but rounding, so only weights are sure to have moved.
         assert name.endswith("bias") or not torch.equal(value, weights[name]), name

@@ -156,7 +156,7 @@ def test_oort_without_a_deadline_prefers_the_median_time_of_those_it_knows():
 
 @pytest.mark.parametrize(("count", "new"), [(5, 1), (10, 2), (2, 0)])
 def test_oort_keeps_a_share_for_devices_it_never_tried(count, new):
-    heard = dict(zip("abcdefghijkl", range(1, 13)))
+    heard = dict(zip("abcdefghijkl", range(1, 13), strict=False))
     chosen = choose(OortSampler(None), count, view("abcdefghijklmnopqrst", heard=heard))
     assert len(chosen) == count
     assert sum(device not in heard for device in chosen) == new

@@ -18,8 +18,8 @@ from undergrowth.methods import METHODS
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.execution import start
 
+from .. import conformance
 from ..methods.test_fedft import digits, digits_task
-from ..test_conformance import settings
 
 Run = Callable[..., ug.Result]
 SMALL = {"clients": 4, "rounds": 2, "epochs": 2, "model": "mlp", "partition": "dirichlet:1"}
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Run:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_it_and_its_costs_fall(tmp_path: Path, method: str) -> None:
     def go(selector: str) -> ug.Result:
-        tree = settings(method, "serial", "star", tmp_path)
+        tree = conformance.experiment(method, tmp_path)
         tree["data"] |= {"clients": 2}
         # FedSplit's model shows what devices trained a round later.
         train = {"rounds": 2 if method == "fedsplit" else 1, "epochs": 2, "lr": 0.05, "batch": 64}
@@ -78,7 +78,7 @@ def test_looking_at_the_samples_costs_a_pass(run: Run, text: str) -> None:
     """Half of the samples for two epochs, and where the model is asked first, one pass over all of them."""
     small = {"rounds": 1, "model": "cnn", "model_options": {"hidden": 16}}
     rows = {each: list(run(selector=each, **small).ledger.rows()) for each in ("all", text)}
-    for whole, some in zip(rows["all"], rows[text]):
+    for whole, some in zip(rows["all"], rows[text], strict=False):
         assert some.flops < whole.flops and some.bytes_up == whole.bytes_up
     if text not in ("random:0.5", "few-shot:3"):
         random = list(run(selector="random:0.5", **small).ledger.rows())

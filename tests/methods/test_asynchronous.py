@@ -137,7 +137,7 @@ def test_fedasync_is_the_loop_over_the_known_events(staleness, alpha, mu):
         models.append(model)
     found = versions(simulate(method, len(MIXED)))
     assert len(found) == len(MIXED)
-    for model, expected in zip(found, models[1:]):
+    for model, expected in zip(found, models[1:], strict=False):
         torch.testing.assert_close(model, expected)
 
 
@@ -148,7 +148,7 @@ def test_fedbuff_of_everybody_at_one_pace_is_fedavg(rounds, staleness):
     average = versions(simulate(FedAvg(), rounds, equal))
     buffered = versions(simulate(FedBuff(buffer=3, concurrency=3, staleness=staleness), rounds, equal))
     assert len(average) == len(buffered) == rounds
-    for one, other in zip(average, buffered):
+    for one, other in zip(average, buffered, strict=False):
         torch.testing.assert_close(other, one)
 
 
@@ -196,7 +196,7 @@ def test_never_more_devices_are_at_work_than_said_and_as_many_as_can_be(method):
     moments = [entry.start for entry in entries]
     at_work = [sum(entry.start <= moment < entry.end for entry in entries) for moment in moments]
     assert max(at_work) == 4
-    assert all(count == 4 for count, moment in zip(at_work, moments) if moment < max(moments))
+    assert all(count == 4 for count, moment in zip(at_work, moments, strict=False) if moment < max(moments))
 
 
 @pytest.mark.parametrize("buffer", [1, 2, 7])

@@ -59,7 +59,7 @@ def weights(hidden: int) -> int:
 
 
 def shards(*sizes: int) -> dict[str, Shard]:
-    return {name: digits(size, 100 * place) for place, (name, size) in enumerate(zip("abcdef", sizes))}
+    return {name: digits(size, 100 * place) for place, (name, size) in enumerate(zip("abcdef", sizes, strict=False))}
 
 
 def public_task(count: int = 40, **changes: Any) -> Task:

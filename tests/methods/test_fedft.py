@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_kept_features_change_the_price_and_not_the_result(run: Run, method: str
     weights = plain.model.state_dict()
     torch.testing.assert_close(kept.model.state_dict(), weights, rtol=1e-3, atol=1e-4)
     per_round = [
-        [after["flops"] - before["flops"] for before, after in zip(r.history, r.history[1:])] for r in (plain, kept)
+        [after["flops"] - before["flops"] for before, after in pairwise(result.history)] for result in (plain, kept)
     ]
     assert per_round[1][-1] < per_round[0][-1] / 20, "the convolutions are below the split"
     assert kept.ledger.bytes_up == plain.ledger.bytes_up

@@ -1,4 +1,4 @@
-"""What the probes share: a small real federation, driven to its end with and without a restart after every round."""
+"""A small federation for the probes, run to its end with and without a restart after every round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., tuple[Simulation, World]]
 
 
 class UnequalDevices(Clock):
-    """Every device has its own pace, so that an asynchronous server sees them in a mixed order."""
+    """Devices of different speeds, so that an asynchronous server receives their uploads in a mixed order."""
 
     def timing(self, device: str, *_: object) -> Timing:
         return Timing(seconds_compute=1.0 + 0.37 * int(device[-1]))
@@ -49,7 +49,7 @@ def federation(method: Method, rounds: int, model: str, topology: str, cycles: i
 
 @pytest.fixture
 def run() -> Run:
-    """Runs a method to its end; then again with a restart from disk format after every round, and compares."""
+    """Runs a method twice, the second time with a restart from packed state after every round, and compares."""
 
     def go(method: Method, rounds: int, model: str = "logistic", topology: str = "star", cycles: int = 1) -> Any:
         simulation, world = federation(method, rounds, model, topology, cycles)

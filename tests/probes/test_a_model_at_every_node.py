@@ -1,4 +1,4 @@
-"""Probe (d): a three-level tree with a persistent model at every node, merged both ways."""
+"""Probe (d): a tree of three levels with a model at every node, which mixes with those of its parent and children."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mixed(mine: Weights, theirs: Weights, rate: float) -> dict[str, torch.Tensor
 
 
 class Leaf(GradientClient):
-    """Keeps a model, moves it towards the one that comes down, trains it and sends it up."""
+    """Keeps a model, mixes it with the received one, trains it and sends it up."""
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         return mixed(own["model"], down.tensors, DOWN) if own else down.tensors
@@ -50,7 +50,7 @@ class BothWays(Method):
         return self.server
 
 
-def test_every_node_has_a_model_of_its_own(run: Run) -> None:
+def test_every_node_has_a_different_model(run: Run) -> None:
     simulation, world = run(BothWays(), rounds=12, topology="tree:2x2x2", cycles=2)
     assert len(simulation.nodes) == 1 + 2 + 4
     models = {name: node.state["model"] for name, node in simulation.nodes.items()}

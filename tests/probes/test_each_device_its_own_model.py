@@ -1,4 +1,4 @@
-"""Probe (b): each device gets a smaller model of its own shape and sends logits once; the server distils."""
+"""Probe (b): each device receives a smaller model of a different width and sends logits once; the server distils."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from undergrowth.core import Client, Context, Method, Packet, Plan, Server, Shar
 
 
 def forward(weights: Weights, x: Tensor) -> Tensor:
-    """An mlp of whatever width the weights have."""
+    """The logits of an mlp; its width is that of the weights."""
     hidden = F.relu(F.linear(x.flatten(1), weights["hidden1.0.weight"], weights["hidden1.0.bias"]))
     return F.linear(hidden, weights["head.weight"], weights["head.bias"])
 

@@ -1,4 +1,4 @@
-"""Probe (c): no rounds, but a buffer of K updates that may be stale."""
+"""Probe (c): no rounds; the server steps after every K updates, which may be stale."""
 
 from __future__ import annotations
 

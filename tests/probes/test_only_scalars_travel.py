@@ -1,4 +1,4 @@
-"""Probe (a): only seeds go down and scalars come up; every device rebuilds the model by replay."""
+"""Probe (a): only seeds go down and scalars come up; every device rebuilds the model by replaying past steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EPSILON, RATE = 1e-3, 0.02
 
 
 def moved(weights: Weights, seed: float, size: float) -> dict[str, torch.Tensor]:
-    """The weights, a step of that size along the direction that the seed stands for."""
+    """The weights after a step of length `size` along the random direction of `seed`."""
     generator = torch.Generator().manual_seed(int(seed))
     return {k: v + size * torch.randn(v.shape, generator=generator) for k, v in weights.items()}
 
@@ -21,7 +21,7 @@ def moved(weights: Weights, seed: float, size: float) -> dict[str, torch.Tensor]
 class Replica(core.Client):
     def local(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Packet, State]:
         model = own.get("model") or task.model.initial(int(down.scalars["start"]))
-        for _, past in sorted(down.parts().items()):  # what this device has not seen yet, round by round
+        for _, past in sorted(down.parts().items()):  # steps that this device has missed, in order
             model = moved(model, past.scalars["seed"], -RATE * past.scalars["slope"])
         ahead, behind = (
             F.cross_entropy(task.model(moved(model, down.scalars["seed"], side), shard.x), shard.y)

@@ -21,7 +21,7 @@ UNRELATED = torch.randn(600, 7, generator=GENERATOR)
 
 def similarity(*features: Tensor, batch: int = 600) -> Tensor:
     total = torch.zeros(len(features), len(features), dtype=torch.float64)
-    for some in zip(*(each.split(batch) for each in features)):
+    for some in zip(*(each.split(batch) for each in features), strict=False):
         total += hsic(some)
     return cka(total)
 

@@ -54,7 +54,7 @@ class IdleEngine:
         up = Packet(jobs[0].down.tensors, {"samples": float(len(jobs))})
         size = up.nbytes
         devices = [job.device for job in jobs]
-        scalars = dict.fromkeys(devices, {"samples": 1.0})
+        scalars = {device: {"samples": 1.0} for device in devices}
         yield Outcome(jobs[0].node, up, dict.fromkeys(devices, size), {}, scalars, combined=True)
 
     def facts(self) -> Mapping[str, float]:

@@ -41,7 +41,7 @@ class QuantiseCodec:
 
     @property
     def _top(self) -> int:
-        return 2 ** (self.bits - 1) - 1  # 127 or 7
+        return (1 << (self.bits - 1)) - 1  # 127 or 7
 
     def _split(self, tensor: Tensor) -> Pieces:
         # float64 needs float64 scales: its largest values exceed float32.

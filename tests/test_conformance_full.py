@@ -1,0 +1,70 @@
+"""The full product, for `make test-all`: every method on every engine in every topology, as whole runs.
+
+`tests/test_conformance.py` makes the same claims for `make test` with fewer runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import undergrowth as ug
+from undergrowth.engines import ENGINES
+from undergrowth.methods import METHODS
+
+from .conformance import COSTS, TREE, assert_close, experiment, run, weights
+from .test_conformance import REPLAYED, assert_mixed_precision_changes_little
+
+pytestmark = pytest.mark.slow
+
+COMPARED: dict[str, dict[str, Any]] = {**REPLAYED, "ray": {"workers": 2}}
+TOPOLOGIES = ("star", TREE)
+
+
+def test_the_number_of_cases_does_not_shrink() -> None:
+    assert {name.partition(" ")[0] for name in COMPARED} == set(ENGINES) - {"serial"}
+    assert len(METHODS) * len(COMPARED) * len(TOPOLOGIES) >= 24 * 4 * 2
+
+
+@pytest.fixture(scope="session")
+def _cluster() -> Iterator[None]:
+    """One local Ray cluster for all runs; a run that finds none would start one for itself."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module", params=[(method, topology) for method in METHODS for topology in TOPOLOGIES], ids=str)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Method and topology. The tests of one case follow each other and share its serial run."""
+    method, topology = request.param
+    return method, topology
+
+
+@pytest.fixture(scope="module")
+def serial(case: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> ug.Result:
+    method, topology = case
+    return run(experiment(method, tmp_path_factory.mktemp("serial"), topology))
+
+
+@pytest.mark.parametrize("engine", COMPARED)
+def test_a_run_on_an_engine_learns_and_costs_the_same(
+    case: tuple[str, str], engine: str, serial: ug.Result, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if engine == "ray":
+        request.getfixturevalue("_cluster")
+    method, topology = case
+    result = run(experiment(method, tmp_path, topology, engine=engine.partition(" ")[0], **COMPARED[engine]))
+    assert_close(weights(result), weights(serial))
+    assert list(result.ledger.rows()) == list(serial.ledger.rows())
+    for cost in COSTS:
+        assert getattr(result.ledger, cost) == getattr(serial.ledger, cost)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_mixed_precision_changes_digits_and_memory_only(method: str, tmp_path: Path) -> None:
+    assert_mixed_precision_changes_little(method, tmp_path)
