@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from undergrowth.core import Packet, moved, pack, unpack
+from undergrowth.core.pytree import signature
 
 NAN = torch.tensor([0x7FC00001, 0x7F800001, -1], dtype=torch.int32).view(torch.float32)  # three different NaNs
 TENSORS = (
@@ -96,3 +97,18 @@ def test_moving_a_tree_moves_every_tensor_and_keeps_the_rest() -> None:
     away = moved(tree, "meta")
     assert away["a"][0].is_meta and away["a"][1][0].is_meta and away["b"].tensors["w"].is_meta
     assert away["a"][1][1] == 3 and away["b"].scalars == {"n": 1.0} and away["b"].tags == {"t": "x"}
+
+
+def test_a_signature_has_the_form_and_the_description_of_every_leaf() -> None:
+    def describe(leaf: Any) -> Any:
+        return leaf.shape if isinstance(leaf, torch.Tensor) else type(leaf)
+
+    def of(*values: Any) -> Any:
+        packet = Packet({"w": values[0]}, {"loss": values[1]}, {"tag": "a"})
+        return signature({"list": [values[0], 3], "packet": packet, 7: (None, values[2])}, describe)
+
+    assert hash(of(torch.ones(2), 1.0, "a")) == hash(of(torch.zeros(2), 2.0, "b"))
+    assert of(torch.ones(2), 1.0, "a") == of(torch.zeros(2), 2.0, "b")
+    assert of(torch.ones(2), 1.0, "a") != of(torch.ones(3), 1.0, "a")
+    assert of(torch.ones(2), 1.0, "a") != of(torch.ones(2), 1.0, 4)
+    assert len({signature(tree, describe) for tree in ({}, [], {"a": 1}, {"b": 1}, [1], [[1]], ["a", 1])}) == 7

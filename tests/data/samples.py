@@ -8,7 +8,7 @@ from undergrowth.data.dataset import Dataset
 
 
 def table(samples: int = 60, classes: int = 5, seed: int = 0, **changes: object) -> Dataset:
-    """A table whose only feature is the sample's own number, so that a sample can be told from any other."""
+    """A table whose only feature is the number of the sample, so that samples can be identified."""
     generator = np.random.default_rng(seed)
     arguments: dict[str, object] = {
         "name": "table",

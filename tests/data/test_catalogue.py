@@ -1,4 +1,4 @@
-"""The catalogue: names, what is told about each, and where files are looked for."""
+"""The catalogue: names, descriptions, and default paths."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from undergrowth.data import describe, load, names
 FILES = [name for name in names() if not describe(name).embedded]
 
 
-def test_all_that_was_promised_is_there() -> None:
+def test_the_catalogue_has_all_data_sets() -> None:
     assert names()[0] == "digits"
     files = {"mnist", "fashion-mnist", "cifar10", "cifar100", "femnist", "shakespeare", "agnews", "speech-commands"}
     assert files | {"npz", "images"} <= set(names())
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_entry_tells_what_a_user_needs(name: str) -> None:
+def test_every_entry_is_complete(name: str) -> None:
     entry = describe(name)
     assert entry.name == name
     assert entry.title and entry.licence and entry.how_to_get and entry.layout
@@ -30,14 +30,14 @@ def test_every_entry_tells_what_a_user_needs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_data_set_says_what_to_put_where(name: str, tmp_path: Path) -> None:
+def test_missing_files_are_listed_with_their_folder(name: str, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError) as caught:
             load(name, path)
         assert str(path) in str(caught.value) and describe(name).how_to_get in str(caught.value)
 
 
-def test_places_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("UNDERGROWTH_DATA", raising=False)
     with pytest.raises(InputError, match=r"home/\.cache/undergrowth/mnist .* set UNDERGROWTH_DATA"):
@@ -50,7 +50,7 @@ def test_places_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert load("npz").name == "mine"
 
 
-def test_the_home_folder_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     np.savez(tmp_path / "mine.npz", x=np.zeros((10, 2)), y=np.arange(10) % 2)
     assert len(load("npz", "~/mine.npz")) == 8
@@ -71,21 +71,21 @@ def test_wrong_names_and_options_are_refused(tmp_path: Path) -> None:
         load("mnist", "~no-such-user/data")
 
 
-def test_a_part_of_any_set_has_every_class_in_its_share() -> None:
+def test_a_sample_of_a_set_keeps_the_class_frequencies() -> None:
     whole, part = load("digits"), load("digits", train_samples=200, test_samples=50)
     assert (len(part), len(part.test_y)) == (200, 50)
-    shares = np.bincount(whole.labels) / len(whole)
-    assert np.abs(np.bincount(part.labels) - 200 * shares).max() <= 1
+    fractions = np.bincount(whole.labels) / len(whole)
+    assert np.abs(np.bincount(part.labels) - 200 * fractions).max() <= 1
     assert np.array_equal(part.x, load("digits", train_samples=200).x)
     smaller = {row.tobytes() for row in load("digits", train_samples=100).x}
     assert smaller < {row.tobytes() for row in part.x}
     assert len(load("digits", train_samples=10**6)) == len(whole)
     for wrong in (0, -1, 0.5, True, "many"):
-        with pytest.raises(InputError, match=r"train_samples is .* must be a whole number from 1 on"):
+        with pytest.raises(InputError, match=r"train_samples is .* must be a whole number of at least 1"):
             load("digits", train_samples=wrong)
 
 
-def test_a_part_keeps_its_fields(tmp_path: Path) -> None:
+def test_a_sample_keeps_its_fields(tmp_path: Path) -> None:
     x = np.arange(40.0).reshape(20, 2)
     np.savez(tmp_path / "mine.npz", x=x, y=np.arange(20) % 2, x_test=x, y_test=np.arange(20) % 2, row=x[:, 0])
     part = load("npz", tmp_path / "mine.npz", train_samples=6)

@@ -1,4 +1,4 @@
-"""Data sets: what a shard holds, and what is refused."""
+"""Data sets: the content of a shard, and which data is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_pixels_become_normalised_floats() -> None:
     assert len(dataset.central_test()) == 4
 
 
-def test_tensors_are_taken_and_left_alone() -> None:
+def test_tensors_are_accepted_and_not_changed() -> None:
     x = torch.rand(4, 3, 2, 2)
     before = x.clone()
     dataset = images(x, mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -40,8 +40,8 @@ def test_tensors_are_taken_and_left_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.uint8, np.int64, ">f4"])
-def test_samples_begin_where_those_of_torch_do(kind) -> None:
-    """Numpy's begin at any sixteenth byte, differently each time, and that can change the last digit of a sum."""
+def test_shards_have_the_alignment_of_torch(kind) -> None:
+    """numpy aligns arrays to 16 bytes only, and the alignment can change the last digit of a sum."""
     everything = np.ones((40, 3), kind)
     data = Dataset("mine", everything, np.zeros(40, np.int64), everything, np.zeros(40, np.int64), classes=1)
     for size in range(1, 30):
@@ -62,7 +62,7 @@ def test_large_endian_and_half_precision_arrays() -> None:
     assert halves.shard([0]).x.dtype == torch.float32
 
 
-def test_a_missing_class_is_allowed_and_told() -> None:
+def test_a_missing_class_is_allowed_and_listed() -> None:
     dataset = table(classes=5, y=np.full(60, 3))
     dataset.check()
     assert dataset.missing_classes == (0, 1, 2, 4)

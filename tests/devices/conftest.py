@@ -1,4 +1,4 @@
-"""One thread: the models here are so small that threads only wait for each other."""
+"""One thread: the models here are too small to gain from more."""
 
 from __future__ import annotations
 

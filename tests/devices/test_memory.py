@@ -1,4 +1,4 @@
-"""The memory estimate against what torch's CPU allocator hands out during a real step."""
+"""The memory estimate compared with the allocations of torch's CPU allocator in a real step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from undergrowth.core import Context, Model, Packet, Shard, Task, Train
+from undergrowth.core import Context, Model, Packet, Shard, Task, Train, tensors_in
 from undergrowth.devices import Tracer, meter
 from undergrowth.learning import GradientClient
 from undergrowth.models.catalogue import builder
@@ -15,13 +15,13 @@ BATCH = 16
 
 
 def measured(task: Task, client: GradientClient, down: Packet, shape: tuple[int, ...]) -> int:
-    """The peak of a later step: what is there before it, and the highest point the allocator reaches above."""
+    """The peak of the third step: the bytes allocated before it, plus the highest point of the allocator during it."""
     shard = Shard(torch.zeros(BATCH, *shape), torch.zeros(BATCH, dtype=torch.int64))
     carry, _ = client.begin(task, down, shard, {}, Context(0, "device", 0))
     batch = {"x": shard.x, "y": shard.y}
     for _ in range(2):
         carry = client.step(task, carry, batch)
-    there = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in leaves([carry, batch])}
+    there = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in([carry, batch])}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         client.step(task, carry, batch)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -31,13 +31,6 @@ def measured(task: Task, client: GradientClient, down: Packet, shape: tuple[int,
         peak = max(peak, live)
     assert peak > 0
     return sum(there.values()) + peak
-
-
-def leaves(tree):
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
-    return [leaf for value in values for leaf in leaves(value)]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +62,10 @@ def test_the_shard_is_not_counted():
 
 
 @pytest.mark.parametrize(("name", "shape", "dtype"), [("lstm", (6,), torch.int64), ("cnn", (3, 8, 8), torch.float32)])
-def test_operations_that_the_meter_remembers_count_as_at_first(name, shape, dtype, monkeypatch):
-    """An operation that gives a view without saying so must not count as new memory when it comes again."""
-    monkeypatch.setattr(meter, "_KNOWN", {})
+def test_cached_operations_count_the_same(name, shape, dtype, monkeypatch):
+    """An operation that returns an undeclared view must not count as new memory the second time."""
+    monkeypatch.setattr(meter, "_CACHE", {})
     task = Task(Model(builder(name, shape, 10)), 10, Train(batch=8))
     first, second = (Tracer(task, GradientClient(), shape, dtype).work(Packet(task.model.initial(0)), 20) for _ in "ab")
-    monkeypatch.setattr(meter, "_pure", lambda _: False)
+    monkeypatch.setattr(meter, "_is_pure", lambda _: False)
     assert first == second == Tracer(task, GradientClient(), shape, dtype).work(Packet(task.model.initial(0)), 20)

@@ -25,7 +25,7 @@ from undergrowth.core import (
     joined,
     shares,
 )  # fmt: skip
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 from undergrowth.devices import Tracer
 from undergrowth.engines import Job, Serial, Vector, World
 from undergrowth.engines.world import Outcome
@@ -33,7 +33,7 @@ from undergrowth.learning import GradientClient
 from undergrowth.models import builder
 
 DATA = load("digits")
-POPULATION = partition(DATA, "dirichlet:0.5", 6, 0, holdout=0)
+POPULATION = partition_dataset(DATA, "dirichlet:0.5", 6, 0, holdout=0)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import undergrowth as ug
 from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Task, Train
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 from undergrowth.engines import Job, Outcome, Serial, Settings, Vector, World
 from undergrowth.engines.vector.carries import stacked
 from undergrowth.learning import Averaging, GradientClient
@@ -19,7 +19,7 @@ from undergrowth.methods import FedAvg, FedProx
 from undergrowth.models import builder
 
 DATA = load("digits")
-POPULATION = partition(DATA, "dirichlet:0.5", 7, 0, holdout=0)
+POPULATION = partition_dataset(DATA, "dirichlet:0.5", 7, 0, holdout=0)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undergrowth.bench.engines import CONTESTS
 from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Shard, Task, Train
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 from undergrowth.engines import Engine, Job, Outcome, Serial, Vector, World
 from undergrowth.engines.vector import recording
 from undergrowth.engines.vector.stack import WAVE
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 DATA = load("digits")
 DEVICES = 3 * WAVE
-POPULATION = partition(DATA, "dirichlet:1", DEVICES, 0, holdout=0)
+POPULATION = partition_dataset(DATA, "dirichlet:1", DEVICES, 0, holdout=0)
 METHOD = FedAvg()
 ROUNDS = 3  # in the first, some steps are not recorded yet
 

@@ -1,4 +1,4 @@
-"""The table: published sizes, descriptions, and a clear sentence for everything that does not fit."""
+"""The table of models: published sizes, descriptions, and what is refused."""
 
 from __future__ import annotations
 
@@ -94,17 +94,17 @@ def test_describing_and_checking_draw_no_random_numbers() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def check_some(said: Connection) -> None:
+def check_some(result: Connection) -> None:
     builder("wrn-16-1", (3, 8, 8), 2), builder("lstm", (5,), 3), describe("vgg-16")
-    said.send("torch._dynamo" in sys.modules)
+    result.send("torch._dynamo" in sys.modules)
 
 
 def test_checking_does_not_load_the_compiler() -> None:
-    # It takes a second, which every start would pay.
+    # Importing it takes a second at every start.
     assert begin(check_some)[1].recv() is False
 
 
-def test_the_default_normalisation_is_the_architectures_own() -> None:
+def test_the_default_normalisation_depends_on_the_architecture() -> None:
     assert describe("wrn-D-K").norms == ("batch", "group")
     assert describe("vgg-16").norms == ("batch", "group", "none")
     assert describe("cnn").norms == ("none",)
@@ -141,8 +141,8 @@ IMAGE = (3, 32, 32)
         (("cnn", (1, 2, 28, 28), 10), {}, "not inputs of shape (1, 2, 28, 28)"),
         (("cnn", (1, 3, 28), 10), {}, "needs images of at least 4×4 pixels, not 3×28"),
         (("vgg-16", (1, 28, 28), 10), {}, "needs images of at least 32×32 pixels, not 28×28"),
-        (("resnet-18", (1, 8, 8), 10), {}, "at least 9×9 pixels, not 8×8; norm 'group' would do"),
-        (("wrn-16-1", (3, 4, 4), 10), {}, "at least 5×5 pixels, not 4×4; norm 'group' would do"),
+        (("resnet-18", (1, 8, 8), 10), {}, "at least 9×9 pixels, not 8×8; norm 'group' works"),
+        (("wrn-16-1", (3, 4, 4), 10), {}, "at least 5×5 pixels, not 4×4; norm 'group' works"),
         (("lstm", IMAGE, 10), {}, "takes sequences of tokens, of shape (length,), not inputs of shape (3, 32, 32)"),
         (("mlp", (), 10), {}, "the input shape must be whole numbers of at least 1, not ()"),
         (("mlp", (0,), 10), {}, "not (0,)"),
@@ -155,21 +155,21 @@ IMAGE = (3, 32, 32)
         (("mlp", (4,), 2), {"hidden": "200"}, "such as [200], not '200'"),
         (("cnn", IMAGE, 2), {"hidden": (3,)}, "option hidden must be a whole number of at least 1, such as 512"),
         (("cnn", IMAGE, 2), {"hidden": True}, "not True"),
-        (("cnn", IMAGE, 2), {"norm": "batch"}, "model cnn: norm 'batch' is not offered; choose one of: none"),
-        (("wrn-16-1", IMAGE, 2), {"norm": "none"}, "norm 'none' is not offered; choose one of: batch, group"),
+        (("cnn", IMAGE, 2), {"norm": "batch"}, "model cnn: norm 'batch' is not supported; choose one of: none"),
+        (("wrn-16-1", IMAGE, 2), {"norm": "none"}, "norm 'none' is not supported; choose one of: batch, group"),
         (("vgg-16", IMAGE, 2), {"norm": "layer"}, "choose one of: batch, group, none"),
         (
             ("mobilenetv3-small", IMAGE, 2),
             {"stride": 3},
             "model mobilenetv3-small: option stride must be 1 or 2, not 3",
         ),
-        (("efficientnet-b0", (1, 16, 16), 2), {}, "at least 17×17 pixels, not 16×16; norm 'group' would do"),
-        (("lstm-words", (5,), 2), {"embeddings": 3}, "option embeddings must be the name of a file, not 3"),
+        (("efficientnet-b0", (1, 16, 16), 2), {}, "at least 17×17 pixels, not 16×16; norm 'group' works"),
+        (("lstm-words", (5,), 2), {"embeddings": 3}, "option embeddings must be the path of a file, not 3"),
         (("lstm-words", (5,), 2), {"embeddings": "nowhere.txt"}, "embeddings: there is no file 'nowhere.txt'"),
         (("mlp", (4,), 2), {"weights": "nowhere.pt"}, "weights: there is no file 'nowhere.pt'"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_once(arguments, options, sentence: str) -> None:
+def test_wrong_arguments_are_refused(arguments, options, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         builder(*arguments, **options)
 
@@ -181,7 +181,7 @@ def test_an_unknown_name_is_refused_in_a_description_too() -> None:
 
 def test_an_unknown_level_is_refused() -> None:
     module = builder("wrn-10-1", (1, 8, 8), 2)()
-    with pytest.raises(InputError, match="split level 'middle' is not one of this model's: did you mean 'mid'"):
+    with pytest.raises(InputError, match="split level 'middle' is not a level of this model; did you mean 'mid'"):
         module.position("middle")
 
 

@@ -1,4 +1,4 @@
-"""Words as vectors: learnt ones travel, those of a file do not, and both take any token."""
+"""Word vectors: trained ones are sent, frozen ones are not, and both accept any token."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def test_all_formats_give_the_same(tmp_path: Path) -> None:
     for name in ("w.safetensors", "w.npz"):
         assert torch.equal(make(str(tmp_path / name))[0].table, expected)
     table[0] = 7
-    assert make(text(tmp_path, table))[0].table[2, 0] == 7, "a file that has changed is read again"
+    assert make(text(tmp_path, table))[0].table[2, 0] == 7, "a changed file is read again"
 
 
-def test_vectors_of_a_file_are_no_part_of_the_state(tmp_path: Path) -> None:
+def test_frozen_vectors_are_not_part_of_the_state(tmp_path: Path) -> None:
     frozen = Model(lambda: make(text(tmp_path, vectors())))
-    learnt = Model(builder("lstm-words", (6,), 4, vocabulary=20, embedding=DIMENSION, hidden=8))
+    trained = Model(builder("lstm-words", (6,), 4, vocabulary=20, embedding=DIMENSION, hidden=8))
     assert not [name for name in frozen.shapes if name.startswith("embedding")]
-    assert set(learnt.shapes) - set(frozen.shapes) == {"embedding.vectors.weight"}
-    assert [table.shape for table in frozen.constants] == [(11, DIMENSION)] and not learnt.constants
+    assert set(trained.shapes) - set(frozen.shapes) == {"embedding.vectors.weight"}
+    assert [table.shape for table in frozen.constants] == [(11, DIMENSION)] and not trained.constants
     weights, tokens = frozen.initial(3), torch.randint(0, 30, (5, 6))
-    assert frozen(weights, tokens).shape == learnt(learnt.initial(3), tokens).shape == (5, 4)
-    # The two LSTM layers of Shi's thesis on GloVe's 100 numbers: 0.9 M parameters, none of them a word's.
+    assert frozen(weights, tokens).shape == trained(trained.initial(3), tokens).shape == (5, 4)
+    # The two LSTM layers of Shi's thesis on GloVe vectors of 100 numbers: 0.9 M parameters without the vectors.
     module = builder("lstm-words", (64,), 4, embeddings=text(tmp_path, vectors(dimension=100)))()
     assert sum(parameter.numel() for parameter in module.parameters()) == 893_956
 
@@ -85,21 +85,21 @@ def run(tmp_path: Path, embeddings: str | None, **changes: Any) -> ug.Result:
     return ug.run(data=data, model="lstm-words", model_options=given, out=str(tmp_path / "runs"), **settings)
 
 
-def test_only_a_learnt_table_is_sent_and_a_frozen_one_takes_memory(tmp_path: Path) -> None:
+def test_only_a_trained_table_is_sent_and_a_frozen_one_takes_memory(tmp_path: Path) -> None:
     small, large = text(tmp_path, vectors(9)), text(tmp_path, vectors(1009), "large.txt")
-    learnt = run(tmp_path, None, model_options={"embedding": DIMENSION})
+    trained = run(tmp_path, None, model_options={"embedding": DIMENSION})
     frozen = run(tmp_path, small)
     size, jobs = 11 * DIMENSION * 4, 8
-    assert learnt.ledger.bytes_down - frozen.ledger.bytes_down >= size * jobs
+    assert trained.ledger.bytes_down - frozen.ledger.bytes_down >= size * jobs
     wide = run(tmp_path, large, model_options={"vocabulary": 1011})
     assert wide.ledger.bytes_down == frozen.ledger.bytes_down and wide.ledger.bytes_up == frozen.ledger.bytes_up
     assert wide.ledger.peak_device_bytes - frozen.ledger.peak_device_bytes == 1000 * DIMENSION * 4
 
 
-def test_frozen_words_are_learnt_from_on_every_engine_and_come_back_with_the_result(tmp_path: Path) -> None:
+def test_frozen_vectors_work_on_every_engine_and_are_in_the_result(tmp_path: Path) -> None:
     path = text(tmp_path, vectors())
     assert run(tmp_path, path, rounds=10, lr=0.05, optimiser="adam").accuracy > 0.7
-    results = [run(tmp_path, path, engine=engine) for engine in ("serial", "vector", "processes")]
+    results = [run(tmp_path, path, engine=engine, lr=0.1) for engine in ("serial", "vector", "processes")]
     for name, value in results[0].model.state_dict().items():
         for other in results[1:]:
             torch.testing.assert_close(other.model.state_dict()[name], value, rtol=1e-3, atol=1e-4)
@@ -114,24 +114,24 @@ def test_frozen_words_are_learnt_from_on_every_engine_and_come_back_with_the_res
         ("word\n", "line 1 must be a word and its numbers"),
         ("a 1 2\nb 3\n", "line 2 must be a word and its numbers, as many as on the first line"),
         ("a 1 2\nb 3 four\n", "line 2: could not convert string to float"),
-        ("a 1 2\nb 3 nan\n", "holds NaN or an infinite number"),
+        ("a 1 2\nb 3 nan\n", "contains NaN or an infinite number"),
         (b"\xff\xfe", "cannot be read"),
     ],
 )
-def test_a_broken_text_is_refused(content: str | bytes, said: str, tmp_path: Path) -> None:
+def test_a_damaged_text_is_refused(content: str | bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=f"embeddings: .*{said}"):
         make(str(tmp_path / "w.txt"))
 
 
-def test_a_broken_table_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     for name in ("w.npz", "w.safetensors"):
         for content in (b"", b"nothing of the kind"):
             (tmp_path / name).write_bytes(content)
             with pytest.raises(InputError, match=r"embeddings: .* cannot be read"):
                 make(str(tmp_path / name))
     save_file({"a": vectors(), "b": vectors()}, tmp_path / "w.safetensors")
-    with pytest.raises(InputError, match="it holds 2 tables of numbers; one is needed"):
+    with pytest.raises(InputError, match="it contains 2 tables of numbers; it must contain one"):
         make(str(tmp_path / "w.safetensors"))
     with pytest.raises(InputError, match="option vocabulary must be above 2, not 2"):
         make(str(tmp_path / "w.safetensors"), vocabulary=2)

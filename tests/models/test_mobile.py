@@ -1,4 +1,4 @@
-"""Networks for phones in runs: whole and sliced by width, one by one and in a stack, and that they learn."""
+"""Networks for phones: stacked training, slices by width, and that they learn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def digits(samples: int) -> ug.data.Dataset:
-    """Digits with 24 pixels a side: two pixels are left where the networks pool."""
+    """Digits of 24×24 pixels, so that the last map has two pixels per side."""
     small = ug.data.load("digits", train_samples=samples, test_samples=100)
     x, test_x = (np.asarray(each).repeat(3, axis=2).repeat(3, axis=3) for each in (small.x, small.test_x))
     return ug.data.Dataset("digits-24", x, small.y, test_x, small.test_y, 10)
@@ -48,19 +48,18 @@ HALF = {"ratios": [0.5]}
     ("name", "method", "options"),
     [
         ("mobilenetv3-small", "fedavg", {}),
-        ("mobilenetv3-small", "heterofl", HALF),
         ("efficientnet-b0", "heterofl", HALF),
     ],
 )
-def test_a_stack_trains_as_each_device_alone(name: str, method: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_stack_trains_like_single_devices(name: str, method: str, options: dict[str, Any], tmp_path: Path) -> None:
     alone = run(tmp_path, name, method, options=options)
     together = run(tmp_path, name, method, options=options, engine="vector")
     assert together.history[0]["stacked"] == 2
     start = Model(builder(name, (1, 24, 24), 10)).initial(0)
     one, other = (dict(result.model.state_dict()) for result in (alone, together))
-    moved = torch.cat([(one[key] - start[key]).double().flatten() for key in start])
-    apart = torch.cat([(one[key] - other[key]).double().flatten() for key in start])
-    assert apart.norm() < 0.01 * moved.norm()
+    change = torch.cat([(one[key] - start[key]).double().flatten() for key in start])
+    difference = torch.cat([(one[key] - other[key]).double().flatten() for key in start])
+    assert difference.norm() < 0.01 * change.norm()
 
 
 @BOTH
@@ -69,8 +68,8 @@ def test_half_the_width_is_a_quarter_of_the_weights(name: str) -> None:
     widths = widths_of(model)
     cut = widths.cut(model.initial(0), 0.5)
     channels = cut["group3.1.layers.3.weight"].shape
-    assert channels[1] == 1, "a convolution of single channels, as in the whole model"
-    assert cut["group3.1.layers.6.factors.3.weight"].shape[0] == channels[0], "and a factor for each of them"
+    assert channels[1] == 1, "a depthwise convolution, as in the whole model"
+    assert cut["group3.1.layers.6.factors.3.weight"].shape[0] == channels[0], "one factor per channel"
     assert widths.share(0.5) == pytest.approx(0.26, abs=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Weights from files: every format, other heads, and files that do not fit or cannot be read."""
+"""Weights from files: every format, other heads, and files that are refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_format_and_form_loads(trained: nn.Module, tmp_path: Path, name: s
     assert same(fresh(weights=str(path)).state_dict(), trained.state_dict())
 
 
-def test_another_head_is_refused_unless_the_fresh_one_is_to_be_kept(trained: nn.Module, tmp_path: Path) -> None:
+def test_another_head_is_refused_without_skip_head(trained: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     torch.save(trained.state_dict(), path)
     expected = "head.weight is 4×64 in the file and 7×64 in the model; .*only the head differs: skip_head=True"
@@ -69,11 +69,11 @@ def test_a_file_without_a_head_needs_skip_head(trained: nn.Module, tmp_path: Pat
 
 def test_skip_head_needs_a_model_that_names_its_head(trained: nn.Module, tmp_path: Path) -> None:
     torch.save(trained.state_dict(), tmp_path / "w.pt")
-    with pytest.raises(InputError, match="names no level 'head'"):
+    with pytest.raises(InputError, match="has no level 'head'"):
         load_weights(nn.Linear(2, 2), tmp_path / "w.pt", skip_head=True)
 
 
-def test_a_misfit_names_the_first_few_tensors_and_changes_nothing(trained: nn.Module, tmp_path: Path) -> None:
+def test_an_error_names_the_first_tensors_and_leaves_the_model_unchanged(trained: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     torch.save(builder("wrn-10-2", SHAPE, 4)().state_dict(), path)
     before = {name: value.clone() for name, value in trained.state_dict().items()}
@@ -86,7 +86,7 @@ def test_a_misfit_names_the_first_few_tensors_and_changes_nothing(trained: nn.Mo
         fresh(weights=path, skip_head=True)
 
 
-def test_a_tensor_too_many_is_named(trained: nn.Module, tmp_path: Path) -> None:
+def test_an_extra_tensor_is_named(trained: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     torch.save({**trained.state_dict(), "extra": torch.zeros(2, 3)}, path)
     with pytest.raises(InputError, match=r"extra \(2×3\) is not in the model"):
@@ -121,13 +121,13 @@ def test_code_in_a_file_is_not_run(trained: nn.Module, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [[1, 2], {}, {"state_dict": {}}, torch.zeros(2)])
 def test_a_file_without_a_state_dict_is_refused(trained: nn.Module, tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "w.pt")
-    with pytest.raises(InputError, match="holds no state dict"):
+    with pytest.raises(InputError, match="contains no state dict"):
         load_weights(trained, tmp_path / "w.pt")
 
 
-def test_a_state_dict_of_other_things_is_refused(trained: nn.Module, tmp_path: Path) -> None:
+def test_a_state_dict_with_numbers_is_refused(trained: nn.Module, tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "w.pt")
-    with pytest.raises(InputError, match="holds 'epoch' of type int, where a state dict has tensors only"):
+    with pytest.raises(InputError, match="contains 'epoch' of type int, but a state dict has only tensors"):
         load_weights(trained, tmp_path / "w.pt")
 
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Method, Model, Node, Shard, Task, Train, pack, unpack
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 from undergrowth.engines import Serial, World
 from undergrowth.models import builder
 from undergrowth.simulation import Clock, Simulation, Timing
-from undergrowth.topology import tree
+from undergrowth.topology import build_topology
 
 DATA = load("digits")
-POPULATION = partition(DATA, "dirichlet:0.5", 8, 0, holdout=0)
+POPULATION = partition_dataset(DATA, "dirichlet:0.5", 8, 0, holdout=0)
 Run = Callable[..., tuple[Simulation, World]]
 
 
@@ -33,7 +33,7 @@ def federation(method: Method, rounds: int, model: str, topology: str, cycles: i
     public = Shard(POPULATION.central_test().x[:100], POPULATION.central_test().y[:100])
     functional = Model(builder(model, DATA.shape, DATA.classes))
     task = Task(functional, 10, Train(rounds=rounds, batch=16), public=public)
-    shape = tree(topology, POPULATION.devices)
+    shape = build_topology(topology, POPULATION.devices)
     nodes = {
         name: Node(
             name, method.server_at(shape.depth[name]), task, children, rounds if shape.depth[name] == 0 else cycles,

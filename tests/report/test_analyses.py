@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import undergrowth as ug
 from undergrowth.cli.app import app
 from undergrowth.core import InputError
-from undergrowth.data import Dataset, load, partition
+from undergrowth.data import Dataset, load, partition_dataset
 from undergrowth.report.analyses import ANALYSES
 from undergrowth.runs import Store
 
@@ -49,7 +49,7 @@ def found(folder: Path, plain: ug.Result, tuned: ug.Result) -> dict[str, Any]:
 
 
 def population() -> Any:
-    return partition(load("digits"), "dirichlet:0.1", 12, 0)
+    return partition_dataset(load("digits"), "dirichlet:0.1", 12, 0)
 
 
 def largest(count: int) -> list[str]:

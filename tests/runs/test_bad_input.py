@@ -35,7 +35,7 @@ NAMES = {
     "model": ({"model": "logistik"}, "model: unknown name 'logistik'", "did you mean 'logistic'?"),
     "data": ({"data": "digit"}, "'digit'", "did you mean 'digits'?"),
     "fleet": ({"fleet": "unifrm"}, "'unifrm'", "did you mean 'uniform'?"),
-    "fleet of nobody": ({"fleet": "~nouser/f.yaml"}, "there is no file '~nouser/f.yaml'", "a name from the fleets"),
+    "fleet of nobody": ({"fleet": "~nouser/f.yaml"}, "there is no file '~nouser/f.yaml'", "the name of a fleet"),
     "trace of nobody": ({"availability": "trace:~nouser/t.csv"}, "~nouser/t.csv", ""),
     "option": ({"method": "fedprox", "options": {"nu": 1}}, "method.nu", "did you mean 'mu'?"),
     "option of none": ({"method": "local", "options": {"mu": 1}}, "method.mu", "local has no options"),
@@ -47,7 +47,7 @@ NAMES = {
     "data option": ({"data_options": {"foo": 1}}, "'foo'", "train_samples"),
     "model option": ({"model": "mlp", "model_options": {"hiden": [4]}}, "'hiden'", "hidden"),
     **{
-        f"weights {odd!r}": ({"model_options": {"weights": odd}}, "weights must be the name of a file, not", repr(odd))
+        f"weights {odd!r}": ({"model_options": {"weights": odd}}, "weights must be the path of a file, not", repr(odd))
         for odd in (3, True, [], {}, float("nan"), "")
     },
     **{
@@ -55,7 +55,7 @@ NAMES = {
         for odd in ("abc", -1, [1, 2], float("nan"))
     },
     "no such user": ({"model_options": {"weights": "~nouser/w.pt"}}, "weights '~nouser/w.pt'", "home directory"),
-    "norm": ({"model_options": {"norm": ["batch"]}}, "norm ['batch'] is not offered", "choose one of"),
+    "norm": ({"model_options": {"norm": ["batch"]}}, "norm ['batch'] is not supported", "choose one of"),
     "schedule": ({"schedule": "cosin"}, "train.schedule 'cosin'", "constant, linear, cosine"),
     "optimiser": ({"optimiser": "sgdd"}, "train.optimiser 'sgdd'", "'sgd', 'adam' or 'adamw'"),
     "device": ({"device": "gpu0"}, "run.device 'gpu0'", "write cpu"),
@@ -94,8 +94,8 @@ VALUES = [
     ("evaluate_every", 0, "run.evaluate_every 0 should be"),
     ("checkpoint_every", 0, "run.checkpoint_every 0 should be"),
     ("schedule", "step:0:2", "train.schedule 'step:0:2'"),
-    ("partition", "dirichlet:0", "partition is 'dirichlet:0'; it must be dirichlet:ALPHA"),
-    ("partition", "dirichlet", "partition is 'dirichlet'; it must be dirichlet:ALPHA"),
+    ("partition", "dirichlet:0", "partition 'dirichlet:0' must be dirichlet:ALPHA"),
+    ("partition", "dirichlet", "partition 'dirichlet' must be dirichlet:ALPHA"),
     ("partition", "classes:11", "K must be from 1 to 10"),
     ("partition", "natural", "has no field to group by"),
     ("topology", "tree:2x3", "topology 'tree:2x3' has room for 6 devices and there are 4; the numbers must multiply"),
@@ -280,5 +280,5 @@ def test_devices_with_names_that_cannot_be_told_apart_are_refused(run, out):
         def train(self, device: str) -> Shard:
             return Own().train("phone-0")
 
-    assert "two have the same name" in refused(run, out, data=Twins(), model=linear)
+    assert "two devices have the same name" in refused(run, out, data=Twins(), model=linear)
     assert "'server' is the name of a server" in refused(run, out, data=Server(), model=linear)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import undergrowth as ug
-from undergrowth.devices import fleet
+from undergrowth.devices import build_fleet
 from undergrowth.exchange import Entry
 
 from .objects import Own, linear, normed
@@ -71,8 +71,8 @@ def test_the_history_adds_up_the_rounds_and_devices_add_up_to_the_totals(run, tr
 def test_learning_efficiency_is_best_accuracy_over_all_the_time_that_devices_computed(run):
     """As Shi defines it: the best accuracy over the seconds of local work of all devices."""
     result = run(data=Own(), model=linear, fleet="reft-5", epochs=2)
-    devices = fleet("reft-5", Own().devices, 0)
-    seconds = sum(row.flops / devices.profile(row.child).rate for row in result.ledger.rows())
+    devices = build_fleet("reft-5", Own().devices, 0)
+    seconds = sum(row.flops / devices.profile(row.child).achieved_flops for row in result.ledger.rows())
     best = max(row["accuracy"] for row in result.history)
     assert best / result.ledger.compute_seconds == pytest.approx(best / seconds)
     assert result.ledger.compute_seconds > 0

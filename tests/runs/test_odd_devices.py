@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from undergrowth.core import Context, Model, Packet, Shard, Task
-from undergrowth.data import Partitioned, partition
+from undergrowth.data import PartitionedPopulation, partition_dataset
 from undergrowth.learning import GradientClient
 from undergrowth.runs.parts import check_models
 
@@ -142,8 +142,8 @@ def test_nan_in_the_samples_of_a_population_of_the_users_costs_that_device_its_p
 
 
 def test_a_population_of_the_package_can_be_passed_as_an_object(run):
-    population = partition(dataset(), "iid", 3, 0)
-    assert isinstance(population, Partitioned)
+    population = partition_dataset(dataset(), "iid", 3, 0)
+    assert isinstance(population, PartitionedPopulation)
     assert len(run(data=population, model=linear).clients) == 3
 
 

@@ -82,7 +82,7 @@ def test_natural_groups_share_what_is_left(tmp_path: Path) -> None:
     [
         (2, "public.share 2 should be less than or equal to 1"),
         (0, "public.share 0 should be greater than 0"),
-        (1, "leave the devices some"),
+        (1, "leave some to devices"),
         ({"share": 0.1, "samples": 5}, "has share and samples; give one of them"),
         ({"share": 0.1, "mising": [1]}, "has 'mising', which is not a known key; did you mean 'missing'?"),
         ({"missing": [1]}, "does not say how much; give share or samples, or name another data set"),

@@ -8,7 +8,7 @@ from torch import nn
 
 import undergrowth as ug
 from undergrowth.core import InputError, Method
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 from undergrowth.learning import Averaging, GradientClient
 
 from .objects import Own, dataset, digest, independent_digest, linear, normed
@@ -22,7 +22,7 @@ SUMMARY = {
 
 def test_the_model_is_a_plain_module_in_evaluation_mode_that_reproduces_the_accuracy(run):
     result = run()
-    test = partition(load("digits"), "iid", 4, 0).central_test()
+    test = partition_dataset(load("digits"), "iid", 4, 0).central_test()
     assert isinstance(result.model, nn.Module)
     assert not result.model.training
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_a_model_object_is_asked_for_again_when_a_run_is_loaded(run, out):
 def test_everything_that_has_a_name_can_be_an_object(run):
     by_name = run(method="fedprox", options={"mu": 0.1})
     by_object = run(method=ug.methods.FedProx(mu=0.1), data=load("digits"))
-    population = partition(load("digits"), "dirichlet:0.1", 4, 0)
+    population = partition_dataset(load("digits"), "dirichlet:0.1", 4, 0)
     spread = run(method=ug.methods.FedProx(mu=0.1), data=population)
     assert digest(by_name) == digest(by_object) == digest(spread)
 

@@ -29,7 +29,7 @@ from undergrowth.core import (
 from undergrowth.engines import Serial, World
 from undergrowth.learning import Averaging
 from undergrowth.simulation import Clock, Simulation, Timing
-from undergrowth.topology import tree
+from undergrowth.topology import build_topology
 
 TASK = Task(Model(lambda: nn.Linear(2, 2)), classes=2, train=Train(rounds=3))
 
@@ -109,7 +109,7 @@ def federation(
     rounds: int = 3,
 ) -> tuple[Simulation, World]:
     task = replace(TASK, train=replace(TASK.train, deadline=deadline))
-    shape = tree(topology, devices(count))
+    shape = build_topology(topology, devices(count))
     nodes = {
         name: Node(
             name, server if depth == 0 else Inner(server), task, shape.children[name],

@@ -11,8 +11,8 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Model, Packet, Task, Train
-from undergrowth.data import load, partition
-from undergrowth.devices import Tracer, fleet, price
+from undergrowth.data import load, partition_dataset
+from undergrowth.devices import Tracer, build_fleet, price_work
 from undergrowth.exchange import Entry
 from undergrowth.methods import FedAvg, FedBuff, FedFSC, FedProx
 from undergrowth.models import builder
@@ -33,7 +33,7 @@ def out(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def digits():
-    return partition(load("digits"), "dirichlet:0.5", 8, SEED)
+    return partition_dataset(load("digits"), "dirichlet:0.5", 8, SEED)
 
 
 def traced(population, method, model: str = "logistic", **train):
@@ -53,12 +53,12 @@ def rows_of(result: ug.Result, outcome: str = "arrived") -> list[Entry]:
 def test_every_figure_in_the_ledger_is_the_price_of_the_traced_work(name, method, digits, out):
     result = ug.run(method=method, data=digits, model="logistic", fleet=name, rounds=2, epochs=2, seed=SEED, out=out)
     work, bytes_down = traced(digits, method, epochs=2)
-    devices = fleet(name, digits.devices, SEED)
+    devices = build_fleet(name, digits.devices, SEED)
     rows = rows_of(result)
     assert len(rows) >= 8
     for row in rows:
         job = work[row.child]
-        cost = price(devices.profile(row.child), job, bytes_down, job.bytes_up)
+        cost = price_work(devices.profile(row.child), job, bytes_down, job.bytes_up)
         assert (row.bytes_down, row.bytes_up) == (bytes_down, job.bytes_up)
         assert (row.flops, row.memory, row.joules) == (job.flops, job.memory, cost.joules)
         assert (row.seconds_down, row.seconds_compute, row.seconds_up) == cost[:3]
@@ -66,7 +66,7 @@ def test_every_figure_in_the_ledger_is_the_price_of_the_traced_work(name, method
 
 def test_energy_is_power_times_the_time_it_is_drawn(out):
     result = ug.run(data=Own(), model=linear, fleet="phones", rounds=1, seed=SEED, out=out)
-    devices = fleet("phones", Own().devices, SEED)
+    devices = build_fleet("phones", Own().devices, SEED)
     for row in result.ledger.rows():
         profile = devices.profile(row.child)
         radio = row.bytes_down / profile.down + row.bytes_up / profile.up

@@ -17,7 +17,7 @@ import torch
 from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemoryPopulation, SyntheticPopulation
 from undergrowth.core import Model, Node, Packet, Task, Train
-from undergrowth.devices import fleet
+from undergrowth.devices import build_fleet
 from undergrowth.engines import Job, Outcome, Serial, World
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
@@ -117,7 +117,7 @@ def _simulation(
     method = FedAvg()
     node = Node("server", method.server, task, synthetic.devices, rounds)
     world = World(task, method.client, {"server": method.server}, population)
-    spread = fleet(devices, synthetic.devices, 0)
+    spread = build_fleet(devices, synthetic.devices, 0)
     clock = FleetClock(spread, task, method.client, synthetic, world.states)
     simulation = Simulation({"server": node}, {}, engine, world, clock)
     simulation.start()

@@ -19,7 +19,7 @@ from torch import Tensor
 from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemoryPopulation, SyntheticPopulation
 from undergrowth.core import Context, Model, Node, RunError, Task, Train, Weights
-from undergrowth.devices import fleet
+from undergrowth.devices import build_fleet
 from undergrowth.engines import Serial, World
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
@@ -52,7 +52,7 @@ def compare(name: str, repeats: int) -> tuple[float, float]:
     method = FedAvg()
     node = Node("server", method.server, task, population.devices, repeats + 1)
     world = World(task, method.client, {"server": method.server}, population)
-    devices = fleet("uniform", population.devices, 0)
+    devices = build_fleet("uniform", population.devices, 0)
     clock = FleetClock(devices, task, method.client, population, world.states)
     simulation = Simulation({"server": node}, {}, Serial(), world, clock)
     simulation.start()

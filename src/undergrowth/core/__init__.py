@@ -1,4 +1,4 @@
-"""The contracts that every method, engine and topology hangs on."""
+"""The contracts that methods, engines and topologies share."""
 
 from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
 from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Updates, joined, shares

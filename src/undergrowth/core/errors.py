@@ -1,4 +1,4 @@
-"""The two ways in which a run ends badly, each with one sentence for the user."""
+"""The two errors that end a run, each with one sentence for the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RunError(RuntimeError):
 
 
 def nearest(value: str, choices: Iterable[str]) -> str:
-    """The end of a sentence about a wrong name: what was probably meant, or all there is."""
+    """The end of a sentence about an unknown name: the nearest known name, or all known names."""
     names = sorted(choices)
     close = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
     if close:

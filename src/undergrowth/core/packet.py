@@ -1,4 +1,4 @@
-"""Packet: all that crosses a link, in either direction."""
+"""Packet: everything that crosses a link, in either direction."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Weights = Mapping[str, Tensor]  # a model's parameters and persistent buffers, b
 class Packet:
     """Tensors, numbers and short texts, each by name.
 
-    A name may be a path: ``Packet.join({"base": a, "few-shot": b})`` puts two packets into one and
-    ``packet.part("base")`` takes one out again, so a method can send several things that are reduced apart.
+    A name may be a path: ``Packet.join({"base": a, "few-shot": b})`` puts two packets into one, and
+    ``packet.part("base")`` returns the first again. So a method can send parts that are reduced in different ways.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Packet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of payload. Names, types and shapes are known to both ends and are not counted."""
+        """Bytes of payload. Names, types and shapes are not counted, because both ends know them."""
         tensors = sum(t.numel() * t.element_size() for t in self.tensors.values())
         return tensors + 8 * len(self.scalars) + sum(len(tag.encode()) for tag in self.tags.values())
 
@@ -36,11 +36,11 @@ class Packet:
         return tuple((name, value.shape, value.dtype) for name, value in self.tensors.items())
 
     def part(self, name: str) -> Packet:
-        """What lies under ``name/``, without that prefix; empty if there is nothing."""
+        """The entries under ``name/``, without that prefix; an empty packet if there are none."""
         return self.parts().get(name, Packet())
 
     def parts(self) -> dict[str, Packet]:
-        """Everything that lies under a prefix, by its first prefix. Names without one are left out."""
+        """The entries under each first prefix, as one packet per prefix. Names without a prefix are left out."""
         found: dict[str, tuple[dict[str, Tensor], dict[str, float], dict[str, str]]] = {}
         for kind, entries in enumerate((self.tensors, self.scalars, self.tags)):
             for path, value in entries.items():
@@ -51,7 +51,7 @@ class Packet:
 
     @staticmethod
     def join(parts: Mapping[str, Packet]) -> Packet:
-        """One packet that holds each part under its name."""
+        """One packet with each part under its name."""
         return Packet(
             {f"{name}/{k}": v for name, part in parts.items() for k, v in part.tensors.items()},
             {f"{name}/{k}": v for name, part in parts.items() for k, v in part.scalars.items()},

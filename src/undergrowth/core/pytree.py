@@ -7,7 +7,7 @@ into named tensors and a JSON text, and `unpack` puts it together again, bit for
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ State = dict[str, Any]  # values: tensors, numbers, texts, None, packets, and li
 V = TypeVar("V")
 _PLAIN = (bool, int, float, str)  # one tuple for all calls, because a million small states are packed
 _MAPPINGS = (dict, Mapping)  # dict first: the check against the abstract class is slow
+_SEQUENCES = (list, tuple)
 
 
 def map_leaves(function: Callable[..., Any], pytree: Any, *others: Any) -> Any:
@@ -29,14 +30,17 @@ def map_leaves(function: Callable[..., Any], pytree: Any, *others: Any) -> Any:
     """
     if isinstance(pytree, Tensor):
         return function(pytree, *others)
+    if isinstance(pytree, _SEQUENCES):
+        if others:
+            values = [map_leaves(function, *row) for row in zip(pytree, *others, strict=True)]
+        else:
+            values = [map_leaves(function, value) for value in pytree]
+        # A named tuple takes its values one by one.
+        return type(pytree)(*values) if hasattr(pytree, "_fields") else type(pytree)(values)
     if isinstance(pytree, _MAPPINGS):
         if not others:
             return {name: map_leaves(function, value) for name, value in pytree.items()}
         return {name: map_leaves(function, value, *(o[name] for o in others)) for name, value in pytree.items()}
-    if isinstance(pytree, list | tuple):
-        values = [map_leaves(function, *row) for row in zip(pytree, *others, strict=True)]
-        # A named tuple takes its values one by one.
-        return type(pytree)(*values) if hasattr(pytree, "_fields") else type(pytree)(values)
     if isinstance(pytree, Packet):
         tensors = map_leaves(function, pytree.tensors, *(other.tensors for other in others))
         return Packet(tensors, pytree.scalars, pytree.tags)
@@ -52,14 +56,30 @@ def tensors_in(pytree: Any) -> Iterator[Tensor]:
     """All tensors of a pytree, in order."""
     if isinstance(pytree, Tensor):
         yield pytree
+    elif isinstance(pytree, _SEQUENCES):
+        for value in pytree:
+            yield from tensors_in(value)
     elif isinstance(pytree, _MAPPINGS):
         for value in pytree.values():
             yield from tensors_in(value)
-    elif isinstance(pytree, list | tuple):
-        for value in pytree:
-            yield from tensors_in(value)
     elif isinstance(pytree, Packet):
         yield from pytree.tensors.values()
+
+
+def signature(pytree: Any, describe: Callable[[Any], Hashable]) -> Hashable:
+    """A hashable description of a pytree: its containers and keys, and `describe(leaf)` for every leaf.
+
+    Of a packet it contains the tensors as leaves, the names of the scalars without their values, and the tags.
+    """
+    # Without a call per tensor, because a simulation describes the state of a device before every job.
+    if isinstance(pytree, _SEQUENCES):
+        return (list, *[describe(v) if isinstance(v, Tensor) else signature(v, describe) for v in pytree])
+    if isinstance(pytree, _MAPPINGS):
+        values = [describe(v) if isinstance(v, Tensor) else signature(v, describe) for v in pytree.values()]
+        return (dict, *pytree, *values)
+    if isinstance(pytree, Packet):
+        return (signature(pytree.tensors, describe), tuple(pytree.scalars), tuple(pytree.tags.items()))
+    return describe(pytree)
 
 
 def moved(pytree: Any, torch_device: str | torch.device) -> Any:
@@ -68,7 +88,7 @@ def moved(pytree: Any, torch_device: str | torch.device) -> Any:
 
 
 class Each(Mapping[str, V]):
-    """A mapping whose values are read when they are asked for, and not kept: a thousand models need not fit at once."""
+    """A mapping that reads a value on access and does not keep it: a thousand models need not fit into memory."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], V]) -> None:
         self._names = names
@@ -90,21 +110,21 @@ class Each(Mapping[str, V]):
 
 
 def pack(pytree: Any) -> tuple[dict[str, Tensor], str]:
-    """The distinct tensors of a tree, and a JSON text that says where each belongs.
+    """The distinct tensors of a pytree, and a JSON text that says where each belongs.
 
-    A tensor that stands in several places (a model that was sent to a hundred devices) is stored once.
+    A tensor that occurs in several places (a model that was sent to a hundred devices) is stored once.
     """
     tensors: dict[str, Tensor] = {}
     return tensors, json.dumps(_encoded(pytree, tensors, {}))
 
 
 def unpack(tensors: Mapping[str, Tensor], text: str) -> Any:
-    """The pytree that `pack` took apart."""
+    """The pytree that `pack` was given."""
     return _decoded(json.loads(text), tensors)
 
 
-# Not functions inside of those two: such a function would refer to itself, and hold the tensors until Python looks
-# for garbage.
+# Not nested in those two: a nested recursive function refers to itself, and its tensors would stay in memory until the
+# next garbage collection.
 
 
 def _encoded(node: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
@@ -121,7 +141,7 @@ def _encoded(node: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any
         # Pairs rather than an object: keys may be numbers, and their order must survive.
         for key in node:
             if not isinstance(key, _PLAIN):
-                raise TypeError(f"a state may hold mappings by text or number, not by {type(key).__name__}")
+                raise TypeError(f"a state may hold mappings with texts or numbers as keys, not {type(key).__name__}")
         return {"map": [[key, _encoded(value, tensors, seen)] for key, value in node.items()]}
     if isinstance(node, list | tuple):
         kind = "list" if isinstance(node, list) else "tuple"

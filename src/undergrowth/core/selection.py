@@ -1,4 +1,4 @@
-"""Selection: which devices a server asks. A piece of its own, apart from methods and from where work runs."""
+"""Samplers: which devices a server asks, independent of methods and engines."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from undergrowth.core.packet import Packet
 
 
 class Knowledge(Protocol):
-    """What a server knows of its devices before it asks them."""
+    """What a server knows about its devices before it asks them."""
 
     def samples(self, device: str) -> int:
-        """How many samples it says it has."""
+        """The number of its samples."""
         ...
 
     def seconds(self, device: str, down: Packet) -> float:
-        """How long it takes to do what `down` asks for, download and upload included."""
+        """How long it takes for the work that `down` asks for, download and upload included."""
         ...
 
     def window(self, device: str) -> float:
-        """How many seconds it will stay available."""
+        """For how many seconds it stays available."""
         ...
 
     def profile(self, device: str) -> object:
-        """What it can do: a profile of the fleet."""
+        """Its device profile."""
         ...
 
 
 class Nothing:
-    """The knowledge of a server that was told nothing: all devices are alike."""
+    """No facts about devices: all are equal."""
 
     def samples(self, device: str) -> int:
         return 1
@@ -54,8 +54,8 @@ class View:
     """What a node sees of its children when it plans."""
 
     idle: tuple[str, ...]  # may be asked now
-    out: tuple[str, ...] = ()  # asked, and not back yet
-    nodes: frozenset[str] = frozenset()  # those children that are nodes themselves, not devices
+    out: tuple[str, ...] = ()  # asked, without an answer yet
+    nodes: frozenset[str] = frozenset()  # children that are nodes, not devices
     knows: Knowledge = Nothing()
     heard: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # child → scalars of its last upload
 
@@ -66,18 +66,18 @@ class View:
 
 
 class Selection:
-    """`needs_loss`: devices send the mean loss of their training along."""
+    """The base of samplers. `needs_loss`: uploads must have the mean training loss."""
 
     needs_loss: bool = False
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
-        """So many of `view.devices`, or fewer, to whom `down` would be sent."""
-        raise NotImplementedError("a selection defines choose")
+        """At most `count` of `view.devices`, to which `down` will be sent."""
+        raise NotImplementedError("a sampler defines choose")
 
 
 @dataclass(frozen=True)
 class Uniform(Selection):
-    """Every device is as likely as any other."""
+    """All devices are equally likely."""
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
         devices = view.devices
@@ -87,12 +87,12 @@ class Uniform(Selection):
         return [devices[position] for position in picked.tolist()]
 
 
-def share_of(share: float, count: int) -> int:
-    """How many devices a share of them is: at least one."""
-    return min(count, max(1, round(share * count)))
+def share_of(fraction: float, count: int) -> int:
+    """`fraction` of `count`, rounded; at least 1 and at most `count`."""
+    return min(count, max(1, round(fraction * count)))
 
 
-def sampled(share: float, view: View, context: Context) -> list[str]:
-    """All idle nodes, and a random share of the idle devices, at least one. Nodes sample their own devices."""
+def sampled(fraction: float, view: View, context: Context) -> list[str]:
+    """All idle nodes, and a random fraction of the idle devices, at least one. Nodes sample their own devices."""
     nodes = [child for child in view.idle if child in view.nodes]
-    return [*nodes, *Uniform().choose(share_of(share, len(view.devices)), view, Packet(), context)]
+    return [*nodes, *Uniform().choose(share_of(fraction, len(view.devices)), view, Packet(), context)]

@@ -1,29 +1,29 @@
-"""Data sets, the ways to spread them over devices, and the populations that come out."""
+"""Data sets, the rules that partition them over devices, and the populations that result."""
 
-from undergrowth.data.bubbles import bubbles
+from undergrowth.data.bubbles import draw_bubbles
 from undergrowth.data.catalogue import describe, load, names
 from undergrowth.data.dataset import Array, Dataset
-from undergrowth.data.entry import Entry
-from undergrowth.data.partition import Rule, parse_rule, partition
-from undergrowth.data.pooled import Pooled
-from undergrowth.data.population import Partitioned, Population
-from undergrowth.data.public import drawn, unlabelled, without
+from undergrowth.data.dataset_entry import DatasetEntry
+from undergrowth.data.partition import PartitionRule, parse_rule, partition_dataset
+from undergrowth.data.pooled import PooledPopulation
+from undergrowth.data.population import PartitionedPopulation, Population
+from undergrowth.data.public import draw_public, hide_labels, remove_samples
 
 __all__ = [
     "Array",
     "Dataset",
-    "Entry",
-    "Partitioned",
-    "Pooled",
+    "DatasetEntry",
+    "PartitionRule",
+    "PartitionedPopulation",
+    "PooledPopulation",
     "Population",
-    "Rule",
-    "bubbles",
     "describe",
-    "drawn",
+    "draw_bubbles",
+    "draw_public",
+    "hide_labels",
     "load",
     "names",
     "parse_rule",
-    "partition",
-    "unlabelled",
-    "without",
+    "partition_dataset",
+    "remove_samples",
 ]

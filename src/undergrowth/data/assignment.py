@@ -1,21 +1,21 @@
-"""Which device gets which sample: one function a rule, from labels to the number of each sample's owner."""
+"""The partition rules: each function maps the labels to the number of the device that owns each sample."""
 
 from __future__ import annotations
 
 import numpy as np
 
-NOBODY = -1
+UNASSIGNED = -1
 
 
 def iid(labels: np.ndarray, clients: int, generator: np.random.Generator) -> np.ndarray:
-    """Shuffled and dealt out evenly: sizes differ by at most one."""
+    """Random samples for every device; sizes differ by at most one."""
     return generator.permutation(np.arange(len(labels)) % clients)
 
 
 def quantity(labels: np.ndarray, clients: int, generator: np.random.Generator, sigma: float) -> np.ndarray:
-    """Log-normal sizes, at least one sample each; labels as in the whole set."""
-    spread = generator.normal(size=clients) * sigma
-    weights = np.exp(spread - spread.max())  # the largest is 1, so that a large sigma cannot overflow
+    """Log-normal sizes with at least one sample per device; the label distribution is that of the whole set."""
+    exponents = generator.normal(size=clients) * sigma
+    weights = np.exp(exponents - exponents.max())  # at most 1, so that a large sigma cannot overflow
     ideal = weights / weights.sum() * (len(labels) - clients)
     sizes = 1 + np.floor(ideal).astype(np.int64)
     rest = len(labels) - int(sizes.sum())
@@ -24,28 +24,31 @@ def quantity(labels: np.ndarray, clients: int, generator: np.random.Generator, s
 
 
 def dirichlet(labels: np.ndarray, clients: int, generator: np.random.Generator, alpha: float) -> np.ndarray:
-    """Each class is cut into proportions over the devices drawn from Dir(alpha): small alpha, few devices a class."""
-    owner = np.full(len(labels), NOBODY)
+    """Divides each class over the devices in proportions drawn from Dir(alpha).
+
+    The smaller `alpha` is, the fewer devices hold samples of a class.
+    """
+    owner = np.full(len(labels), UNASSIGNED)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
-        # Beyond the cap shares are even to twelve digits, and much beyond it numpy's own sums overflow.
+        # Above this limit the proportions are equal to twelve digits, and numpy's sums would overflow.
         proportions = generator.dirichlet(np.full(clients, min(alpha, 1e24)))
         cuts = np.minimum(np.cumsum(proportions) * len(members), len(members)).astype(np.int64)
-        cuts[-1] = len(members)  # the sum of proportions may fall short of 1 by a rounding error
+        cuts[-1] = len(members)  # the proportions may sum to slightly less than 1
         owner[members] = np.repeat(np.arange(clients), np.diff(cuts, prepend=0))
     return owner
 
 
 def classes(labels: np.ndarray, clients: int, generator: np.random.Generator, held: int) -> np.ndarray:
-    """Every device holds at most `held` classes, each class being shared evenly by its holders.
+    """Gives every device samples of at most `held` classes and divides each class evenly among its holders.
 
-    Large classes get more holders, so that devices hold about as much. With fewer places (clients × held) than
-    classes, some classes have no holder and their samples belong to nobody.
+    Large classes get more holders, so that devices have about the same number of samples. If clients × held is smaller
+    than the number of classes, some classes have no holder and their samples stay unassigned.
     """
     present, sizes = np.unique(labels, return_counts=True)
     held = min(held, len(present))
-    holders = _deal(_places(sizes, clients, clients * held, generator), clients, held, generator)
-    owner = np.full(len(labels), NOBODY)
+    holders = _assign_classes(_holder_counts(sizes, clients, clients * held, generator), clients, held, generator)
+    owner = np.full(len(labels), UNASSIGNED)
     for column, label in enumerate(present):
         holding = generator.permutation(np.flatnonzero(holders[:, column]))
         if holding.size:
@@ -54,36 +57,35 @@ def classes(labels: np.ndarray, clients: int, generator: np.random.Generator, he
     return owner
 
 
-def _places(sizes: np.ndarray, clients: int, total: int, generator: np.random.Generator) -> np.ndarray:
-    """How many holders each class gets: at least one, at most all, in proportion to its size (Adams's method)."""
+def _holder_counts(sizes: np.ndarray, clients: int, total: int, generator: np.random.Generator) -> np.ndarray:
+    """The number of holders of each class, in proportion to its size (Adams's method), from 1 to `clients`."""
     if total <= len(sizes):
         chosen = np.zeros(len(sizes), dtype=np.int64)
         chosen[generator.permutation(len(sizes))[:total]] = 1
         return chosen
-    low, high = 0.0, float(sizes.max())  # samples a place; at `high`, every class has one holder
+    low, high = 0.0, float(sizes.max())  # samples per holder; at `high` every class has one holder
     for _ in range(100):
         middle = (low + high) / 2
         if middle > 0 and np.clip(np.ceil(sizes / middle), 1, clients).sum() <= total:
             high = middle
         else:
             low = middle
-    places = np.clip(np.ceil(sizes / high), 1, clients).astype(np.int64)
-    while places.sum() < total:  # only classes that tie at the border are left
-        load = np.where(places < clients, sizes / places, -1.0)
-        places[generator.choice(np.flatnonzero(load == load.max()))] += 1
-    return places
+    counts = np.clip(np.ceil(sizes / high), 1, clients).astype(np.int64)
+    while counts.sum() < total:  # only classes that tie at the threshold remain
+        load = np.where(counts < clients, sizes / counts, -1.0)
+        counts[generator.choice(np.flatnonzero(load == load.max()))] += 1
+    return counts
 
 
-def _deal(places: np.ndarray, clients: int, held: int, generator: np.random.Generator) -> np.ndarray:
-    """Devices × classes: who holds what. Every device draws `held` different classes at random.
+def _assign_classes(counts: np.ndarray, clients: int, held: int, generator: np.random.Generator) -> np.ndarray:
+    """A Boolean table, devices × classes: every device draws `held` different classes, `counts` in total per class.
 
-    A class with as many places left as there are devices left must be drawn by each of them, or a place would
-    stay empty.
+    A class that still needs as many holders as there are devices left must be drawn by each of them.
     """
-    left = places.copy()
-    # The smallest of exponential draws divided by weights is a draw without replacement by weight.
-    draws = generator.exponential(size=(clients, len(places)))
-    holders = np.zeros((clients, len(places)), dtype=bool)
+    left = counts.copy()
+    # Sorting exponential draws divided by weights is weighted sampling without replacement.
+    draws = generator.exponential(size=(clients, len(counts)))
+    holders = np.zeros((clients, len(counts)), dtype=bool)
     for device in range(clients):
         key = draws[device] / np.maximum(left, 1)
         key[left == clients - device] = -1.0

@@ -1,4 +1,4 @@
-"""The bubble plot of a partition: which device holds how much of which class."""
+"""The bubble plot of a partition: the number of samples per device and class."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 from undergrowth.core.errors import InputError
 
-_SHOWN = 200  # more devices than this cannot be told apart on a page
-_TICKS = 25
-_WIDTH = 1000  # a page's width in pixels, to choose bubbles that do not cover each other
+_MAX_DEVICES_IN_PLOT = 200
+_MAX_DEVICE_TICKS = 25
+_PAGE_WIDTH = 1000  # pixels; limits the size of bubbles so that they do not overlap
 
 
-def bubbles(counts: Any, names: Sequence[str], class_names: Sequence[str] = ()) -> Any:
-    """A plotly figure: devices on x, classes on y, the area of a bubble being the number of samples.
+def draw_bubbles(counts: Any, names: Sequence[str], class_names: Sequence[str] = ()) -> Any:
+    """A plotly figure with devices on x and classes on y; the area of a bubble is the number of samples.
 
-    Of more than 200 devices, 200 at even distances are shown and the title says so.
+    Of more than 200 devices, 200 at equal distances are shown, and the title says so.
     """
     table = np.asarray(counts)
     if table.ndim != 2 or len(table) != len(names) or 0 in table.shape:
@@ -25,7 +25,7 @@ def bubbles(counts: Any, names: Sequence[str], class_names: Sequence[str] = ()) 
     devices, classes = table.shape
     if class_names and len(class_names) != classes:
         raise InputError(f"class_names has {len(class_names)} names for {classes} classes")
-    rows = np.unique(np.linspace(0, devices - 1, min(devices, _SHOWN)).astype(int))
+    rows = np.unique(np.linspace(0, devices - 1, min(devices, _MAX_DEVICES_IN_PLOT)).astype(int))
     labels = [str(name) for name in class_names] or [str(number) for number in range(classes)]
     return _figure(table[rows], [str(names[row]) for row in rows], labels, _title(table, len(rows)))
 
@@ -35,17 +35,17 @@ def _title(table: np.ndarray, shown: int) -> str:
     title = f"{table.sum():,} training samples on {devices:,} devices".replace(",", " ")
     empty = int((table.sum(axis=1) == 0).sum())
     if empty:
-        title += f", {empty} with none"
+        title += f", {empty} without samples"
     return title if shown == devices else f"{title} ({shown} shown)"
 
 
 def _figure(table: np.ndarray, names: list[str], labels: list[str], title: str) -> Any:
-    from plotly import graph_objects  # slow to import, and only needed to draw
+    from plotly import graph_objects  # slow to import
 
     devices, classes = table.shape
     height = int(np.clip(120 + 30 * classes, 320, 1000))
-    # Just under the distance of two devices or classes; narrow columns may overlap a little rather than vanish.
-    diameter = float(np.clip(min(_WIDTH / devices, (height - 120) / classes), 9, 36))
+    # Slightly less than the distance of two devices or classes. In narrow columns bubbles may overlap a little.
+    diameter = float(np.clip(min(_PAGE_WIDTH / devices, (height - 120) / classes), 9, 36))
     row, column = np.nonzero(table)
     amount = table[row, column]
     bubble = graph_objects.Scatter(
@@ -61,10 +61,10 @@ def _figure(table: np.ndarray, names: list[str], labels: list[str], title: str) 
             "opacity": 0.75,
             "line": {"width": 0},
         },
-        customdata=[[names[d], labels[c]] for d, c in zip(row, column)],
+        customdata=[[names[d], labels[c]] for d, c in zip(row, column, strict=True)],
         hovertemplate="%{customdata[0]}<br>class %{customdata[1]}<br>%{marker.size} samples<extra></extra>",
     )
-    devices_shown, classes_shown = _ticks(devices, _TICKS), _ticks(classes, (height - 120) // 14)
+    devices_shown, classes_shown = _ticks(devices, _MAX_DEVICE_TICKS), _ticks(classes, (height - 120) // 14)
     return graph_objects.Figure(
         bubble,
         layout={
@@ -91,5 +91,5 @@ def _figure(table: np.ndarray, names: list[str], labels: list[str], title: str) 
     )
 
 
-def _ticks(count: int, most: int) -> list[int]:
-    return list(range(0, count, -(-count // most)))
+def _ticks(count: int, at_most: int) -> list[int]:
+    return list(range(0, count, -(-count // at_most)))

@@ -1,4 +1,4 @@
-"""The table of data sets: what there is, what each needs, and loading one by name."""
+"""The catalogue of data sets: their names, their descriptions, and loading by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from undergrowth.core.errors import InputError, nearest
 from undergrowth.data.dataset import Dataset, to_numpy
-from undergrowth.data.entry import SAMPLES, Entry
+from undergrowth.data.dataset_entry import SAMPLE_OPTIONS, DatasetEntry
 from undergrowth.data.loaders import (
     agnews,
     cifar10,
@@ -23,7 +23,7 @@ from undergrowth.data.loaders import (
     shakespeare,
     speech_commands,
 )
-from undergrowth.data.loaders.files import NotThere
+from undergrowth.data.loaders.files import MissingFilesError
 from undergrowth.data.split import proportional_sample
 
 FOLDER_VARIABLE = "UNDERGROWTH_DATA"
@@ -45,27 +45,27 @@ _TABLE = {entry.name: entry for entry in _ENTRIES}
 
 
 def names() -> list[str]:
-    """The names that `load` knows, the embedded default first."""
+    """The names that `load` accepts; the embedded default comes first."""
     return list(_TABLE)
 
 
-def describe(name: str) -> Entry:
-    """What is known about a data set without reading it."""
+def describe(name: str) -> DatasetEntry:
+    """The catalogue entry of a data set, without reading its files."""
     if name not in _TABLE:
         raise InputError(f"data set {name!r} is not known; {nearest(str(name), _TABLE)}")
     return _TABLE[name]
 
 
 def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) -> Dataset:
-    """Read a data set from the folder (or file) at `path`; see `describe(name)` for what must lie there.
+    """Loads a data set from the folder or file `path`; `describe(name).layout` lists the files.
 
-    Without a path it is looked for in $UNDERGROWTH_DATA/NAME, or in ~/.cache/undergrowth/NAME.
+    The default path is $UNDERGROWTH_DATA/NAME, or ~/.cache/undergrowth/NAME if the variable is not set.
     """
     entry = describe(name)
     for option in options:
         if option not in entry.options:
             raise InputError(f"data set '{name}' has no option '{option}'; {nearest(option, entry.options)}")
-    numbers = {option: options.pop(option, None) for option in SAMPLES}
+    sample_counts = {option: options.pop(option, None) for option in SAMPLE_OPTIONS}
     if entry.embedded:
         if path is not None:
             raise InputError(f"data set '{name}' takes no path, but path is '{path}': it needs no files")
@@ -73,13 +73,13 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
     else:
         dataset = _load_files(entry, path, options)
     dataset.check()
-    return _sampled(dataset, **numbers)
+    return _sample(dataset, **sample_counts)
 
 
-def _sampled(dataset: Dataset, train_samples: int | None, test_samples: int | None) -> Dataset:
+def _sample(dataset: Dataset, train_samples: int | None, test_samples: int | None) -> Dataset:
     for option, count in (("train_samples", train_samples), ("test_samples", test_samples)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise InputError(f"{option} is {count!r}; it must be a whole number from 1 on")
+            raise InputError(f"{option} is {count!r}; it must be a whole number of at least 1")
     if train_samples is not None:
         kept = proportional_sample(dataset.labels, train_samples)
         fields = {key: values[kept] for key, values in dataset.fields.items()}
@@ -90,29 +90,26 @@ def _sampled(dataset: Dataset, train_samples: int | None, test_samples: int | No
     return dataset
 
 
-def _load_files(entry: Entry, path: str | os.PathLike[str] | None, options: dict[str, Any]) -> Dataset:
+def _load_files(entry: DatasetEntry, path: str | os.PathLike[str] | None, options: dict[str, Any]) -> Dataset:
     if path is not None and not isinstance(path, str | os.PathLike):
-        raise InputError(f"path is {path!r}; it must be the name of a folder or file")
-    place = default_place(entry.name) if path is None else Path(path)
+        raise InputError(f"path is {path!r}; it must be the path of a folder or file")
+    folder = default_path(entry.name) if path is None else Path(path)
     try:
-        place = place.expanduser()
-    except RuntimeError as error:  # ~someone, where there is no such user
+        folder = folder.expanduser()
+    except RuntimeError as error:  # ~name of an unknown user
         raise InputError(f"path is '{path}': {error}") from error
     try:
-        return entry.loader(place, **options)
-    except NotThere as error:
-        where = (
-            ""
-            if path is not None
-            else f"; or give another path, or set {FOLDER_VARIABLE} to a folder with {entry.name} in it"
-        )
-        # In full: a run that is resumed from another folder looks for a relative path there.
+        return entry.loader(folder, **options)
+    except MissingFilesError as error:
+        where = f"; or give another path, or set {FOLDER_VARIABLE} to a folder that contains {entry.name}"
+        where = where if path is None else ""
+        # The absolute path, because a run resumed from another folder resolves a relative path differently.
         raise InputError(
-            f"data set '{entry.name}' is not in {place.absolute()} ({error}): {entry.how_to_get}{where}"
+            f"data set '{entry.name}' is not in {folder.absolute()} ({error}): {entry.how_to_get}{where}"
         ) from None
 
 
-def default_place(name: str) -> Path:
-    """Where a data set is looked for when no path is given."""
+def default_path(name: str) -> Path:
+    """Where a data set is read from if no path is given."""
     root = os.environ.get(FOLDER_VARIABLE)
     return (Path(root) if root else Path("~/.cache/undergrowth")) / name

@@ -1,4 +1,4 @@
-"""A data set before it is spread over devices: pooled training samples and a central test set."""
+"""A data set before it is partitioned: pooled training samples and a central test set."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from undergrowth.core.shard import Shard
 
 Array = np.ndarray | Tensor
 
-# Rows looked at together when the values are checked, so that a check needs little memory beside the data.
-_ROWS = 4096
+_ROWS_PER_CHECK = 4096  # rows that are checked together, so that a check needs little memory besides the data
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Pooled samples that a partition spreads over devices.
+    """Pooled samples that a partition divides over devices.
 
-    The type of `x` says what it holds: uint8 is pixels (divided by 255 when a shard is made, so that a big set stays
-    small in memory), floats are features, any other integers are tokens. Images are N×C×H×W, tokens N×T, tables N×F.
-    `fields` are natural groupings of the training samples, such as {"writer": ids}. `mean` and `std`, one number per
-    channel (the second dimension), normalise what a shard holds.
+    The type of `x` decides how it is read: uint8 values are pixels (divided by 255 when a shard is built, which keeps a
+    large set small in memory), floats are features, and other integers are tokens. Images have the shape N×C×H×W,
+    tokens N×T, tables N×F. `fields` are natural groupings of the training samples, such as {"writer": ids}. `mean` and
+    `std`, one number per channel (the second dimension), normalise the inputs of a shard.
 
-        Dataset("mine", x, y, test_x, test_y, classes=3, fields={"hospital": where_from})
+        Dataset("mine", x, y, test_x, test_y, classes=3, fields={"hospital": hospital_ids})
     """
 
     name: str
@@ -57,17 +56,17 @@ class Dataset:
 
     @property
     def missing_classes(self) -> tuple[int, ...]:
-        """The classes that no training sample has: allowed, but worth a warning."""
-        there = np.bincount(self.labels, minlength=self.classes)
-        return tuple(np.flatnonzero(there == 0).tolist())
+        """The classes without a training sample, which are allowed but worth a warning."""
+        counts = np.bincount(self.labels, minlength=self.classes)
+        return tuple(np.flatnonzero(counts == 0).tolist())
 
-    def shard(self, index: Any) -> Shard:
-        """The training samples with these positions, as float32 (or int64 token) tensors."""
-        where = to_numpy(index).astype(np.int64, copy=False)
-        return self._shard(rows(self.x, where), rows(self.y, where))
+    def shard(self, indices: Any) -> Shard:
+        """The training samples at `indices`, as float32 tensors (int64 for tokens)."""
+        indices = to_numpy(indices).astype(np.int64, copy=False)
+        return self._shard(take_rows(self.x, indices), take_rows(self.y, indices))
 
     def central_test(self) -> Shard:
-        """The whole central test set, made anew at each call."""
+        """The central test set, built anew by each call."""
         return self._shard(self.test_x, self.test_y)
 
     def _shard(self, x: Array, y: Array) -> Shard:
@@ -88,7 +87,7 @@ class Dataset:
         return (x - mean).div_(std)
 
     def check(self) -> None:
-        """Refuse data that no run could use, naming what is wrong and the first bad sample."""
+        """Raises an `InputError` that names the problem and the first bad sample if no run could use the data."""
         for part in ("x", "test_x"):
             self.check_part(part)
         if tuple(self.test_x.shape[1:]) != self.shape:
@@ -99,7 +98,7 @@ class Dataset:
         if _kind(self.test_x) != _kind(self.x):
             raise InputError(
                 f"data set '{self.name}': x holds {_kind(self.x)} ({self.x.dtype}) and test_x {_kind(self.test_x)} "
-                f"({self.test_x.dtype}); they must be of one kind, or their scales would differ"
+                f"({self.test_x.dtype}); they must be of the same kind, or their scales would differ"
             )
         for key, values in self.fields.items():
             if len(values) != len(self):
@@ -111,9 +110,11 @@ class Dataset:
         self._check_normalisation()
 
     def check_part(self, part: str) -> None:
-        """Refuse what is wrong with the inputs x or test_x, or with their labels."""
+        """Checks the inputs `x` or `test_x`, and their labels."""
         if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
-            raise InputError(f"data set '{self.name}': classes is {self.classes!r}; it must be a positive integer")
+            raise InputError(
+                f"data set '{self.name}': classes is {self.classes!r}; it must be a whole number of at least 1"
+            )
         labels = part[:-1] + "y"
         x, y = getattr(self, part), getattr(self, labels)
         for key, values in ((part, x), (labels, y)):
@@ -154,11 +155,11 @@ class Dataset:
             return
         if kind != "f":
             raise InputError(f"data set '{self.name}': {part} holds {x.dtype} values; inputs must be numbers")
-        for start in range(0, len(x), _ROWS):
-            # What counts is what a device gets: float32, where a large float64 becomes infinite.
+        for start in range(0, len(x), _ROWS_PER_CHECK):
+            # In float32, which devices get: a large float64 becomes infinite there.
             with np.errstate(over="ignore"):
-                some = to_numpy(x[start : start + _ROWS]).astype(np.float32, copy=False)
-            finite = np.isfinite(some).reshape(len(some), -1).all(axis=1)
+                block = to_numpy(x[start : start + _ROWS_PER_CHECK]).astype(np.float32, copy=False)
+            finite = np.isfinite(block).reshape(len(block), -1).all(axis=1)
             if not finite.all():
                 raise InputError(
                     f"data set '{self.name}': {part}[{start + int(np.argmin(finite))}] holds NaN or an infinite "
@@ -179,31 +180,31 @@ class Dataset:
 
 
 def _kind(x: Array) -> str:
-    """What inputs of this type are taken for."""
+    """How inputs of this type are read."""
     dtype = to_numpy(x[:1]).dtype
     return "pixels" if dtype == np.uint8 else "features" if dtype.kind in "fb" else "tokens"
 
 
 def to_numpy(values: Any) -> np.ndarray:
-    """An array of any kind as numpy's, without a copy where none is needed."""
+    """An array or tensor as a numpy array, without a copy if possible."""
     if isinstance(values, Tensor):
         tensor = values.detach().cpu()
-        if tensor.dtype == torch.bfloat16:  # which numpy does not have
+        if tensor.dtype == torch.bfloat16:  # not supported by numpy
             tensor = tensor.float()
         return tensor.numpy()
     return np.asarray(values)
 
 
-def rows(values: Array, where: np.ndarray) -> Array:
-    """Those at these positions."""
+def take_rows(values: Array, indices: np.ndarray) -> Array:
+    """The rows of `values` at `indices`."""
     if isinstance(values, Tensor):
-        return values[torch.from_numpy(where).to(values.device)]
-    return np.take(values, where, axis=0)
+        return values[torch.from_numpy(indices).to(values.device)]
+    return np.take(values, indices, axis=0)
 
 
 def _tensor(values: Array) -> Tensor:
     if isinstance(values, Tensor):
         return values
-    # A copy in native byte order: arrays over a file's bytes are read-only, which torch cannot express. And one in
-    # torch's memory: numpy's begins anywhere, and where values begin can change the last digit of a sum.
+    # A copy in native byte order, because torch does not support read-only arrays, such as views of a file's bytes.
+    # torch allocates it with a fixed alignment; numpy does not, and the alignment can change the last digit of a sum.
     return torch.tensor(np.asarray(values, dtype=values.dtype.newbyteorder("=")))

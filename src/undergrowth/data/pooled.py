@@ -1,4 +1,4 @@
-"""Pooled: a population in one place, for the bound that a federation is compared with."""
+"""A population pooled on one device: the centralised baseline of a federation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ POOL = "pool"
 
 
 @dataclass(frozen=True)
-class Pooled:
-    """All samples of a population in one place, as one device."""
+class PooledPopulation:
+    """All samples of a population on one device."""
 
     population: Population
 
@@ -35,10 +35,10 @@ class Pooled:
         return self.population.name
 
     def train(self, device: str) -> Shard:
-        return _joined([self.population.train(name) for name in self.population.devices])
+        return _concatenate([self.population.train(name) for name in self.population.devices])
 
     def test(self, device: str) -> Shard:
-        return _joined([self.population.test(name) for name in self.population.devices])
+        return _concatenate([self.population.test(name) for name in self.population.devices])
 
     def central_test(self) -> Shard:
         return self.population.central_test()
@@ -47,5 +47,5 @@ class Pooled:
         return sum(self.population.size(name) for name in self.population.devices)
 
 
-def _joined(shards: list[Shard]) -> Shard:
+def _concatenate(shards: list[Shard]) -> Shard:
     return Shard(torch.cat([shard.x for shard in shards]), torch.cat([shard.y for shard in shards]))

@@ -1,4 +1,4 @@
-"""A population: devices by name, each with samples of its own that are put together when asked for."""
+"""Populations: devices by name, and the samples of each, built on demand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from undergrowth.data.dataset import Dataset
 
 @runtime_checkable
 class Population(Protocol):
-    """What a run asks for data. Write your own to have shards made when they are asked for, for any number of devices.
+    """The data of a run. Shards are built on demand, so that a population may have any number of devices.
 
-    An object may also have `counts()` as in Partitioned, and a report draws which device holds what; and `public`, a
-    Shard that the server holds and no device.
+    Two attributes are optional: `counts()` as in `PartitionedPopulation`, which lets a report plot the classes of each
+    device, and `public`, a `Shard` that only the server holds.
     """
 
     @property
@@ -37,23 +37,23 @@ class Population(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Partitioned:
-    """A data set spread over devices. A device may hold no sample at all: its shards are then empty.
+class PartitionedPopulation:
+    """A data set partitioned over devices. The shards of a device without samples are empty.
 
-    Device d owns order[starts[d] : starts[d + 1]]; the last held[d] of these are its own test part.
+    Device d owns order[starts[d] : starts[d + 1]]; the last held_out[d] of these samples are its test set.
     """
 
     dataset: Dataset
     rule: str
-    order: np.ndarray  # positions in the data set, device after device
-    starts: np.ndarray  # where each device begins in `order`, and where the last ends
-    held: np.ndarray  # how many samples each device keeps back for testing
-    labels: tuple[str, ...] = ()  # natural partitions: the group behind each device
-    public: Shard | None = None  # what was taken out before, for the server
+    order: np.ndarray  # indices in the data set, device by device
+    starts: np.ndarray  # where each device begins in `order`, and where the last one ends
+    held_out: np.ndarray  # number of test samples of each device
+    groups: tuple[str, ...] = ()  # the group behind each device of a natural partition
+    public: Shard | None = None  # samples that only the server holds
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        count = len(self.held)
+        count = len(self.held_out)
         width = max(3, len(str(count - 1)))
         return tuple(f"device-{number:0{width}d}" for number in range(count))
 
@@ -71,32 +71,32 @@ class Partitioned:
 
     def train(self, device: str) -> Shard:
         number = self._number(device)
-        return self.dataset.shard(self.order[self.starts[number] : self._border(number)])
+        return self.dataset.shard(self.order[self.starts[number] : self._train_end(number)])
 
     def test(self, device: str) -> Shard:
-        """The device's own held-out part; a device with few samples may have none."""
+        """The test set of the device, which may be empty if the device has few samples."""
         number = self._number(device)
-        return self.dataset.shard(self.order[self._border(number) : self.starts[number + 1]])
+        return self.dataset.shard(self.order[self._train_end(number) : self.starts[number + 1]])
 
     def central_test(self) -> Shard:
         return self.dataset.central_test()
 
     def size(self, device: str) -> int:
-        """How many training samples a device has, without building its shard."""
+        """The number of training samples of a device, without building its shard."""
         number = self._number(device)
-        return int(self._border(number) - self.starts[number])
+        return int(self._train_end(number) - self.starts[number])
 
     def counts(self) -> np.ndarray:
-        """Training labels, devices × classes."""
+        """The number of training samples per device and class, devices × classes."""
         owned = np.diff(self.starts)
         device = np.repeat(np.arange(len(owned)), owned)
-        training = np.arange(len(self.order)) < np.repeat(self.starts[1:] - self.held, owned)
+        training = np.arange(len(self.order)) < np.repeat(self.starts[1:] - self.held_out, owned)
         cell = device * self.classes + self.dataset.labels[self.order]
         cells = np.bincount(cell[training], minlength=len(owned) * self.classes)
         return cells.reshape(len(owned), self.classes)
 
-    def _border(self, number: int) -> int:
-        return int(self.starts[number + 1] - self.held[number])
+    def _train_end(self, number: int) -> int:
+        return int(self.starts[number + 1] - self.held_out[number])
 
     @cached_property
     def _numbers(self) -> Mapping[str, int]:
@@ -104,7 +104,7 @@ class Partitioned:
 
     def _number(self, device: str) -> int:
         if device not in self._numbers:
-            # Only a few names are compared: looking for the nearest of 100 000 takes long.
+            # Only two names are compared, because finding the nearest of 100 000 names is slow.
             raise InputError(
                 f"device {device!r} is not one of the {len(self.devices)} devices; "
                 f"{nearest(str(device), (self.devices[0], self.devices[-1]))}"

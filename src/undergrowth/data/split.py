@@ -1,4 +1,4 @@
-"""Parts of a data set that hold every class in its share: a central test part, or a smaller set."""
+"""Stratified subsets of a data set: a central test set, or a smaller set with the same class frequencies."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ import numpy as np
 from undergrowth.core.errors import InputError
 
 
-def stratified_split(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions for training and for testing: the same share of every class, the same for the same seed.
+def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices for training and for testing, with `fraction` of every class for testing.
 
-    Every class keeps a training sample. Where all classes are too small to give one, samples are drawn from all.
+    Every class keeps at least one training sample. If every class is too small to give a test sample, test samples are
+    drawn from all classes together.
     """
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-        raise InputError(f"test_share is {share!r}; it must be a number between 0 and 1, such as 0.2")
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise InputError(f"test_share is {fraction!r}; it must be a number between 0 and 1, such as 0.2")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed is {seed!r}; it must be a whole number from 0 on")
+        raise InputError(f"seed is {seed!r}; it must be a whole number of at least 0")
     generator = np.random.default_rng(seed)
     test: list[np.ndarray] = []
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
-        test.append(members[: min(round(share * len(members)), len(members) - 1)])
+        test.append(members[: min(round(fraction * len(members)), len(members) - 1)])
     chosen = np.concatenate(test) if test else np.zeros(0, dtype=np.int64)
     if chosen.size == 0 and len(labels) > 1:
-        chosen = generator.permutation(len(labels))[: max(1, int(share * len(labels)))]
-    held = np.zeros(len(labels), dtype=bool)
-    held[chosen] = True
-    return np.flatnonzero(~held), np.flatnonzero(held)
+        chosen = generator.permutation(len(labels))[: max(1, int(fraction * len(labels)))]
+    is_test = np.zeros(len(labels), dtype=bool)
+    is_test[chosen] = True
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
 def proportional_sample(labels: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Positions of `count` samples, each class in its share, the same for the same seed; fewer are among more."""
+    """Indices of `count` samples with the class frequencies of the whole set.
+
+    For the same seed, a smaller sample is a subset of a larger one.
+    """
     order = np.random.default_rng(seed).permutation(len(labels))
-    place = np.empty(len(labels))
+    rank = np.empty(len(labels))  # rank of a sample within its class, divided by the size of the class
     for label in np.unique(labels):
         members = order[labels[order] == label]
-        place[members] = (np.arange(len(members)) + 0.5) / len(members)
-    # Of equal places, the one that was drawn first.
-    chosen = order[np.argsort(place[order], kind="stable")[:count]]
+        rank[members] = (np.arange(len(members)) + 0.5) / len(members)
+    chosen = order[np.argsort(rank[order], kind="stable")[:count]]  # equal ranks stay in the random order
     return np.sort(chosen)

@@ -1,14 +1,12 @@
 """What devices can do, and what a piece of work costs them in seconds, joules and bytes of memory."""
 
-from undergrowth.devices.availability import Availability, Failures, availability
-from undergrowth.devices.fleet import Fleet, describe, fleet, names
-from undergrowth.devices.price import Price, price
-from undergrowth.devices.profile import Profile, read_profile
-from undergrowth.devices.profiles import PROFILES, profile
+from undergrowth.devices.availability import Availability, Failures, build_availability
+from undergrowth.devices.fleet import Fleet, build_fleet, describe, names
+from undergrowth.devices.price import Price, price_work
+from undergrowth.devices.profile import Profile, find_profile, read_profile, shipped_profiles
 from undergrowth.devices.work import Tracer, Work
 
 __all__ = [
-    "PROFILES",
     "Availability",
     "Failures",
     "Fleet",
@@ -16,11 +14,12 @@ __all__ = [
     "Profile",
     "Tracer",
     "Work",
-    "availability",
+    "build_availability",
+    "build_fleet",
     "describe",
-    "fleet",
+    "find_profile",
     "names",
-    "price",
-    "profile",
+    "price_work",
     "read_profile",
+    "shipped_profiles",
 ]

@@ -1,4 +1,4 @@
-"""Availability: when a device can be asked, and what may go wrong with a job once it was given one."""
+"""Availability: when devices are on, and what may go wrong with a job once a device has it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,38 @@ from typing import Protocol
 import numpy as np
 
 from undergrowth.core.context import Context
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError
+from undergrowth.core.notation import Form, Number, parse
 from undergrowth.devices.traces import read_trace
 
 DAY = 86_400.0  # seconds
-# Diurnal windows open and close on a grid that floats hold exactly, so that `on` and `until` agree to the last bit.
+# Diurnal windows open and close on a grid that floats represent exactly, so that `on` and `until` always agree.
 _TICKS = 1024  # per second
-_KINDS = ("always", "diurnal", "trace")
+_FORMS = {
+    "always": Form(),
+    "diurnal": Form((Number("FRACTION", above=0, at_most=1, default=0.5),), "diurnal:0.3"),
+    "trace": Form(),
+}
 
 
 class Availability(Protocol):
-    """Windows during which devices are on, each from its opening up to, but not including, its end."""
+    """Windows during which devices are on. A window includes its start and excludes its end."""
 
     def on(self, time: float) -> np.ndarray:
         """Whether each device is on, in the order of the devices."""
         ...
 
     def until(self, device: str, time: float) -> float:
-        """When the window that is open at `time` ends: infinity if never, `time` itself if none is open."""
+        """When the window that is open at `time` ends: infinity if never, `time` itself if no window is open."""
         ...
 
     def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
-        """The earliest moment from `time` on at which any device, or any of these, is on: infinity if none is."""
+        """The earliest moment from `time` on at which one of `devices` (default: any device) is on, or infinity."""
         ...
 
 
-class Always:
-    """Every device is on, for good."""
+class AlwaysOn:
+    """Every device is on all the time."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._count = len(devices)
@@ -53,16 +58,17 @@ class Always:
 
 
 class Diurnal:
-    """Every device is on for the same share of each day, from an hour of its own.
+    """Every device is on for the same fraction of each day; the time at which its window opens is random.
 
-    The hour comes from the seed and the device's name alone: it stays when other devices come or go, and looking it up
-    needs no table of names. At time 0 some devices are in a window that opened the day before.
+    The opening time is derived from the seed and the name of the device, so it does not change when other devices are
+    added or removed, and no table is needed to look it up. At time 0 some devices are in a window that opened the day
+    before.
     """
 
-    def __init__(self, share: float, devices: Sequence[str], seed: int) -> None:
+    def __init__(self, fraction: float, devices: Sequence[str], seed: int) -> None:
         self._seed = seed
-        self._length = max(1, round(share * DAY * _TICKS)) / _TICKS
-        self._opens = self._hours(devices)
+        self._length = max(1, round(fraction * DAY * _TICKS)) / _TICKS
+        self._opens = self._opening_times(devices)
 
     def on(self, time: float) -> np.ndarray:
         return self._on(time, self._opens)
@@ -70,71 +76,68 @@ class Diurnal:
     def until(self, device: str, time: float) -> float:
         if self._length >= DAY:
             return math.inf
-        moment = math.fmod(time, DAY)
-        midnight = time - moment
-        opens = self._hour(device)
+        time_of_day = math.fmod(time, DAY)
+        midnight = time - time_of_day
+        opens = self._opening_time(device)
         closes = opens + self._length
-        if moment < closes - DAY:
+        if time_of_day < closes - DAY:
             return midnight + (closes - DAY)
-        if opens <= moment < closes:
+        if opens <= time_of_day < closes:
             return midnight + closes
         return time
 
     def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
-        opens = self._opens if devices is None else self._hours(devices)
+        opens = self._opens if devices is None else self._opening_times(devices)
         if self._on(time, opens).any():
             return time
         if not len(opens):
             return math.inf
-        moment = math.fmod(time, DAY)
-        later = opens[opens > moment]
-        return time - moment + float(later.min() if len(later) else DAY + opens.min())
+        time_of_day = math.fmod(time, DAY)
+        later = opens[opens > time_of_day]
+        return time - time_of_day + float(later.min() if len(later) else DAY + opens.min())
 
     def _on(self, time: float, opens: np.ndarray) -> np.ndarray:
-        moment = math.fmod(time, DAY)  # exact, unlike a difference with the opening
+        time_of_day = math.fmod(time, DAY)  # exact, unlike subtracting the opening time
         closes = opens + self._length  # past midnight for a window that wraps
-        return ((opens <= moment) & (moment < closes)) | (moment < closes - DAY)
+        return ((opens <= time_of_day) & (time_of_day < closes)) | (time_of_day < closes - DAY)
 
-    def _hours(self, devices: Sequence[str]) -> np.ndarray:
-        return np.fromiter((self._hour(device) for device in devices), np.float64, len(devices))
+    def _opening_times(self, devices: Sequence[str]) -> np.ndarray:
+        return np.fromiter((self._opening_time(device) for device in devices), np.float64, len(devices))
 
-    def _hour(self, device: str) -> float:
-        """When the device's window opens, in seconds after midnight."""
+    def _opening_time(self, device: str) -> float:
+        """When the window of the device opens, in seconds after midnight."""
         return Context(self._seed, device, 0).key("diurnal") % int(DAY * _TICKS) / _TICKS
 
 
-def availability(text: str, devices: Sequence[str], seed: int) -> Availability:
-    """What a configuration asks for: `always`, `diurnal:SHARE` (of each day, 0.5 if left out) or `trace:FILE.csv`."""
-    kind, colon, argument = (part.strip() for part in text.partition(":"))
-    if kind == "always" and not colon:
-        return Always(devices)
-    if kind == "diurnal":
-        return Diurnal(_share(text, argument) if colon else 0.5, devices, seed)
-    if kind == "trace" and argument:
-        return read_trace(argument, devices)
-    if kind == "always":
-        raise InputError(f"fleet.availability is '{text}'; 'always' takes nothing after it")
+def build_availability(text: str, devices: Sequence[str], seed: int) -> Availability:
+    """The availability that a setting describes: `always`, `diurnal[:FRACTION]` (of each day) or `trace:FILE.csv`."""
+    kind, _, file = (part.strip() for part in text.partition(":"))
     if kind == "trace":
-        raise InputError(f"fleet.availability is '{text}'; name the file, such as 'trace:phones.csv'")
-    raise InputError(f"fleet.availability: unknown kind '{kind}'; {nearest(kind, _KINDS)}")
+        if not file:
+            raise InputError(f"fleet.availability is '{text}'; name the file, such as 'trace:phones.csv'")
+        return read_trace(file, devices)
+    kind, numbers = parse("fleet.availability", text, _FORMS)
+    return AlwaysOn(devices) if kind == "always" else Diurnal(numbers[0], devices, seed)
 
 
 @dataclass(frozen=True)
 class Failures:
-    """What may go wrong with one job. Drawn from the job's context, so the same on every engine."""
+    """What may go wrong with one job. Drawn from the context of the job, so every engine sees the same failures."""
 
-    dropout: float = 0.0  # chance that a device that was asked never starts
-    failure: float = 0.0  # chance that it fails somewhere in the middle of its work
+    dropout: float = 0.0  # probability that a device never starts the job
+    failure: float = 0.0  # probability that a device fails in the middle of the job
 
     def check(self) -> None:
-        """Refuses what is no chance."""
+        """Raises an `InputError` if a probability is not between 0 and 1."""
         for field, value in (("dropout", self.dropout), ("failure", self.failure)):
             if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= 1:
-                raise InputError(f"fleet.{field} is {value!r} and must be a chance between 0 (never) and 1 (every job)")
+                raise InputError(
+                    f"fleet.{field} is {value!r} and must be a probability between 0 (never) and 1 (every job)"
+                )
 
     def draw(self, context: Context) -> tuple[str, float] | None:
-        """Why the device is lost, and after which share of the job's time; None if all goes well."""
-        # A purpose for each, so that switching one of them on changes nothing about whom the other one hits.
+        """Why the job is lost and after which fraction of its time; None if nothing goes wrong."""
+        # One purpose per kind, so that enabling one kind does not change which jobs the other kind hits.
         if self.dropout and _uniform(context, "dropout") < self.dropout:
             return "dropout", 0.0
         if self.failure:
@@ -145,17 +148,5 @@ class Failures:
 
 
 def _uniform(context: Context, purpose: str) -> float:
-    """A number in [0, 1). A float holds 53 of the key's 63 bits; rounding instead of cutting could give 1."""
+    """A number in [0, 1). A float holds 53 of the key's 63 bits; the others are cut, because rounding could give 1."""
     return (context.key(purpose) >> 10) * 2.0**-53
-
-
-def _share(text: str, value: str) -> float:
-    try:
-        share = float(value)
-    except ValueError:
-        share = math.nan
-    if not 0 < share <= 1:
-        raise InputError(
-            f"fleet.availability is '{text}'; the share of the day after 'diurnal:' must lie above 0 and at most at 1"
-        )
-    return share

@@ -1,35 +1,42 @@
-"""Profile: what one device can do."""
+"""Device profiles: what one device can do, and the profiles that the package ships in `profiles.yaml`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from importlib import resources
 from numbers import Real
+from typing import Any
 
 from undergrowth.core.errors import InputError, nearest
+from undergrowth.devices.plain_yaml import load_yaml
 
-# What is right for each number: its least value, whether that value itself is allowed, and the unit in words.
-_LIMITS = {
-    "flops": (0.0, False, "FLOP/s in float32"),
-    "share": (0.0, False, "the share of the peak that training reaches, at most 1"),
-    "memory": (0.0, False, "bytes"),
-    "down": (0.0, False, "bytes per second"),
-    "up": (0.0, False, "bytes per second"),
-    "latency": (0.0, True, "seconds one way"),
-    "compute_watts": (0.0, True, "watts"),
-    "radio_watts": (0.0, True, "watts"),
-    "battery": (0.0, False, "joules, or nothing for a device on mains power"),
+# Numeric field → whether 0 is allowed, and the unit in words.
+_NUMBERS = {
+    "flops": (False, "FLOP/s in float32"),
+    "share": (False, "the fraction of the peak that training reaches, at most 1"),
+    "memory": (False, "bytes"),
+    "down": (False, "bytes per second"),
+    "up": (False, "bytes per second"),
+    "latency": (True, "seconds one way"),
+    "compute_watts": (True, "watts"),
+    "radio_watts": (True, "watts"),
+    "battery": (False, "joules; leave it out for a device on mains power"),
 }
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Rates of one device. A number out of range raises an InputError that says what would be right."""
+    """What one device can do. The fields have the names of the keys in a fleet file.
+
+    A number out of range raises an `InputError` that names the field, the value and the range.
+    """
 
     name: str
     flops: float  # peak, FLOP/s in float32
-    share: float  # of the peak, what training reaches
+    share: float  # fraction of the peak that training reaches
     memory: int  # bytes that training may use
     down: float  # bytes/s
     up: float  # bytes/s
@@ -42,23 +49,24 @@ class Profile:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise InputError(f"profile: name {self.name!r} must be a text, such as 'raspberry-pi-4'")
-        for field, (least, allowed, unit) in _LIMITS.items():
+        for field, (zero_allowed, unit) in _NUMBERS.items():
             value = getattr(self, field)
             if field == "battery" and value is None:
                 continue
-            number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < least or (value == least and not allowed) or (field == "share" and value > 1):
-                right = "a number of at least 0" if allowed else "a number above 0"
+            is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+            too_large = is_number and field == "share" and value > 1
+            if not is_number or too_large or value < 0 or (value == 0 and not zero_allowed):
+                right = "a number of at least 0" if zero_allowed else "a number above 0"
                 raise InputError(f"profile '{self.name}': {field} is {value!r} and must be {right} ({unit})")
 
     @property
-    def rate(self) -> float:
+    def achieved_flops(self) -> float:
         """FLOP/s that training reaches."""
         return self.flops * self.share
 
 
 def read_profile(values: Mapping[str, object]) -> Profile:
-    """A profile from the fields of a file. `share` is 1 and `latency` 0 unless they are given."""
+    """The profile with these keys of a YAML file. `share` defaults to 1 and `latency` to 0."""
     values = {"share": 1.0, "latency": 0.0, **values}
     name = values.get("name", "without a name")
     known = {field.name: field for field in fields(Profile)}
@@ -67,17 +75,33 @@ def read_profile(values: Mapping[str, object]) -> Profile:
             raise InputError(f"profile '{name}': unknown field '{key}'; {nearest(str(key), known)}")
     for key, field in known.items():
         if key not in values and field.default is MISSING:
-            unit = _LIMITS[key][2] if key in _LIMITS else "a text"
+            unit = _NUMBERS[key][1] if key in _NUMBERS else "a text"
             raise InputError(f"profile '{name}': {key} is missing; give it ({unit})")
-    return Profile(**{key: _number(value) if key in _LIMITS else value for key, value in values.items()})  # type: ignore[arg-type]
+    numbers: dict[str, Any] = {key: _number(key, value) for key, value in values.items()}
+    return Profile(**numbers)
 
 
-def _number(value: object) -> object:
-    """YAML reads 2e9, without a point, as a text."""
-    if not isinstance(value, str):
+def _number(key: str, value: object) -> object:
+    """`value` as a number. YAML reads a number such as 2e9, which has no point, as a text."""
+    if key not in _NUMBERS or not isinstance(value, str):
         return value
     try:
         number = float(value)
     except ValueError:
-        return value  # the profile itself says what is wrong with it
-    return int(number) if number.is_integer() else number
+        return value  # Profile refuses it and names the field
+    return int(number) if key == "memory" and number.is_integer() else number
+
+
+@cache
+def shipped_profiles() -> dict[str, Profile]:
+    """The profiles of `profiles.yaml` by name."""
+    table = load_yaml(resources.files("undergrowth.devices").joinpath("profiles.yaml").read_text(encoding="utf-8"))
+    return {name: read_profile({"name": name, **values}) for name, values in table.items()}
+
+
+def find_profile(name: str) -> Profile:
+    """The shipped profile with this name."""
+    profiles = shipped_profiles()
+    if name not in profiles:
+        raise InputError(f"profile: unknown name '{name}'; {nearest(name, profiles)}")
+    return profiles[name]

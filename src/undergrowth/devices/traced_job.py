@@ -1,4 +1,4 @@
-"""The arguments of a job, for tracing it: tensors without values, with as many samples as one likes."""
+"""The arguments of a job for tracing: meta tensors, with any number of samples."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from undergrowth.devices.work import Tracer
 
 Result = TypeVar("Result")
-Counts = tuple[int, ...]  # how many samples of each class
+ClassCounts = tuple[int, ...]  # number of samples of each class
 
-# Of these things only the shapes count, or also the labels' values, or all values: what a client looks at when it
-# decides which samples to train on. The first that works is taken; each is slower than the one before.
+# What a trace needs to be real, because the client reads its values to decide which samples to train on: only shapes,
+# the labels, or all tensors. The builder takes the first that works; each is slower than the one before.
 SHAPES, LABELS, VALUES = "shapes", "labels", "values"
 
 
@@ -34,73 +34,91 @@ class TracedJob:
     meter: Meter
 
 
-class Inputs:
-    """Makes the arguments of a job of one kind, for any number of samples."""
+class TracedJobBuilder:
+    """Builds jobs of one kind with any number of samples."""
 
     def __init__(self, tracer: Tracer, client: Client, down: Packet, own: State) -> None:
         self.tracer = tracer
         self.client = client
         self.real = (down, own)
-        self.shapes = (moved(down, "meta"), moved(own, "meta"))
-        home = torch.device(tracer.task.model.device)  # where a device makes weights that nobody sent it
-        self.device = next((tensor.device for tensor in tensors_in(self.real)), home)
-        self.looks_at = SHAPES
+        self.on_meta = (moved(down, "meta"), moved(own, "meta"))
+        default = torch.device(tracer.task.model.device)  # where a client initialises weights
+        self.torch_device = next((tensor.device for tensor in tensors_in(self.real)), default)
+        self.needs = SHAPES
 
-    def first_that_works(self, attempt: Callable[[], Result]) -> Result:
-        for looks_at in (SHAPES, LABELS, VALUES):
-            self.looks_at = looks_at
+    def find_needs(self, attempt: Callable[[], Result]) -> Result:
+        """Sets `needs` to the first of SHAPES, LABELS and VALUES with which `attempt` succeeds; returns its result."""
+        for needs in (SHAPES, LABELS, VALUES):
+            self.needs = needs
             try:
                 result = attempt()
             except InputError:
                 raise
-            except Exception as error:  # whatever needs a value that is not there raises one
+            except Exception as error:  # reading a value that a meta tensor does not have can raise any error
                 problem = error
                 continue
-            if looks_at != VALUES:
-                self.real = self.shapes  # lets go of the weights
+            if needs != VALUES:
+                self.real = self.on_meta  # frees the weights
             return result
         name, kind = type(self.client).__name__, type(problem).__name__
-        raise RunError(f"the client {name} failed when its work was priced: {kind}: {problem}") from problem
+        raise RunError(f"the client {name} failed while its work was priced: {kind}: {problem}") from problem
 
     @contextlib.contextmanager
     def job(
         self,
         size: int,
-        counts: Counts | None = None,
+        counts: ClassCounts | None = None,
         scalars: Mapping[str, float] | None = None,
         guess: bool = False,
     ) -> Iterator[TracedJob]:
-        tracer, task = self.tracer, self.tracer.task
-        down, own = self.real if self.looks_at == VALUES else self.shapes
+        """A job with `size` samples, `counts` of each class; `scalars` replace those of the packet."""
+        task = self.tracer.task
+        down, own = self.real if self.needs == VALUES else self.on_meta
         if scalars is not None:
             down = Packet(down.tensors, scalars, down.tags)
-        device = self.device if self.looks_at == VALUES else torch.device("meta")
-        x = torch.zeros((size, *tracer.shape), dtype=tracer.dtype, device=device)
-        if self.looks_at == SHAPES:
-            y = torch.zeros(size, dtype=torch.int64, device="meta")
-        else:
-            y = torch.arange(size) % task.classes
-            if counts is not None:
-                y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-            y = y.to(self.device)
+        shard = self._shard(size, counts)
         meter = Meter(guess)
-        meter.ignore(x, y)
+        meter.ignore(shard.x, shard.y)
         if task.public is not None:
-            task = replace(task, public=task.public if self.looks_at == VALUES else task.public.to("meta"))
-            meter.ignore(task.public.x, task.public.y)  # type: ignore[union-attr]
+            public = task.public if self.needs == VALUES else task.public.to("meta")
+            task = replace(task, public=public)
+            meter.ignore(public.x, public.y)
         meter.hold((down, own, task.model.constants))
-        models = (task.model, *task.ladder.values())
-        fused, place = torch._C._get_mkldnn_enabled(), task.model.device
-        if self.looks_at != VALUES:
-            for model in models:
-                model.device = "meta"  # weights that a device makes itself have no values either
-        if self.looks_at == VALUES:
-            # oneDNN computes an LSTM in one operation that torch has no FLOP formula for; without it, the same
-            # layer is a row of matrix products, as it is on tensors without values.
+        with self._torch_settings():
+            yield TracedJob(self.client, task, down, shard, own, Context(0, "device", 0), meter)
+
+    def _shard(self, size: int, counts: ClassCounts | None) -> Shard:
+        """Inputs of zeros, and labels with the given counts or with all classes equally frequent."""
+        torch_device = self.torch_device if self.needs == VALUES else torch.device("meta")
+        x = torch.zeros((size, *self.tracer.shape), dtype=self.tracer.dtype, device=torch_device)
+        if self.needs == SHAPES:
+            return Shard(x, torch.zeros(size, dtype=torch.int64, device="meta"))
+        if counts is None:
+            y = torch.arange(size) % self.tracer.task.classes
+        else:
+            y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        return Shard(x, y.to(self.torch_device))
+
+    @contextlib.contextmanager
+    def _torch_settings(self) -> Iterator[None]:
+        """Makes models initialise weights as meta tensors, or, if values are needed, switches oneDNN off."""
+        if self.needs == VALUES:
+            # oneDNN computes an LSTM in one operation that has no FLOP formula in torch. Without oneDNN the layer is a
+            # sequence of matrix products, as it is on meta tensors.
+            enabled = torch._C._get_mkldnn_enabled()
             torch._C._set_mkldnn_enabled(False)
+            try:
+                yield
+            finally:
+                torch._C._set_mkldnn_enabled(enabled)
+            return
+        task = self.tracer.task
+        models = (task.model, *task.ladder.values())
+        before = task.model.device
+        for model in models:
+            model.device = "meta"
         try:
-            yield TracedJob(self.client, task, down, Shard(x, y), own, Context(0, "device", 0), meter)
+            yield
         finally:
-            torch._C._set_mkldnn_enabled(fused)
             for model in models:
-                model.device = place
+                model.device = before

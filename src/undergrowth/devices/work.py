@@ -1,37 +1,38 @@
-"""What a device's work costs, found by running the client's own code on tensors without values."""
+"""What a job costs a device, counted by running the client's code on meta tensors."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from undergrowth.core import Client, LoopClient, Packet, State, Task, Updates
-from undergrowth.devices.traced_job import SHAPES, Counts, Inputs, TracedJob
+from undergrowth.core.pytree import signature
+from undergrowth.devices.traced_job import SHAPES, ClassCounts, TracedJob, TracedJobBuilder
 from undergrowth.learning.features import EVALUATION_BATCH
 
-# Two shard sizes and the smaller batch size at which to count. Round numbers, so that a share of the samples is
-# the same share of both; never one sample, which batch normalisation refuses.
-SMALL, LARGE, SMALL_BATCH = 100, 200, 2
+# The shard sizes and the smaller batch size at which a job is traced. The shard sizes are round, so that a selector
+# selects the same fraction of both. No batch has only one sample, which batch normalisation refuses.
+SMALL_SHARD, LARGE_SHARD, SMALL_BATCH = 100, 200, 2
 
-Labels = Callable[[], Counts | None]  # how many samples of each class a device has; None: not known
+Labels = Callable[[], ClassCounts | None]  # the number of samples of each class on a device; None: unknown
 
-KNOWN_LIMIT = 100_000  # prices kept; more only come up where a server sends another number in every round
+MAX_CACHED_WORKS = 100_000  # reached only if a server sends another number in every round
 
 
 @dataclass(frozen=True)
 class Work:
-    """One job of one device.
+    """The work of one job on one device.
 
-    memory: bytes at the peak: weights, gradients, optimiser state, what the backward pass needs, one batch. The
-    shard is not in it: a device may stream its data from its disk.
-    samples: those that the steps go through, once an epoch.
-    bytes_up: what the upload weighs.
-    calls: tensor operations in the steps. A recurrent layer counts as the operations of all positions.
+    memory: peak in bytes of weights, gradients, optimiser state, activations saved for the backward pass, and one
+        batch. The shard is not included, because a device may stream its data from disk.
+    samples: samples over all steps; each epoch counts its samples again.
+    bytes_up: size of the upload.
+    calls: tensor operations in the steps. A recurrent layer counts the operations of every position.
     """
 
     flops: float
@@ -46,13 +47,19 @@ def _plain_bytes(packet: Packet) -> int:
     return packet.nbytes
 
 
+class _Trace(Protocol):
+    """The counts of one kind of job, from which the work for any shard follows."""
+
+    def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work: ...
+
+
 class Tracer:
     """Prices the jobs of one client. `shape` and `dtype` are those of one input.
 
-    Every kind of job (the names, shapes and types in the packet and in the device's own state) is traced once, at
-    two shard sizes and two batch sizes. The FLOPs of a step grow linearly with its batch and those before and after
-    the steps with the shard, so the two points give the FLOPs of every other device exactly. Memory between
-    the two points is a little overestimated. How many steps there are is asked of `begin` for every size.
+    Every kind of job (names, shapes and types in the packet and in the state of the device) is traced once, at two
+    shard sizes and two batch sizes. The FLOPs of a step are linear in its batch, and those of `begin` and `finish` are
+    linear in the shard, so two points give the exact FLOPs for every other device. Memory between the two points is
+    slightly overestimated. The number of steps is taken from `begin` for every size.
     """
 
     def __init__(
@@ -68,41 +75,41 @@ class Tracer:
         self.client = client
         self.shape = tuple(shape)
         self.dtype = dtype
-        self._traces: dict[Hashable, _Loop | _Several | _Whole] = {}
-        self._latest: tuple[Packet, _Loop | _Several | _Whole] | None = None
+        self._traces: dict[Hashable, _Trace] = {}
+        self._latest: tuple[Packet, _Trace] | None = None
 
     def work(self, down: Packet, size: int, own: State | None = None, labels: Labels | None = None) -> Work:
-        """The price for a device with `size` samples.
+        """The work of a device with `size` samples.
 
-        `labels` gives how many of them are of each class. It is only asked for a client that looks at labels; without
-        it every class is taken to be as frequent as the others.
+        `labels` gives the number of samples of each class. It is called only for a client that reads labels. Without
+        it, all classes are assumed to be equally frequent.
         """
         if own:
-            return self._trace(down, own).work(down.scalars, size, labels)
-        # A server sends one packet to many devices, and comparing a hundred shapes takes longer than all the rest.
+            return self._find_trace(down, own).work(down.scalars, size, labels)
+        # A server sends the same packet to many devices, and comparing a hundred shapes takes longer than the rest.
         if self._latest is None or self._latest[0] is not down:
-            self._latest = (down, self._trace(down, {}))
+            self._latest = (down, self._find_trace(down, {}))
         return self._latest[1].work(down.scalars, size, labels)
 
-    def _trace(self, down: Packet, own: State) -> _Loop | _Several | _Whole:
-        key = (signature(down), signature(own))
+    def _find_trace(self, down: Packet, own: State) -> _Trace:
+        key = (down.signature, tuple(down.scalars), tuple(down.tags.items()), signature(own, _describe))
         trace = self._traces.get(key)
         if trace is None:
-            trace = self._traces[key] = self._traced(down, own)
+            trace = self._traces[key] = self._trace(down, own)
         return trace
 
-    def _traced(self, down: Packet, own: State) -> _Loop | _Several | _Whole:
+    def _trace(self, down: Packet, own: State) -> _Trace:
         if isinstance(self.client, LoopClient):
-            return _Loop(self, self.client, down, own)
+            return _LoopTrace(self, self.client, down, own)
         if isinstance(self.client, Updates):
             updates = self.client.updates(self.task, down).values()
-            return _Several([_Loop(self, update, down, own) for update in updates])
-        return _Whole(self, self.client, down, own)
+            return _SequenceTrace([_LoopTrace(self, update, down, own) for update in updates])
+        return _LocalTrace(self, self.client, down, own)
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """What `begin` cost for one size, the steps it asks for by their batch size, and the bytes it leaves behind."""
+class _BeginCost:
+    """FLOPs and peak bytes of `begin`, the bytes that it leaves allocated, and the number of steps by batch size."""
 
     flops: int
     peak: int
@@ -111,170 +118,171 @@ class _Begun:
 
 
 @dataclass(frozen=True)
-class _Chain:
-    """One job with two steps: FLOPs of a step and of `finish`, peaks above what `begin` left behind, bytes sent, and
-    operations of a step."""
+class _StepCost:
+    """A job with two steps. Peaks are in bytes above what `begin` left allocated."""
 
-    step: int
-    first: int
-    later: int
-    finish: int
-    end: int
-    sent: int
-    calls: int
+    step_flops: int
+    first_peak: int
+    later_peak: int
+    finish_flops: int
+    finish_peak: int
+    bytes_up: int
+    step_calls: int
 
 
-class _Loop:
-    """The trace of a client that has begin, step and finish."""
+class _LoopTrace:
+    """The trace of a client with `begin`, `step` and `finish`."""
 
     def __init__(self, tracer: Tracer, client: LoopClient, down: Packet, own: State) -> None:
-        self.inputs = Inputs(tracer, client, down, own)
+        self.builder = TracedJobBuilder(tracer, client, down, own)
         self.batch = 0
-        self.large = self.inputs.first_that_works(lambda: self._chain(LARGE, None))
-        self.small = self._chain(SMALL, SMALL_BATCH)
-        self.known: dict[Hashable, Work] = {}
+        self.large = self.builder.find_needs(lambda: self._trace_steps(LARGE_SHARD, None))
+        self.small = self._trace_steps(SMALL_SHARD, SMALL_BATCH)
+        self.works: dict[Hashable, Work] = {}
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
-        counts = None if labels is None or self.inputs.looks_at == SHAPES else labels()
-        # The values of scalars are in the key because a server may send how many epochs to train.
+        counts = None if labels is None or self.builder.needs == SHAPES else labels()
+        # The key includes the scalars, because a server may send the number of epochs.
         key = (size, tuple(scalars.values()), counts)
-        work = self.known.get(key)
+        work = self.works.get(key)
         if work is None:
-            if len(self.known) >= KNOWN_LIMIT:
-                self.known.clear()
-            work = self.known[key] = self._work(scalars, size, counts)
+            if len(self.works) >= MAX_CACHED_WORKS:
+                self.works.clear()
+            work = self.works[key] = self._work(scalars, size, counts)
         return work
 
-    def _work(self, scalars: Mapping[str, float], size: int, counts: Counts | None) -> Work:
-        with self.inputs.job(size, counts, scalars) as job:
-            begun, carry, _, _ = self._begin(job)
-            sent = self._sent(job, carry)
-        flops = begun.flops + self._between("finish", size, SMALL, LARGE)
-        for batch, count in begun.batches.items():
-            flops += count * self._between("step", batch, SMALL_BATCH, self.batch)
-        steps = sum(begun.batches.values())
-        # What runs on the whole shard after the steps does so in pieces of this size.
-        extra = self._between("end", min(size, EVALUATION_BATCH), SMALL, LARGE)
+    def _work(self, scalars: Mapping[str, float], size: int, counts: ClassCounts | None) -> Work:
+        with self.builder.job(size, counts, scalars) as job:
+            begin, carry, _, _ = self._begin(job)
+            bytes_up = self._bytes_up(job, carry)
+        flops = begin.flops + self._interpolate("finish_flops", size, SMALL_SHARD, LARGE_SHARD)
+        for batch, count in begin.batches.items():
+            flops += count * self._interpolate("step_flops", batch, SMALL_BATCH, self.batch)
+        steps = sum(begin.batches.values())
+        # Passes over the whole shard after the steps run in batches of EVALUATION_BATCH.
+        extra = self._interpolate("finish_peak", min(size, EVALUATION_BATCH), SMALL_SHARD, LARGE_SHARD)
         if steps:
-            peak = "first" if steps == 1 else "later"  # after the first step, old and new weights lie side by side
-            extra = max(extra, self._between(peak, max(begun.batches), SMALL_BATCH, self.batch))
-        samples = sum(batch * count for batch, count in begun.batches.items())
-        calls = steps * self.large.calls
-        return Work(float(flops), int(max(begun.peak, begun.resident + extra)), steps, samples, sent, calls)
+            # From the second step on, the weights before and after the step exist at the same time.
+            peak = "first_peak" if steps == 1 else "later_peak"
+            extra = max(extra, self._interpolate(peak, max(begin.batches), SMALL_BATCH, self.batch))
+        samples = sum(batch * count for batch, count in begin.batches.items())
+        calls = steps * self.large.step_calls
+        return Work(float(flops), int(max(begin.peak, begin.resident + extra)), steps, samples, bytes_up, calls)
 
-    def _sent(self, job: TracedJob, carry: Any) -> int:
-        """The bytes of the upload, which need not lie on a line: of every class a device may send a few samples."""
-        if self.inputs.looks_at == SHAPES and self.small.sent == self.large.sent:
-            return self.small.sent
+    def _bytes_up(self, job: TracedJob, carry: Any) -> int:
+        """The bytes of the upload. They need not be linear: a device may send a few samples of each class."""
+        if self.builder.needs == SHAPES and self.small.bytes_up == self.large.bytes_up:
+            return self.small.bytes_up
         job.meter.guess = True
-        with job.meter:  # what it sends after many steps, it sends after none too
+        with job.meter:  # the upload has the same size with and without steps
             up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
-        return self.inputs.tracer.weigh(up)
+        return self.builder.tracer.weigh(up)
 
-    def _between(self, name: str, at: int, low: int, high: int) -> float:
-        start, end = getattr(self.small, name), getattr(self.large, name)
+    def _interpolate(self, field: str, at: int, low: int, high: int) -> float:
+        start, end = getattr(self.small, field), getattr(self.large, field)
         return float(start + (at - low) * (end - start) / (high - low))
 
-    def _begin(self, job: TracedJob) -> tuple[_Begun, Any, Mapping[str, Tensor], int]:
+    def _begin(self, job: TracedJob) -> tuple[_BeginCost, Any, Mapping[str, Tensor], int]:
         client, meter = job.client, job.meter
         with meter:
             carry, steps = client.begin(job.task, job.down, job.shard, job.own, job.context)
-        # Samples that were put together anew can be streamed like those of the shard.
-        kind = (self.inputs.tracer.shape, self.inputs.tracer.dtype)
+        # Inputs that `begin` reordered or copied can be streamed like those of the shard.
+        kind = (self.builder.tracer.shape, self.builder.tracer.dtype)
         meter.release(*(values for values in steps.data.values() if (tuple(values.shape[1:]), values.dtype) == kind))
         batches: Counter[int] = Counter()
         for order in steps.epochs:
             whole, rest = divmod(len(order), steps.batch)
             batches.update({steps.batch: whole, rest: 1} if rest else {steps.batch: whole})
-        begun = _Begun(meter.flops, meter.peak, meter.live, {b: n for b, n in batches.items() if n})
-        return begun, carry, steps.data, steps.batch
+        cost = _BeginCost(meter.flops, meter.peak, meter.live, {size: n for size, n in batches.items() if n})
+        return cost, carry, steps.data, steps.batch
 
-    def _chain(self, size: int, batch: int | None) -> _Chain:
-        """One job with `size` samples and two steps of `batch`, or of the client's own batch size."""
-        with self.inputs.job(size) as job:
-            begun, carry, data, full = self._begin(job)
+    def _trace_steps(self, size: int, batch: int | None) -> _StepCost:
+        """The cost of a job with `size` samples and two steps of `batch` samples (default: the client's batch)."""
+        with self.builder.job(size) as job:
+            begin, carry, data, full_batch = self._begin(job)
             meter = job.meter
             meter.peak = meter.live
-            meter.guess = True  # what is read from here on is reported, and changes no shape
+            meter.guess = True  # numbers read after `begin` are only reported and change no shape
             if batch is None:
-                batch = self.batch = max(full, SMALL_BATCH + 1)
+                batch = self.batch = max(full_batch, SMALL_BATCH + 1)
             with meter:
-                some = {
+                inputs = {
                     name: torch.zeros((batch, *values.shape[1:]), dtype=values.dtype, device=values.device)
                     for name, values in data.items()
                 }
-                carry = job.client.step(job.task, carry, some)
-                first, before, calls = meter.peak, meter.flops, meter.calls
-                carry = job.client.step(job.task, carry, some)
-                later, step, calls = meter.peak, meter.flops - before, meter.calls - calls
-                del some
+                carry = job.client.step(job.task, carry, inputs)
+                first_peak, before, calls_before = meter.peak, meter.flops, meter.calls
+                carry = job.client.step(job.task, carry, inputs)
+                later_peak, step_flops, step_calls = meter.peak, meter.flops - before, meter.calls - calls_before
+                del inputs
                 meter.peak, before = meter.live, meter.flops
                 up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
-                finish, end = meter.flops - before, meter.peak
-        left = begun.resident
-        return _Chain(step, first - left, later - left, finish, end - left, self.inputs.tracer.weigh(up), calls)
+                finish_flops, finish_peak = meter.flops - before, meter.peak
+        return _StepCost(
+            step_flops,
+            first_peak - begin.resident,
+            later_peak - begin.resident,
+            finish_flops,
+            finish_peak - begin.resident,
+            self.builder.tracer.weigh(up),
+            step_calls,
+        )
 
 
-class _Several:
-    """The traces of updates that are done one after the other; what one has finished is sent before the next begins."""
+class _SequenceTrace:
+    """The traces of updates that run one after the other. Each upload is sent before the next update begins."""
 
-    def __init__(self, updates: Sequence[_Loop]) -> None:
+    def __init__(self, updates: Sequence[_LoopTrace]) -> None:
         self.updates = updates
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
-        parts = [update.work(scalars, size, labels) for update in self.updates]
+        works = [update.work(scalars, size, labels) for update in self.updates]
         return Work(
-            sum(part.flops for part in parts),
-            max((part.memory for part in parts), default=0),
-            sum(part.steps for part in parts),
-            sum(part.samples for part in parts),
-            sum(part.bytes_up for part in parts),
-            sum(part.calls for part in parts),
+            sum(work.flops for work in works),
+            max((work.memory for work in works), default=0),
+            sum(work.steps for work in works),
+            sum(work.samples for work in works),
+            sum(work.bytes_up for work in works),
+            sum(work.calls for work in works),
         )
 
 
-class _Whole:
-    """The trace of a client that only has `local`: FLOPs on a line through two sizes, all classes equally frequent.
+class _LocalTrace:
+    """The trace of a client that has only `local`: a line through the FLOPs at two sizes, classes equally frequent.
 
-    Memory stops growing at the larger size: beyond a whole batch it is only copies of the shard that grow. Numbers
-    that are read out of tensors are taken to be reports, so work that depends on them is not seen: a client that
-    decides how long to train by a loss should be a LoopClient.
+    Memory is constant above the larger size: with more than a full batch, only copies of the shard grow. Numbers that
+    the client reads from tensors are assumed to be reports, so work that depends on them is not seen. A client that
+    decides by its loss how long to train should be a `LoopClient`.
     """
 
     def __init__(self, tracer: Tracer, client: Client, down: Packet, own: State) -> None:
-        self.inputs = Inputs(tracer, client, down, own)
-        # At least a whole batch, so that the peak is that of a whole batch.
-        self.low = max(SMALL, tracer.task.train.batch)
-        self.large = self.inputs.first_that_works(lambda: self._local(2 * self.low))
-        self.small = self._local(self.low)
+        self.builder = TracedJobBuilder(tracer, client, down, own)
+        # At least one full batch, so that the traced peak is that of a full batch.
+        self.small_size = max(SMALL_SHARD, tracer.task.train.batch)
+        self.large = self.builder.find_needs(lambda: self._trace_local(2 * self.small_size))
+        self.small = self._trace_local(self.small_size)
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
-        (flops, memory, sent, _), (more_flops, more_memory, more_sent, calls) = self.small, self.large
-        slope = (more_flops - flops) / self.low
-        grown = min(size, 2 * self.low) - self.low
+        (flops, memory, bytes_up, _), (large_flops, large_memory, large_bytes_up, calls) = self.small, self.large
+        more = size - self.small_size
+        more_in_memory = min(more, self.small_size)
         return Work(
-            max(0.0, flops + (size - self.low) * slope),
-            int(memory + grown * (more_memory - memory) / self.low),
+            max(0.0, flops + more * ((large_flops - flops) / self.small_size)),
+            int(memory + more_in_memory * (large_memory - memory) / self.small_size),
             1,
             size,
-            max(0, round(sent + (size - self.low) * (more_sent - sent) / self.low)),
-            round(calls * size / (2 * self.low)),
+            max(0, round(bytes_up + more * (large_bytes_up - bytes_up) / self.small_size)),
+            round(calls * size / (2 * self.small_size)),
         )
 
-    def _local(self, size: int) -> tuple[int, int, int, int]:
-        with self.inputs.job(size, guess=True) as job, job.meter:
+    def _trace_local(self, size: int) -> tuple[int, int, int, int]:
+        with self.builder.job(size, guess=True) as job, job.meter:
             up, _ = job.client.local(job.task, job.down, job.shard, job.own, job.context)
-        return job.meter.flops, job.meter.peak, self.inputs.tracer.weigh(up), job.meter.calls
+        return job.meter.flops, job.meter.peak, self.builder.tracer.weigh(up), job.meter.calls
 
 
-def signature(tree: Any) -> Hashable:
-    """What of a tree decides which operations run on it: names, shapes, types, texts; not the values."""
-    if isinstance(tree, Tensor):
-        return (tree.shape, tree.dtype)
-    if isinstance(tree, Mapping):
-        return tuple((key, signature(value)) for key, value in tree.items())
-    if isinstance(tree, Packet):
-        return (signature(tree.tensors), tuple(tree.scalars), tuple(tree.tags.items()))
-    if isinstance(tree, list | tuple):
-        return tuple(signature(value) for value in tree)
-    return (type(tree), tree if isinstance(tree, str) else None)
+def _describe(leaf: Any) -> Hashable:
+    """What decides which operations run on a leaf: shape and type of a tensor, the value of a text."""
+    if isinstance(leaf, Tensor):
+        return (leaf.shape, leaf.dtype)
+    return (type(leaf), leaf if isinstance(leaf, str) else None)

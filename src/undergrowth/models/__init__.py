@@ -1,7 +1,7 @@
-"""The zoo: every model is a row of named stages with named split levels, found by name in one table."""
+"""The model zoo: every model is a sequence of named stages with named split levels, found by name in one table."""
 
-from undergrowth.models.catalogue import Entry, builder, describe, names
+from undergrowth.models.catalogue import ModelEntry, builder, describe, names
 from undergrowth.models.staged import Staged
 from undergrowth.models.weights import load_weights
 
-__all__ = ["Entry", "Staged", "builder", "describe", "load_weights", "names"]
+__all__ = ["ModelEntry", "Staged", "builder", "describe", "load_weights", "names"]

@@ -1,4 +1,4 @@
-"""The table of all models, and the way from a user's name to a callable that makes a fresh one."""
+"""The table of models, and building a model by name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.overrides import TorchFunctionMode
 from undergrowth.core.errors import InputError, nearest
 from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet, resnet, vgg, wrn
 from undergrowth.models.architecture import Architecture, Option
-from undergrowth.models.inputs import check_classes, check_norm, check_options, check_shape, check_start
+from undergrowth.models.checks import check_classes, check_norm, check_options, check_shape, check_start
 from undergrowth.models.staged import Staged
 from undergrowth.models.weights import check_weights, load_weights
 
-# A new architecture is its own file and one line here.
+# To add an architecture, add its module and one line here.
 TABLE: tuple[Architecture, ...] = (
     logistic.LOGISTIC,
     mlp.MLP,
@@ -37,24 +37,24 @@ TABLE: tuple[Architecture, ...] = (
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What there is to say of a model to a user."""
+class ModelEntry:
+    """The description of a model for users."""
 
     name: str
     title: str
     source: str
-    options: Mapping[str, Option]  # with their defaults
+    options: Mapping[str, Option]  # with the defaults
     meanings: Mapping[str, str]  # of the options
     norms: tuple[str, ...]  # the default first
     levels: Mapping[str, str]  # split level → first stage of the upper part
-    parameters: int  # for this shape and number of classes
+    parameters: int  # for `shape` and `classes`
     shape: tuple[int, ...]
     classes: int
     example: str  # a line of an experiment file
 
 
-class _WithoutValues(TorchFunctionMode):
-    """Skips normal starting values: a skeleton has no room for them, and torch loads its compiler to find out."""
+class _SkipNormalInit(TorchFunctionMode):
+    """Skips the normal initialisation of meta tensors, for which torch would import its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -65,7 +65,7 @@ class _WithoutValues(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Makes a fresh module at every call; plain data, so that it can be sent to another process."""
+    """Builds a new module at every call. It is plain data, so that it can be sent to another process."""
 
     architecture: Architecture
     shape: tuple[int, ...]
@@ -82,8 +82,8 @@ class Recipe:
         return module
 
     def skeleton(self) -> Staged:
-        """The module without memory for its parameters, and without drawing random numbers for them."""
-        with torch.device("meta"), _WithoutValues():
+        """The module on meta tensors: no memory is allocated and no random numbers are drawn."""
+        with torch.device("meta"), _SkipNormalInit():
             return self._make()
 
     def _make(self) -> Staged:
@@ -91,17 +91,17 @@ class Recipe:
 
 
 def names() -> list[str]:
-    """The models, as shown to users; capital letters stand for numbers."""
-    return [architecture.name for architecture in TABLE]
+    """The names of the models; capital letters stand for numbers."""
+    return [row.name for row in TABLE]
 
 
-def describe(name: str) -> Entry:
-    """All about a model, by a name from `names()` (with the example's numbers) or one with numbers in it."""
-    shown = next((row.example for row in TABLE if row.name == name), name)
+def describe(name: str) -> ModelEntry:
+    """The description of a model. A name from `names()` with capital letters takes the numbers of its example."""
+    shown = next((each.example for each in TABLE if each.name == name), name)
     row, numbers = _find(shown)
     recipe = Recipe(row, row.shape, row.classes, check_norm(row, shown, None), {**row.options, **numbers})
     module = recipe.skeleton()
-    return Entry(
+    return ModelEntry(
         name=name,
         title=row.title,
         source=row.source,
@@ -112,7 +112,7 @@ def describe(name: str) -> Entry:
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         shape=row.shape,
         classes=row.classes,
-        example=f"model: {{{', '.join([f'name: {shown}', *_settings(row)])}}}",
+        example=f"model: {{{', '.join([f'name: {shown}', *_example_options(row)])}}}",
     )
 
 
@@ -126,11 +126,11 @@ def builder(
     skip_head: bool = False,
     **options: object,
 ) -> Callable[[], nn.Module]:
-    """A callable that makes a fresh module from torch's global random state, so that the caller seeds it.
+    """A callable that builds a new module. It draws from torch's global random state, which the caller seeds.
 
-    `shape` is that of one sample. `norm` is batch, group or none, by default the architecture's own.
-    `weights` names a file to start from; with `skip_head` its last layer is left out and the fresh one kept.
-    Whatever does not fit is refused here, with an InputError, not when the module is made.
+    `shape` is that of one sample. `norm` is batch, group or none; the default depends on the architecture. `weights` is
+    a file of initial weights; with `skip_head` the last layer is not loaded. Wrong arguments raise an `InputError`
+    here, not when the module is built.
     """
     row, numbers = _find(name)
     kind = check_norm(row, name, norm)
@@ -157,8 +157,8 @@ def _find(name: str) -> tuple[Architecture, dict[str, int]]:
     raise InputError(f"model: unknown name '{name}'; {nearest(name.lower(), [row.example for row in TABLE])}")
 
 
-def _settings(row: Architecture) -> list[str]:
-    """A setting for the example: the first option, or else a normalisation other than the default."""
+def _example_options(row: Architecture) -> list[str]:
+    """The first option, or else a normalisation other than the default, for the example."""
     for key, default in row.options.items():
         return [f"{key}: {list(default) if isinstance(default, tuple) else default}"]
     return [f"norm: {norm}" for norm in list(row.norms)[1:2]]

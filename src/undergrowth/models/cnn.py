@@ -1,29 +1,29 @@
-"""The FEMNIST network of LEAF: two convolutions of 5×5, each with pooling, and one hidden layer."""
+"""The FEMNIST network of LEAF: two 5×5 convolutions, each followed by pooling, and one hidden layer."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from undergrowth.models.architecture import Architecture
-from undergrowth.models.layers import started
+from undergrowth.models.layers import initialise
 from undergrowth.models.staged import Staged
 
 
 def make(shape: tuple[int, ...], classes: int, _norm: str, hidden: int) -> Staged:
-    """Features at low, mid and up are maps, so that methods which look at maps can use all three.
+    """Features at `low`, `mid` and `up` are feature maps, so that methods that use maps can use all three levels.
 
-    `mid` and `up` lie before and after the second pooling: the same layers are below them, but the features
-    at `up` are a quarter of the size. The hidden layer has 512 units here; LEAF's has 2048 (`hidden=2048`).
+    `mid` and `up` are before and after the second pooling: they have the same layers below, but the features at `up`
+    are a quarter of the size. The hidden layer has 512 units by default; LEAF uses 2048 (`hidden=2048`).
     """
     channels, height, width = shape
     features = 64 * (height // 4) * (width // 4)
     stages: dict[str, nn.Module] = {
-        "convolution1": nn.Sequential(started(nn.Conv2d(channels, 32, 5, padding=2))),
-        "pool1": nn.Sequential(nn.MaxPool2d(2), nn.ReLU()),  # the same as the other way round, on a quarter of it
-        "convolution2": nn.Sequential(started(nn.Conv2d(32, 64, 5, padding=2)), nn.ReLU()),
+        "convolution1": nn.Sequential(initialise(nn.Conv2d(channels, 32, 5, padding=2))),
+        "pool1": nn.Sequential(nn.MaxPool2d(2), nn.ReLU()),  # equal to ReLU before pooling, on a quarter of the values
+        "convolution2": nn.Sequential(initialise(nn.Conv2d(32, 64, 5, padding=2)), nn.ReLU()),
         "pool2": nn.MaxPool2d(2),
-        "hidden": nn.Sequential(nn.Flatten(), started(nn.Linear(features, hidden)), nn.ReLU()),
-        "head": started(nn.Linear(hidden, classes), last=True),
+        "hidden": nn.Sequential(nn.Flatten(), initialise(nn.Linear(features, hidden)), nn.ReLU()),
+        "head": initialise(nn.Linear(hidden, classes), last=True),
     }
     return Staged(stages, {"low": "convolution2", "mid": "pool2", "up": "hidden", "head": "head"})
 

@@ -1,7 +1,7 @@
-"""Words as vectors: learnt with the model, or read from a file and left as they are.
+"""Word vectors: trained with the model, or read from a file and frozen.
 
-Tokens are ranks of words: 0 fills up short texts, 1 is a word that is not known, 2 the first word of the list, and so
-on. A model whose list is shorter than that of the data takes what is beyond it for words that are not known.
+Token 0 is padding, 1 is an unknown word, 2 is the first word of the vocabulary, and so on. Tokens beyond the vocabulary
+of the model are treated as unknown words.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from undergrowth.core.errors import InputError
 
 UNKNOWN = 1
-SPECIAL = 2  # tokens before the first word
+FIRST_WORD = 2
 
 
-def known(tokens: Tensor, vocabulary: int) -> Tensor:
+def replace_unknown(tokens: Tensor, vocabulary: int) -> Tensor:
+    """The tokens, with UNKNOWN in place of those beyond the vocabulary."""
     return tokens.where(tokens < vocabulary, UNKNOWN)
 
 
-class LearntWords(nn.Module):
+class TrainedEmbedding(nn.Module):
     """A vector for every token, trained like any other weight."""
 
     def __init__(self, vocabulary: int, dimension: int) -> None:
@@ -36,15 +37,15 @@ class LearntWords(nn.Module):
         self.vectors = nn.Embedding(vocabulary, dimension)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        vectors: Tensor = self.vectors(known(tokens, self.vocabulary))
+        vectors: Tensor = self.vectors(replace_unknown(tokens, self.vocabulary))
         return vectors
 
 
-class FrozenWords(nn.Module):
-    """Vectors from a file. They are no part of the model's state: never trained, sent, averaged or stored.
+class FrozenEmbedding(nn.Module):
+    """Vectors from a file. They are not part of the state of the model: never trained, sent, averaged or stored.
 
-    A device has them before training starts, as it has the program. What fills up is zero, what is not known is the
-    mean of all words.
+    Devices have them before training starts, like the program. The vector of padding is zero, and that of an unknown
+    word is the mean of all words.
     """
 
     table: Tensor
@@ -55,38 +56,38 @@ class FrozenWords(nn.Module):
         self.register_buffer("table", torch.from_numpy(np.vstack([special, vectors])), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.table[known(tokens, len(self.table))]
+        return self.table[replace_unknown(tokens, len(self.table))]
 
 
 def read_vectors(path: str, vocabulary: int) -> np.ndarray:
-    """The vectors of the first words of a file, one for each token from 2 to `vocabulary`.
+    """The vectors of the first words of a file, for the tokens from 2 to `vocabulary`.
 
-    GloVe's text (a word and its numbers on every line), or one table in a .npz or .safetensors file.
+    The file is in GloVe's text format (a word and its numbers on every line), or has one table in .npz or .safetensors.
     """
-    place = Path(path).expanduser()
-    if vocabulary <= SPECIAL:
-        raise InputError(f"model lstm-words: option vocabulary must be above {SPECIAL}, not {vocabulary}")
-    if not place.is_file():
-        raise InputError(f"embeddings: there is no file '{place}'")
-    changed = place.stat()
-    return _read(place, vocabulary - SPECIAL, changed.st_mtime_ns, changed.st_size)
+    file = Path(path).expanduser()
+    if vocabulary <= FIRST_WORD:
+        raise InputError(f"model lstm-words: option vocabulary must be above {FIRST_WORD}, not {vocabulary}")
+    if not file.is_file():
+        raise InputError(f"embeddings: there is no file '{file}'")
+    status = file.stat()
+    return _read(file, vocabulary - FIRST_WORD, status.st_mtime_ns, status.st_size)
 
 
-@lru_cache(maxsize=2)  # a model is made several times in a run: to be checked, to be used, for its first weights
-def _read(path: Path, words: int, _changed: int, _size: int) -> np.ndarray:
+@lru_cache(maxsize=2)  # a run builds a model several times: for checks, for use, and for its initial weights
+def _read(path: Path, words: int, _modified: int, _size: int) -> np.ndarray:
     try:
         if path.suffix in (".npz", ".safetensors"):
-            vectors = _only_table(path)[:words].astype(np.float32)
+            vectors = _read_table(path)[:words].astype(np.float32)
         else:
-            vectors = _text(path, words)
+            vectors = _read_text(path, words)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
         raise InputError(f"embeddings: '{path}' cannot be read: {error}") from error
     if not np.isfinite(vectors).all():
-        raise InputError(f"embeddings: '{path}' holds NaN or an infinite number")
+        raise InputError(f"embeddings: '{path}' contains NaN or an infinite number")
     return vectors
 
 
-def _only_table(path: Path) -> np.ndarray:
+def _read_table(path: Path) -> np.ndarray:
     if path.suffix == ".safetensors":
         arrays = load_file(path)
     else:
@@ -94,13 +95,13 @@ def _only_table(path: Path) -> np.ndarray:
             arrays = {name: content[name] for name in content}
     tables = [array for array in arrays.values() if array.ndim == 2 and array.dtype.kind == "f" and array.size]
     if len(tables) != 1:
-        raise ValueError(f"it holds {len(tables)} tables of numbers; one is needed, with a row for each word")
+        raise ValueError(f"it contains {len(tables)} tables of numbers; it must contain one, with a row per word")
     return tables[0]
 
 
-def _text(path: Path, words: int) -> np.ndarray:
+def _read_text(path: Path, words: int) -> np.ndarray:
     rows: list[np.ndarray] = []
-    # Lines end with \n alone: some words are other kinds of line breaks.
+    # Only \n ends a line, because some words contain other line breaks.
     with path.open(encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(islice(file, words), start=1):
             dimension = len(rows[0]) if rows else line.rstrip().count(" ")

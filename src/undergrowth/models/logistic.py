@@ -11,7 +11,7 @@ from undergrowth.models.staged import Staged
 
 
 def make(shape: tuple[int, ...], classes: int, _norm: str) -> Staged:
-    """There is nothing to split below the only layer, so `head` is the only level."""
+    """The model has one layer, so `head` is the only level."""
     return Staged({"flatten": nn.Flatten(), "head": nn.Linear(prod(shape), classes)}, {"head": "head"})
 
 

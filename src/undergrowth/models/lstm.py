@@ -1,16 +1,16 @@
-"""Two LSTM layers and the last position: on characters, as in LEAF's Shakespeare model, or on words."""
+"""Two LSTM layers and a linear layer on the last position: for characters, as in LEAF's Shakespeare model, or words."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from undergrowth.models.architecture import Architecture
-from undergrowth.models.embeddings import FrozenWords, LearntWords, read_vectors
+from undergrowth.models.embeddings import FrozenEmbedding, TrainedEmbedding, read_vectors
 from undergrowth.models.staged import Staged
 
 
 class Recurrent(nn.Module):
-    """One LSTM layer that gives its outputs only, so that layers can stand one after the other."""
+    """One LSTM layer that returns only its outputs, so that layers can be put in sequence."""
 
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class LastPosition(nn.Module):
 
 
 def make(_shape: tuple[int, ...], classes: int, _norm: str, vocabulary: int, embedding: int, hidden: int) -> Staged:
-    """Takes int64 tokens below `vocabulary`."""
+    """The model for int64 tokens below `vocabulary`."""
     return _recurrent(nn.Embedding(vocabulary, embedding), embedding, hidden, classes)
 
 
@@ -42,15 +42,15 @@ def make_words(
     hidden: int,
     embeddings: str | None,
 ) -> Staged:
-    """Takes ranks of words, see `embeddings.py`. Words of a file have as many numbers as the file has."""
+    """The model for word tokens (see `embeddings.py`). A file of vectors decides their dimension."""
     if embeddings is None:
-        return _recurrent(LearntWords(vocabulary, embedding), embedding, hidden, classes)
+        return _recurrent(TrainedEmbedding(vocabulary, embedding), embedding, hidden, classes)
     vectors = read_vectors(embeddings, vocabulary)
-    return _recurrent(FrozenWords(vectors), vectors.shape[1], hidden, classes)
+    return _recurrent(FrozenEmbedding(vectors), vectors.shape[1], hidden, classes)
 
 
 def _recurrent(words: nn.Module, embedding: int, hidden: int, classes: int) -> Staged:
-    """Levels lie after the embedding and after each LSTM layer."""
+    """Levels are after the embedding and after each LSTM layer."""
     stages: dict[str, nn.Module] = {
         "embedding": words,
         "recurrent1": Recurrent(embedding, hidden),
@@ -72,8 +72,8 @@ LSTM = Architecture(
     classes=80,
     options={"vocabulary": 80, "embedding": 8, "hidden": 256},
     meanings={
-        "vocabulary": "characters there are",
-        "embedding": "numbers that stand for a character",
+        "vocabulary": "number of characters",
+        "embedding": "dimension of the vector of a character",
         "hidden": "units of each LSTM layer",
     },
 )
@@ -89,9 +89,9 @@ LSTM_WORDS = Architecture(
     classes=4,
     options={"vocabulary": 20_000, "embedding": 100, "hidden": 256, "embeddings": None},
     meanings={
-        "vocabulary": "tokens there are; words beyond count as not known",
-        "embedding": "numbers that stand for a word, where no file says so",
+        "vocabulary": "number of tokens; further words are unknown words",
+        "embedding": "dimension of the vector of a word, if there is no file",
         "hidden": "units of each LSTM layer",
-        "embeddings": "file of frozen vectors: GloVe's text, .npz or .safetensors; without one they are learnt",
+        "embeddings": "file of frozen vectors: GloVe's text, .npz or .safetensors; by default vectors are trained",
     },
 )

@@ -11,9 +11,9 @@ from undergrowth.models.staged import Staged
 
 
 def make(shape: tuple[int, ...], classes: int, _norm: str, hidden: tuple[int, ...]) -> Staged:
-    """Levels lie after a quarter, a half, three quarters and all of the hidden layers, rounded up.
+    """Levels are after a quarter, a half, three quarters and all of the hidden layers, rounded up.
 
-    With fewer than four hidden layers some of them coincide, there being no other place to split.
+    With fewer than four hidden layers some levels coincide.
     """
     stages: dict[str, nn.Module] = {"flatten": nn.Flatten()}
     width = prod(shape)

@@ -1,4 +1,4 @@
-"""What networks for phones are made of: convolutions of single channels between a wide and a narrow layer, gates."""
+"""The parts of networks for phones: inverted residual blocks with depthwise convolutions, squeeze and excitation."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from undergrowth.core.errors import InputError
 from undergrowth.models.layers import convolution, normalisation
 from undergrowth.models.staged import Staged
 
-# With a first convolution of stride 1 images are halved four times, rounded up: 17 pixels leave two.
-SMALLEST = {"batch": 17, "group": 8}
-STRIDE = "of the first convolution: 1 for small images, 2 as published for images of 224 pixels"
+# With a first convolution of stride 1, images are halved four times, rounded up: 17 pixels become two.
+MIN_IMAGE_SIDE = {"batch": 17, "group": 8}
+STRIDE_HELP = "stride of the first convolution: 1 for small images, 2 (as published) for images of 224 pixels"
 
 
-class Inverted(NamedTuple):
-    """The sizes of one block."""
+class BlockSizes(NamedTuple):
+    """The sizes of one inverted residual block."""
 
     kernel: int
     widened: int
     outputs: int
-    squeezed: int  # units of the gate; 0: it has none
+    squeezed: int  # units of squeeze and excitation; 0: the block has none
     stride: int
     activation: type[nn.Module]
 
 
-class Gate(nn.Module):
-    """Squeeze and excitation: every channel times a factor that is read off the means of all channels."""
+class SqueezeExcitation(nn.Module):
+    """Multiplies every channel by a factor that is computed from the means of all channels."""
 
     def __init__(self, channels: int, squeezed: int, activation: type[nn.Module], squash: type[nn.Module]) -> None:
         super().__init__()
@@ -46,20 +46,20 @@ class Gate(nn.Module):
 
 
 class Design(NamedTuple):
-    """What tells one network of this kind from another, up to its pooled features."""
+    """The design of one network, up to its pooled features."""
 
     name: str
     stem: int  # channels
-    groups: Sequence[Sequence[Inverted]]  # rows of blocks, of which the first may halve the maps
-    last: int  # channels of the last convolution, which has a kernel of 1×1
-    activation: type[nn.Module]  # of the first and the last convolution
-    gate: Callable[[int, int], nn.Module]  # from channels and squeezed units
+    groups: Sequence[Sequence[BlockSizes]]  # the first block of a group may halve the maps
+    last: int  # channels of the last convolution, which is 1×1
+    activation: type[nn.Module]  # after the first and the last convolution
+    gate: Callable[[int, int], nn.Module]  # (channels, squeezed units) → squeeze and excitation
 
 
 class InvertedResidual(nn.Module):
-    """Widens, convolves every channel by itself, gates, narrows; the input is added where the shape allows it."""
+    """Widening, depthwise convolution, squeeze and excitation, narrowing; adds the input if the shapes are equal."""
 
-    def __init__(self, inputs: int, sizes: Inverted, norm: str, gate: Callable[[int, int], nn.Module]) -> None:
+    def __init__(self, inputs: int, sizes: BlockSizes, norm: str, gate: Callable[[int, int], nn.Module]) -> None:
         super().__init__()
         kernel, widened, outputs, squeezed, stride, activation = sizes
         layers: list[nn.Module] = []
@@ -71,15 +71,15 @@ class InvertedResidual(nn.Module):
             layers += [gate(widened, squeezed)]
         layers += [convolution(widened, outputs, 1), normalisation(norm, outputs)]
         self.layers = nn.Sequential(*layers)
-        self.adds = inputs == outputs and stride == 1
+        self.adds_input = inputs == outputs and stride == 1
 
     def forward(self, x: Tensor) -> Tensor:
         inner: Tensor = self.layers(x)
-        return x + inner if self.adds else inner
+        return x + inner if self.adds_input else inner
 
 
-def mobile_network(design: Design, channels: int, norm: str, stride: int, top: dict[str, nn.Module]) -> Staged:
-    """The stages of the design, then those of `top`. Levels low, mid and up lie after each of the last three groups."""
+def build_mobile(design: Design, channels: int, norm: str, stride: int, top: dict[str, nn.Module]) -> Staged:
+    """The stages of the design, then those of `top`. Levels low, mid and up are after the last three groups."""
     if stride not in (1, 2):
         raise InputError(f"model {design.name}: option stride must be 1 or 2, not {stride}")
     first = convolution(channels, design.stem, 3, stride)

@@ -1,8 +1,8 @@
-"""ResNets of basic blocks: resnet-8 as made for CIFAR, resnet-18 and resnet-34 as made for ImageNet.
+"""ResNets of basic blocks: resnet-8 in the CIFAR form, resnet-18 and resnet-34 in the ImageNet form.
 
 resnet-8 is He et al.'s CIFAR form, depth 6n+2 with n=1: one block in each of three groups of 16, 32 and 64
-channels. Some works give that name to a wider network, as Desai (REFT, 2023) seems to: `width=128` has 4.9 M
-parameters. Wherever the shape changes, the shortcut is a 1×1 convolution with normalisation.
+channels. Some papers use that name for a wider network, as Desai (REFT, 2023) seems to: `width=128` has 4.9 M
+parameters. Where the shape changes, the shortcut is a 1×1 convolution with normalisation.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from undergrowth.models.architecture import Architecture
 from undergrowth.models.layers import convolution, normalisation
 from undergrowth.models.staged import Staged
 
-LARGEST_SMALL_IMAGE = 64
+MAX_SMALL_IMAGE_SIDE = 64
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions of 3×3 with normalisation, added to the shortcut before the last ReLU."""
+    """Two 3×3 convolutions with normalisation, added to the shortcut before the last ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class BasicBlock(nn.Module):
 
 
 def stem(channels: int, width: int, norm: str, large: bool) -> nn.Sequential:
-    """3×3 for small images; 7×7 with stride and pooling, which divides the size by four, for large ones."""
+    """A 3×3 convolution, or for large images a 7×7 convolution and pooling that divide the size by four."""
     if large:
         first = convolution(channels, width, 7, stride=2)
         return nn.Sequential(first, normalisation(norm, width), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
@@ -46,9 +46,9 @@ def stem(channels: int, width: int, norm: str, large: bool) -> nn.Sequential:
 
 
 def make(shape: tuple[int, ...], classes: int, norm: str, width: int, blocks: tuple[int, ...]) -> Staged:
-    """Levels low, mid and up lie after the first, second and third group, also where there are four."""
-    # resnet-8 was made for small images only and keeps its small stem.
-    large = len(blocks) == 4 and max(shape[1:]) > LARGEST_SMALL_IMAGE
+    """Levels low, mid and up are after the first, second and third group, even if there is a fourth."""
+    # resnet-8 was designed for small images and always has the small stem.
+    large = len(blocks) == 4 and max(shape[1:]) > MAX_SMALL_IMAGE_SIDE
     stages: dict[str, nn.Module] = {"stem": stem(shape[0], width, norm, large)}
     inputs = width
     for number, count in enumerate(blocks, start=1):
@@ -78,7 +78,7 @@ def architecture(depth: int, form: str, width: int, blocks: tuple[int, ...], nor
     )
 
 
-# Each group after the first halves the map, rounded up: 5 pixels (9 with four groups) leave two.
+# Each group after the first halves the map, rounded up: 5 pixels (9 with four groups) become two.
 RESNET_8 = architecture(8, "CIFAR form (16-32-64)", 16, (1, 1, 1), {"batch": 5, "group": 4})
 RESNET_18 = architecture(18, "ImageNet form (64-128-256-512)", 64, (2, 2, 2, 2), {"batch": 9, "group": 8})
 RESNET_34 = architecture(34, "ImageNet form (64-128-256-512)", 64, (3, 4, 6, 3), {"batch": 9, "group": 8})

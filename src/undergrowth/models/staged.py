@@ -1,4 +1,4 @@
-"""The form that every model of the zoo has: named stages that run one after the other, and split levels."""
+"""The base class of all models of the zoo: named stages in sequence, and split levels."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from undergrowth.core.errors import InputError, nearest
 
 
 class Staged(nn.Sequential):
-    """A sequence of named stages; `levels` names the first stage above each split level.
+    """A sequence of named stages. `levels` maps each split level to the first stage above it.
 
-    Everything before that stage is the lower part φ, the stage and all after it the upper part θ. Since
-    stages run strictly one after the other, the features at a level are `model[: model.position(level)](x)`.
+    The stages before it are the lower part φ; that stage and the following ones are the upper part θ. The features at a
+    level are `model[: model.position(level)](x)`.
 
-    The constructor takes the stages alone as well, because `nn.Sequential` makes slices of a model that way:
-    a slice is a `Staged` without levels.
+    `levels` is optional, because `nn.Sequential` builds a slice from its stages alone: a slice has no levels.
     """
 
     levels: dict[str, str]
@@ -29,5 +28,5 @@ class Staged(nn.Sequential):
     def position(self, level: str) -> int:
         """The number of stages below a split level."""
         if level not in self.levels:
-            raise InputError(f"split level '{level}' is not one of this model's: {nearest(level, self.levels)}")
+            raise InputError(f"split level '{level}' is not a level of this model; {nearest(level, self.levels)}")
         return list(self._modules).index(self.levels[level])

@@ -1,8 +1,8 @@
 """VGG-16 for small images: thirteen convolutions in five blocks, two hidden layers of 4096, the head.
 
-At 32×32 the last map has one pixel, so the hidden layers stand on 512 features: 33.64 M parameters for ten
-classes, the 33.6 M (128.4 MB) of Desai (REFT, 2023). The last map of a larger image is averaged to one pixel. There
-is no dropout: it would draw from a random state that engines do not share.
+At 32×32 the last map has one pixel, so the hidden layers get 512 features. With ten classes the model has 33.64 M
+parameters, the 33.6 M (128.4 MB) of Desai (REFT, 2023). For larger images the last map is averaged to one pixel. It has
+no dropout, because engines do not share the random state from which it would draw.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ BLOCKS = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
 
 
 def make(shape: tuple[int, ...], classes: int, norm: str, width: int, hidden: int) -> Staged:
-    """Levels low, mid and up lie after the first, the third and the last of the five blocks."""
+    """Levels low, mid and up are after the first, the third and the last of the five blocks."""
     stages: dict[str, nn.Module] = {}
     inputs = shape[0]
     for number, (count, multiple) in enumerate(BLOCKS, start=1):
         layers: list[nn.Module] = []
         for _ in range(count):
-            # Normalisation has a shift of its own; a bias before it would learn nothing.
+            # Normalisation has a shift; a bias before it would have no effect.
             layers += [convolution(inputs, multiple * width, 3, bias=norm == "none")]
             layers += [normalisation(norm, multiple * width), nn.ReLU()]
             inputs = multiple * width
@@ -42,7 +42,7 @@ VGG_16 = Architecture(
     source="Simonyan and Zisserman, Very Deep Convolutional Networks, 2015",
     make=make,
     takes="images",
-    # Five poolings: 32 pixels leave one.
+    # Five poolings: 32 pixels become one.
     norms={"batch": 32, "group": 32, "none": 32},
     shape=(3, 32, 32),
     classes=10,

@@ -12,7 +12,7 @@ from undergrowth.models.staged import Staged
 
 
 class PreActivationBlock(nn.Module):
-    """norm, ReLU, convolution, twice; where the shape changes, the shortcut convolves the activated input."""
+    """Twice normalisation, ReLU and convolution. If the shape changes, the shortcut convolves the activated input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PreActivationBlock(nn.Module):
 
 
 def make(shape: tuple[int, ...], classes: int, norm: str, depth: int, width: int) -> Staged:
-    """Levels low, mid and up lie after the first, second and third group."""
+    """Levels low, mid and up are after the first, second and third group."""
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
         below = 6 * max(blocks, 1) + 4
@@ -58,7 +58,7 @@ WRN = Architecture(
     source="Zagoruyko and Komodakis, Wide Residual Networks, 2016",
     make=make,
     takes="images",
-    # Two halvings, rounded up: five pixels leave two.
+    # Two halvings, rounded up: five pixels become two.
     norms={"batch": 5, "group": 4},
     shape=(3, 32, 32),
     classes=10,

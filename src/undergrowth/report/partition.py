@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError
-from undergrowth.data import bubbles, describe
-from undergrowth.devices import fleet
+from undergrowth.data import describe, draw_bubbles
+from undergrowth.devices import build_fleet
 from undergrowth.methods import METHODS
 from undergrowth.report.figures import Figure
 from undergrowth.report.html import Page, escape
@@ -50,7 +50,7 @@ def tiers(record: Record, population: Any) -> dict[str, str]:
         return {str(device["device"]): str(device["tier"]) for device in record.devices}
     settings = experiment(record.row["experiment"]["settings"])
     try:
-        classes = fleet(settings.fleet.name, population.devices, settings.run.seed).classes
+        classes = build_fleet(settings.fleet.name, population.devices, settings.run.seed).classes
     except InputError:  # a fleet file that has gone since
         return {}
     return {device: tier for tier, devices in classes.items() for device in devices}
@@ -58,7 +58,7 @@ def tiers(record: Record, population: Any) -> dict[str, str]:
 
 def holdings(population: Any) -> Figure:
     """Which device holds how much of which class; without the colours of a template, which the page sets itself."""
-    drawn = json.loads(bubbles(population.counts(), population.devices, population.dataset.class_names).to_json())
+    drawn = json.loads(draw_bubbles(population.counts(), population.devices, population.dataset.class_names).to_json())
     layout = {name: value for name, value in drawn["layout"].items() if name != "template"}
     title = {**layout["title"], "font": {"size": 15}, "x": 0, "xref": "paper", "xanchor": "left"}
     margin = {"l": 64, "r": 16, "t": 44, "b": 48}

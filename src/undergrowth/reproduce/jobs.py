@@ -11,7 +11,7 @@ from typing import Any
 
 from undergrowth.core import InputError, nearest
 from undergrowth.data import describe, names
-from undergrowth.data.catalogue import default_place
+from undergrowth.data.catalogue import default_path
 from undergrowth.reproduce.cells import Cell, data_sections, layered, source_of
 from undergrowth.reproduce.table import Layer
 from undergrowth.runs import Store
@@ -120,7 +120,7 @@ class Sources:
     def _there(self, source: str, name: str) -> bool:
         if source in self.paths or describe(name).embedded:
             return True
-        return source == name and default_place(name).expanduser().exists()
+        return source == name and default_path(name).expanduser().exists()
 
 
 def read_paths(texts: list[str], known: set[str]) -> dict[str, str]:

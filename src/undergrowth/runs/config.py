@@ -13,9 +13,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from undergrowth.core import MOST, InputError, Train, nearest
+from undergrowth.devices.plain_yaml import DuplicateKeyError, load_yaml
 from undergrowth.learning import learning_rate
 from undergrowth.runs.fields import Above0, AtLeast0, Count, Number, Place, Share, ShareAbove0, ShareBelow1, Whole
-from undergrowth.runs.plain_yaml import Twice, load_yaml
 
 
 class Section(BaseModel):
@@ -205,7 +205,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise InputError(f"experiment file '{path}' cannot be read: {error}") from None
     try:
         tree = load_yaml(text)
-    except Twice as error:
+    except DuplicateKeyError as error:
         raise InputError(f"experiment file '{path}' {error.problem}") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
@@ -242,7 +242,7 @@ def assign_text(tree: dict[str, Any], text: str) -> None:
         raise InputError(f"-s '{text}' must be path=value, such as train.lr=0.05")
     try:
         assign(tree, path, load_yaml(value))
-    except Twice as error:
+    except DuplicateKeyError as error:
         raise InputError(f"-s '{text}' {error.problem}") from None
     except yaml.YAMLError:
         raise InputError(f"-s '{text}': the value '{value}' is not YAML") from None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from undergrowth.core import Context, LoopClient, Packet, Progress, RunError, Updates
-from undergrowth.devices.traced_job import Inputs
+from undergrowth.devices.traced_job import TracedJobBuilder
 from undergrowth.engines import Job, Processes
 from undergrowth.engines.processes.engine import cores
 from undergrowth.engines.vector.carries import stacked
@@ -67,10 +67,10 @@ def can_stack(federation: Federation, down: Packet) -> bool:
 
 
 def _can_step(federation: Federation, client: LoopClient, down: Packet) -> bool:
-    inputs = Inputs(federation.clock.tracer, client, down, {})
+    builder = TracedJobBuilder(federation.clock.tracer, client, down, {})
 
     def step() -> None:
-        with inputs.job(CLIENTS * BATCH, guess=True) as job, job.meter:
+        with builder.job(CLIENTS * BATCH, guess=True) as job, job.meter:
             carry, steps = client.begin(job.task, job.down, job.shard, job.own, job.context)
             batch = {
                 name: torch.zeros((CLIENTS * BATCH, *values.shape[1:]), dtype=values.dtype, device=values.device)
@@ -81,7 +81,7 @@ def _can_step(federation: Federation, client: LoopClient, down: Packet) -> bool:
                 client.step(job.task, stacked([carry] * CLIENTS), batch)
 
     with suppress(RunError):
-        inputs.first_that_works(step)
+        builder.find_needs(step)
         return True
     return False
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
-from undergrowth.data import Dataset, Pooled, Population
-from undergrowth.devices import Failures, Fleet, availability, fleet
+from undergrowth.data import Dataset, PooledPopulation, Population
+from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, Settings, States, World
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import selection, selector
@@ -30,7 +30,7 @@ from undergrowth.runs.parts import (
 )
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.simulation import FleetClock, Simulation
-from undergrowth.topology import Tree, tree
+from undergrowth.topology import Topology, build_topology
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Federation:
     population: Population
     task: Task
     fleet: Fleet
-    topology: Tree
+    topology: Topology
     nodes: Mapping[str, Node]
     world: World
     clock: FleetClock
@@ -87,8 +87,10 @@ def federate(
     task = _task(experiment, population, public, model)
     if not isinstance(model, Model) or task.ladder:
         check_models(task, sample.to(task.model.device))
-    topology = tree("star" if method.pooled else experiment.topology, population.devices)
-    devices = fleet("uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed)
+    topology = build_topology("star" if method.pooled else experiment.topology, population.devices)
+    devices = build_fleet(
+        "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
+    )
     nodes = _nodes(experiment, method, task, topology, set(with_samples))
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
@@ -107,7 +109,7 @@ def _population(
     population = population_of(experiment, data)
     public = public_of(experiment, population)
     if method.pooled:
-        population = Pooled(population)
+        population = PooledPopulation(population)
     name, devices = population.name, population.devices
     with_slash = next((device for device in devices if "/" in device), None)
     if with_slash is not None:
@@ -138,7 +140,7 @@ def _task(
 
 
 def _nodes(
-    experiment: Experiment, method: Method, task: Task, topology: Tree, with_samples: set[str]
+    experiment: Experiment, method: Method, task: Task, topology: Topology, with_samples: set[str]
 ) -> dict[str, Node]:
     nodes = {}
     for name, children in topology.children.items():
@@ -186,6 +188,6 @@ def build_clock(
     section = experiment.fleet
     there = None
     if section.availability != "always":
-        there = availability(section.availability, population.devices, experiment.run.seed)
+        there = build_availability(section.availability, population.devices, experiment.run.seed)
     failures = Failures(section.dropout, section.failure) if section.dropout or section.failure else None
     return FleetClock(devices, world.task, world.client, population, world.states, dtype, there, failures, world.links)

@@ -13,7 +13,16 @@ from pydantic import ConfigDict, ValidationError, create_model
 from torch import nn
 
 from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, nearest
-from undergrowth.data import Dataset, Population, describe, drawn, load, partition, unlabelled, without
+from undergrowth.data import (
+    Dataset,
+    Population,
+    describe,
+    draw_public,
+    hide_labels,
+    load,
+    partition_dataset,
+    remove_samples,
+)
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
 from undergrowth.runs.config import DataSection, Experiment, PublicSection, sentence
@@ -60,11 +69,13 @@ def population_of(experiment: Experiment, data: Dataset | Population | None) -> 
     public = None
     if experiment.public.of_the_devices:
         taken = _drawn(experiment, data)
-        public, data = data.shard(taken), without(data, taken)
-        public = unlabelled(public) if experiment.public.labelled is False else public
+        public, data = data.shard(taken), remove_samples(data, taken)
+        public = hide_labels(public) if experiment.public.labelled is False else public
     natural = section.partition.partition(":")[0] == "natural"
     clients = section.clients or (None if natural else CLIENTS)
-    return replace(partition(data, section.partition, clients, experiment.run.seed, section.holdout), public=public)
+    return replace(
+        partition_dataset(data, section.partition, clients, experiment.run.seed, section.holdout), public=public
+    )
 
 
 def public_of(experiment: Experiment, population: Population) -> Shard | None:
@@ -82,7 +93,7 @@ def public_of(experiment: Experiment, population: Population) -> Shard | None:
                 f"public.labelled true: data set '{data.name}' has {data.classes} classes and '{population.name}' has "
                 f"{population.classes}, so its labels mean something else; write false"
             )
-        shard = shard if section.labelled else unlabelled(shard)
+        shard = shard if section.labelled else hide_labels(shard)
     if shard is not None and not len(shard):
         raise InputError(f"{what} are none; it needs at least one")
     if shard is not None and tuple(shard.x.shape[1:]) != tuple(population.shape):
@@ -103,7 +114,7 @@ def _load(section: DataSection | PublicSection) -> Dataset:
 
 def _drawn(experiment: Experiment, data: Dataset) -> np.ndarray:
     section = experiment.public
-    return drawn(data, section.share, section.samples, section.missing, experiment.run.seed)
+    return draw_public(data, section.share, section.samples, section.missing, experiment.run.seed)
 
 
 def model_of(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from undergrowth.core import Client, Context, Packet, Shard, State, Task
-from undergrowth.devices import Availability, Failures, Fleet, Tracer, Work, price
+from undergrowth.devices import Availability, Failures, Fleet, Tracer, Work, price_work
 from undergrowth.engines import States
 from undergrowth.exchange import Links
 
@@ -147,7 +147,7 @@ class FleetClock(Clock):
 
     def _price(self, device: str, work: Work, size: int, by: float | None) -> Timing:
         profile = self.fleet.profile(device)
-        cost = price(profile, work, size, work.bytes_up)
+        cost = price_work(profile, work, size, work.bytes_up)
         timing = Timing(*cost[:3], work.flops, work.memory, cost.joules)
         if not cost.fits:
             needs = f"the work needs {work.memory / 1e6:.2f} MB and it has {profile.memory / 1e6:.2f} MB"
@@ -214,7 +214,7 @@ class FleetClock(Clock):
 
     def seconds(self, device: str, down: Packet) -> float:
         work = self._work(device, down)
-        cost = price(self.fleet.profile(device), work, self.links.down(down)[1], work.bytes_up)
+        cost = price_work(self.fleet.profile(device), work, self.links.down(down)[1], work.bytes_up)
         return cost.seconds if cost.fits else math.inf
 
     def window(self, device: str) -> float:

@@ -1,5 +1,5 @@
-"""Trees: building them."""
+"""Topologies: which node or device is below which node."""
 
-from undergrowth.topology.tree import ROOT, Tree, tree
+from undergrowth.topology.topology import ROOT, Topology, build_topology
 
-__all__ = ["ROOT", "Tree", "tree"]
+__all__ = ["ROOT", "Topology", "build_topology"]

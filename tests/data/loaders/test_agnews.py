@@ -13,7 +13,7 @@ import torch
 import undergrowth as ug
 from undergrowth.core.errors import InputError
 from undergrowth.data import load
-from undergrowth.data.loaders.words import FILL, UNKNOWN, encode, tokenise, word_list
+from undergrowth.data.loaders.words import PADDING, UNKNOWN, build_vocabulary, encode, tokenise
 
 CSV = """"3","Oil rises","Oil rose,\\again, by  #36;2; ""high"", they said."
 "2","A win","Spain #39;s team won &lt;b&gt;again&lt;/b&gt;"
@@ -38,8 +38,10 @@ def test_the_public_csv_files(tmp_path: Path) -> None:
     assert (dataset.classes, dataset.class_names[2], dataset.shape) == (4, "Business", (12,))
     texts = [tokenise('Oil rises Oil rose, again, by $2; "high", they said.'), tokenise("A win Spain's team won again")]
     texts += [tokenise("Space A rocket"), tokenise("Talks Talks in Rome ended")]
-    assert np.array_equal(dataset.x, encode(texts, word_list(texts, None, 20_000), 12))
-    assert dataset.test_x[0][-3:].tolist() == [word_list(texts, None, 99)[word] for word in ("rome", "oil", "talks")]
+    assert np.array_equal(dataset.x, encode(texts, build_vocabulary(texts, None, 20_000), 12))
+    assert dataset.test_x[0][-3:].tolist() == [
+        build_vocabulary(texts, None, 99)[word] for word in ("rome", "oil", "talks")
+    ]
     assert len(dataset.test_y) == 1, "a header is no article"
 
 
@@ -48,7 +50,7 @@ def test_text_and_class_on_a_line(tmp_path: Path) -> None:
     dataset = load("agnews", folder, length=4)
     assert dataset.labels.tolist() == [2, 1, 3, 0]
     shard = dataset.shard([1])
-    assert shard.x.dtype == torch.int64 and shard.x[0, :2].tolist() == [FILL, FILL]
+    assert shard.x.dtype == torch.int64 and shard.x[0, :2].tolist() == [PADDING, PADDING]
     (folder / "train.tsv").unlink()
     (folder / "agnews_10k_from_train.tsv.gz").write_bytes(gzip.compress(TSV.encode()))
     assert np.array_equal(load("agnews", folder, length=4).x, dataset.x)
@@ -62,15 +64,15 @@ def test_words_are_small_letters_numbers_and_marks() -> None:
     assert tokenise(" \n") == []
 
 
-def test_tokens_are_ranks_and_the_filling_comes_first(tmp_path: Path) -> None:
+def test_tokens_are_ranks_and_padding_comes_first(tmp_path: Path) -> None:
     texts = [["b", "a", "a"], ["c", "a", "b", "d"]]
-    tokens = word_list(texts, None, 5)
+    tokens = build_vocabulary(texts, None, 5)
     assert tokens == {"a": 2, "b": 3, "c": 4}, "the most frequent first, then by the alphabet"
     assert encode(texts, tokens, 3).tolist() == [[3, 2, 2], [4, 2, 3]]
-    assert encode([*texts, []], tokens, 5).tolist()[1:] == [[FILL, 4, 2, 3, UNKNOWN], [FILL] * 5]
+    assert encode([*texts, []], tokens, 5).tolist()[1:] == [[PADDING, 4, 2, 3, UNKNOWN], [PADDING] * 5]
     file = tmp_path / "glove.txt"
     file.write_text("c 0.1 0.2\nx 0.3 0.4\na 0.5 0.6\nc 0.7 0.8\nb 1 1\n")
-    assert word_list([], str(file), 6) == {"c": 2, "x": 3, "a": 4}
+    assert build_vocabulary([], str(file), 6) == {"c": 2, "x": 3, "a": 4}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_tokens_are_ranks_and_the_filling_comes_first(tmp_path: Path) -> None:
         ({"length": 0}, "length is 0; it must be a whole number of at least 1"),
         ({"length": 2.5}, "length is 2.5"),
         ({"vocabulary": 2}, "vocabulary is 2; it must be a whole number of at least 3"),
-        ({"words": 3}, "words is 3; it must be the name of a file"),
+        ({"words": 3}, "words is 3; it must be the path of a file"),
         ({"words": "nowhere.txt"}, "words: there is no file 'nowhere.txt'"),
     ],
 )
@@ -88,7 +90,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str, tmp_path:
         load("agnews", write(tmp_path, TSV, TSV, "tsv"), **options)
 
 
-def test_broken_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, CSV, CSV, "csv")
     for train, said in (
         ('"5","A","B"\n', "train.csv: article 1 has the class '5'; it must be one of World, "),
@@ -101,19 +103,19 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
             load("agnews", folder)
     (folder / "test.csv").unlink()
     (folder / "train.csv").write_text(CSV)
-    with pytest.raises(InputError, match=r"holds no test\.csv or test\.tsv"):
+    with pytest.raises(InputError, match=r"contains no test\.csv or test\.tsv"):
         load("agnews", folder)
 
 
 def test_a_federation_learns_the_topics(tmp_path: Path) -> None:
-    """Made-up articles whose topic is told by one word among many that tell nothing."""
+    """Synthetic articles in which one word decides the topic and the others are noise."""
     random = np.random.default_rng(0)
-    telling = {"World": "rome", "Sports": "match", "Business": "oil", "Sci/Tech": "rocket"}
+    keywords = {"World": "rome", "Sports": "match", "Business": "oil", "Sci/Tech": "rocket"}
 
     def articles(count: int) -> str:
         lines = []
-        for name in random.choice(list(telling), count):
-            text = [*random.choice(list("abcdefghij"), 5), telling[name]]
+        for name in random.choice(list(keywords), count):
+            text = [*random.choice(list("abcdefghij"), 5), keywords[name]]
             lines.append(f"{' '.join(random.permutation(text))}\t{name}\n")
         return "".join(lines)
 

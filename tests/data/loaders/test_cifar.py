@@ -99,23 +99,23 @@ def test_cifar100_python(tmp_path: Path) -> None:
 def test_missing_batches_are_named(tmp_path: Path) -> None:
     folder = write_binary(tmp_path)
     (folder / "data_batch_1.bin").unlink()
-    with pytest.raises(InputError, match=r"holds data_batch_2.bin but no data_batch_1.bin"):
+    with pytest.raises(InputError, match=r"contains data_batch_2.bin but no data_batch_1.bin"):
         load("cifar10", folder)
     write_binary(tmp_path)
     (folder / "test_batch.bin").unlink()
-    with pytest.raises(InputError, match=r"holds no test_batch.bin"):
+    with pytest.raises(InputError, match=r"contains no test_batch.bin"):
         load("cifar10", folder)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (records(FINE)[:-1], "61459 bytes is no multiple of 3073"),
+        (records(FINE)[:-1], "61459 bytes is not a multiple of 3073"),
         (b"", "0 bytes"),
         (records(FINE + 1), "the label of image 9 is 10; labels must be from 0 to 9"),
     ],
 )
-def test_broken_records_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_damaged_records_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
     (write_binary(tmp_path) / "data_batch_2.bin").write_bytes(content)
     with pytest.raises(InputError, match=f"data_batch_2.bin: .*{said}"):
         load("cifar10", tmp_path)
@@ -132,19 +132,19 @@ class Harmful:
         (old_pickle({"data": PIXELS, "labels": FINE.tolist()})[:-500], "truncated or not a pickle"),
         (b"", "truncated or not a pickle"),
         (b"\x80\x02hello", "truncated or not a pickle"),
-        (pickle.dumps([1]), "holds a list where a dictionary belongs"),
-        (pickle.dumps({"data": PIXELS}), "holds no 'labels', only data"),
+        (pickle.dumps([1]), "contains a list instead of a dictionary"),
+        (pickle.dumps({"data": PIXELS}), "contains no 'labels', only data"),
         (pickle.dumps({"data": PIXELS[:, 1:], "labels": FINE.tolist()}), "N×3072 bytes"),
         (pickle.dumps({"data": "x", "labels": FINE.tolist()}), "N×3072 bytes"),
         (pickle.dumps({"data": PIXELS, "labels": [1]}), "must be 20 integers"),
         (pickle.dumps({"data": PIXELS, "labels": [[1], []]}), "not a list of integers"),
         (pickle.dumps({"data": PIXELS, "labels": [-1] * 20}), "image 0 is -1"),
-        (pickle.dumps({"data": Harmful()}), "asks for (posix|nt).mkdir; only numpy arrays and plain types"),
-        (pickle.dumps({"data": np.float64}), "asks for numpy.float64"),
+        (pickle.dumps({"data": Harmful()}), "refers to (posix|nt).mkdir; only numpy arrays and plain types"),
+        (pickle.dumps({"data": np.float64}), "refers to numpy.float64"),
         (b"\x80\x02c_codecs\nencode\nX\x01\0\0\0aX\x05\0\0\0rot13\x86R.", "codec 'rot13'"),
     ],
 )
-def test_broken_and_harmful_pickles_are_refused(
+def test_damaged_and_harmful_pickles_are_refused(
     content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from undergrowth.core.errors import InputError
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 
 RANDOM = np.random.default_rng(0)
 IMAGES = {
@@ -36,7 +36,7 @@ def write(folder: Path, packed: bool = False) -> Path:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_both_sets_packed_or_not(name: str, packed: bool, tmp_path: Path) -> None:
+def test_both_sets_compressed_or_not(name: str, packed: bool, tmp_path: Path) -> None:
     dataset = load(name, write(tmp_path, packed))
     assert np.array_equal(dataset.x, IMAGES["train"][:, None])
     assert np.array_equal(dataset.test_y, LABELS["t10k"])
@@ -44,15 +44,15 @@ def test_both_sets_packed_or_not(name: str, packed: bool, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("inside", ["mnist", "MNIST/raw"])
-def test_the_folder_above_will_do(inside: str, tmp_path: Path) -> None:
+def test_the_parent_folder_is_accepted(inside: str, tmp_path: Path) -> None:
     write(tmp_path / inside)
     assert len(load("mnist", tmp_path)) == 30
 
 
 def test_writers_become_a_field(tmp_path: Path) -> None:
     np.save(write(tmp_path) / "train-writers.npy", np.arange(30) // 6)
-    population = partition(load("mnist", tmp_path), "natural:writer", None, 0)
-    assert population.labels == ("0", "1", "2", "3", "4")
+    population = partition_dataset(load("mnist", tmp_path), "natural:writer", None, 0)
+    assert population.groups == ("0", "1", "2", "3", "4")
     np.save(tmp_path / "train-writers.npy", np.arange(7))
     with pytest.raises(InputError, match=r"train-writers.npy: it has shape \(7,\)"):
         load("mnist", tmp_path)
@@ -63,23 +63,23 @@ def test_writers_become_a_field(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (write(tmp_path) / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(InputError, match=r"holds no t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz"):
+    with pytest.raises(InputError, match=r"contains no t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz"):
         load("mnist", tmp_path)
-    with pytest.raises(InputError, match="this is a file"):
+    with pytest.raises(InputError, match="it is a file and must be a folder"):
         load("mnist", tmp_path / "train-labels-idx1-ubyte")
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (idx(IMAGES["train"])[:-1], "truncated or damaged: 23519 bytes of data where 23520 belong"),
+        (idx(IMAGES["train"])[:-1], "truncated or damaged: 23519 bytes of data instead of 23520"),
         (b"\0\0", "2 bytes, and the header"),
         (b"", "0 bytes, and the header"),
         (idx(LABELS["train"]), "it starts with 2049, not 2051"),
         (idx(IMAGES["t10k"]), "30 labels for the 10 images"),
     ],
 )
-def test_broken_images_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_damaged_images_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
     (write(tmp_path) / "train-images-idx3-ubyte").write_bytes(content)
     with pytest.raises(InputError, match=said):
         load("mnist", tmp_path)
@@ -88,7 +88,7 @@ def test_broken_images_are_refused(content: bytes, said: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content", [gzip.compress(idx(IMAGES["train"]))[:-20], b"not packed at all", b"\x1f\x8b\x08\0junkjunkjunk"]
 )
-def test_broken_archives_are_refused(content: bytes, tmp_path: Path) -> None:
+def test_damaged_archives_are_refused(content: bytes, tmp_path: Path) -> None:
     (write(tmp_path, packed=True) / "train-images-idx3-ubyte.gz").write_bytes(content)
     with pytest.raises(InputError, match=r"train-images-idx3-ubyte.gz: it is truncated or not a gzip file"):
         load("mnist", tmp_path)

@@ -1,4 +1,4 @@
-"""Any folder of pictures."""
+"""A folder of images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(folder: Path, count: int = 5, size: tuple[int, int] = (6, 4)) -> Path:
     return folder
 
 
-def test_one_folder_a_class(tmp_path: Path) -> None:
+def test_one_folder_per_class(tmp_path: Path) -> None:
     folder = write(tmp_path / "pets")
     (folder / ".cache").mkdir()
     (folder / "cat" / "notes.txt").write_text("not a picture")
@@ -71,17 +71,17 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str, tmp_path:
         load("images", write(tmp_path), **options)
 
 
-def test_broken_pictures_are_refused(tmp_path: Path) -> None:
+def test_damaged_images_are_refused(tmp_path: Path) -> None:
     good = (write(tmp_path) / "cat" / "1.png").read_bytes()
     for content in (b"", b"hello", good[: len(good) // 2]):
         (tmp_path / "cat" / "1.png").write_bytes(content)
-        with pytest.raises(InputError, match=r"1.png: it cannot be read as a picture"):
+        with pytest.raises(InputError, match=r"1.png: it cannot be read as an image"):
             load("images", tmp_path)
 
 
-def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
-    with pytest.raises(InputError, match="holds no folder with pictures"):
+    with pytest.raises(InputError, match="contains no folder with images"):
         load("images", tmp_path)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from undergrowth.core.errors import InputError
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 from undergrowth.data.loaders.shakespeare import ALPHABET
 
 LINE = ("To be, or not to be, that is the question:\n" * 2)[:80]
@@ -37,8 +37,8 @@ def test_femnist(tmp_path: Path) -> None:
     assert dataset.x.shape == (6, 1, 28, 28) and np.asarray(dataset.x).dtype == np.float32
     assert np.asarray(dataset.y).tolist() == [61, 61, 61, 0, 0, 9]
     assert (dataset.class_names[9], dataset.class_names[10], dataset.class_names[61]) == ("9", "A", "z")
-    population = partition(dataset, "natural:writer", None, 0)
-    assert population.labels == ("f01", "f02", "f03") and population.size("device-000") == 3
+    population = partition_dataset(dataset, "natural:writer", None, 0)
+    assert population.groups == ("f01", "f02", "f03") and population.size("device-000") == 3
 
 
 def test_shakespeare(tmp_path: Path) -> None:
@@ -50,15 +50,15 @@ def test_shakespeare(tmp_path: Path) -> None:
     assert "".join(ALPHABET[token] for token in shard.x[0].tolist()) == LINE
     assert shard.y.tolist() == [ALPHABET.index("a"), 79, 0]
     assert set(shard.x[2].tolist()) == {79}  # as in LEAF, what is not in the alphabet counts as its last letter
-    assert partition(dataset, "natural", None, 0).labels == ("HAMLET_1", "OPHELIA")
+    assert partition_dataset(dataset, "natural", None, 0).groups == ("HAMLET_1", "OPHELIA")
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"f01": pictures(2, 1)}, test={})
-    with pytest.raises(InputError, match=r"test: none of its files holds a sample"):
+    with pytest.raises(InputError, match=r"test: none of its files contains a sample"):
         load("femnist", tmp_path)
     next((tmp_path / "test").iterdir()).unlink()
-    with pytest.raises(InputError, match=r"test holds no \*.json"):
+    with pytest.raises(InputError, match=r"test contains no \*.json"):
         load("femnist", tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
         ([], "no lists 'x' and 'y'"),
     ],
 )
-def test_broken_pictures_are_refused(user: Any, said: str, tmp_path: Path) -> None:
+def test_damaged_images_are_refused(user: Any, said: str, tmp_path: Path) -> None:
     write(tmp_path, {"f01": user}, test={"f01": pictures(2, 1)})
     with pytest.raises(InputError, match=said):
         load("femnist", tmp_path)
@@ -91,7 +91,7 @@ def test_broken_pictures_are_refused(user: Any, said: str, tmp_path: Path) -> No
         (7, "a", "input 0 must be a text"),
     ],
 )
-def test_broken_lines_are_refused(x: Any, y: Any, said: str, tmp_path: Path) -> None:
+def test_damaged_lines_are_refused(x: Any, y: Any, said: str, tmp_path: Path) -> None:
     write(tmp_path, {"HAMLET": {"x": [x], "y": [y]}}, test={"HAMLET": {"x": [LINE], "y": ["a"]}})
     with pytest.raises(InputError, match=f"0_niid.json: user 'HAMLET': its {said}"):
         load("shakespeare", tmp_path)
@@ -107,7 +107,7 @@ def test_broken_lines_are_refused(x: Any, y: Any, said: str, tmp_path: Path) -> 
         (b'{"user_data": 3}', "no 'user_data'"),
     ],
 )
-def test_broken_files_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
     write(tmp_path, {"f01": pictures(2, 1)}, test={"f01": pictures(2, 1)})
     (tmp_path / "train" / "b.json").write_bytes(content)
     with pytest.raises(InputError, match=f"b.json: .*{said}"):

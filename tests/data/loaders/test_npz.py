@@ -19,7 +19,7 @@ def save(folder: Path, **arrays: Any) -> Path:
     return folder / "mine.npz"
 
 
-def test_without_a_test_part_one_is_set_aside(tmp_path: Path) -> None:
+def test_without_test_arrays_a_fraction_is_held_out(tmp_path: Path) -> None:
     path = save(tmp_path, x=X, y=Y, subject=np.arange(40), other=np.zeros(3))
     dataset = load("npz", path)
     assert dataset.name == "mine" and dataset.classes == 4
@@ -32,14 +32,14 @@ def test_without_a_test_part_one_is_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [("x", "y", "x_test", "y_test"), ("x_train", "y_train", "test_x", "test_y")])
-def test_with_a_test_part(keys: tuple[str, ...], tmp_path: Path) -> None:
-    arrays = dict(zip(keys, (X, Y[:, None], X[:5], Y[:5].astype(np.uint8))))
+def test_with_test_arrays(keys: tuple[str, ...], tmp_path: Path) -> None:
+    arrays = dict(zip(keys, (X, Y[:, None], X[:5], Y[:5].astype(np.uint8)), strict=True))
     dataset = load("npz", save(tmp_path, **arrays, class_names=np.array(["a", "b", "c", "d"])))
     assert len(dataset) == 40 and len(dataset.test_y) == 5 and dataset.class_names == ("a", "b", "c", "d")
     assert dataset.fields == {}
 
 
-def test_pictures_get_their_channels_in_front(tmp_path: Path) -> None:
+def test_channels_are_moved_to_the_front(tmp_path: Path) -> None:
     grey = load("npz", save(tmp_path, x=np.zeros((40, 8, 9), np.uint8), y=Y))
     assert grey.shape == (1, 8, 9)
     assert load("npz", save(tmp_path, x=np.zeros((40, 8, 9, 3), np.uint8), y=Y)).shape == (3, 8, 9)
@@ -50,10 +50,10 @@ def test_pictures_get_their_channels_in_front(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x": X}, "mine.npz: it holds no 'y', only x"),
+        ({"x": X}, "mine.npz: it contains no 'y', only x"),
         ({}, "only nothing"),
         ({"x": X, "y": Y[:39]}, "40 samples and y has 39"),
-        ({"x": X, "y": Y, "x_test": X}, "without the other"),
+        ({"x": X, "y": Y, "x_test": X}, "only one of x_test and y_test"),
         ({"x": X, "y": Y + 0.5}, "y has .* float64; labels must be"),
         ({"x": X, "y": np.stack([Y, Y], 1)}, r"y has shape \(40, 2\)"),
         ({"x": X, "y": 3}, r"y has shape \(\)"),
@@ -90,7 +90,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
             load("npz", path)
 
 
-def test_a_bad_sample_is_named_by_its_place_in_the_file(tmp_path: Path) -> None:
+def test_a_bad_sample_is_named_by_its_position_in_the_file(tmp_path: Path) -> None:
     for row in (3, 17, 39):
         x, y = X.copy(), Y.copy()
         x[row, 1] = np.nan
@@ -101,7 +101,7 @@ def test_a_bad_sample_is_named_by_its_place_in_the_file(tmp_path: Path) -> None:
             load("npz", save(tmp_path, x=X, y=y))
 
 
-def test_broken_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
     whole = save(tmp_path, x=X, y=Y).read_bytes()
     damaged = bytearray(whole)
     damaged[200:260] = bytes(60)

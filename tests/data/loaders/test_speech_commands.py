@@ -13,9 +13,9 @@ from torch import Tensor
 
 import undergrowth as ug
 from undergrowth.core.errors import InputError
-from undergrowth.data import load, partition
+from undergrowth.data import load, partition_dataset
 from undergrowth.data.loaders import speech_commands
-from undergrowth.data.loaders.mel import decibels, filters, pixels
+from undergrowth.data.loaders.mel import decibels, filters, to_pixels
 
 RATE = 16_000
 
@@ -78,13 +78,18 @@ def one(sound: np.ndarray) -> Tensor:
     return torch.from_numpy(sound.astype(np.float32))[None]
 
 
-def test_it_is_the_definition() -> None:
+def differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Of pixels; the last digit before rounding may depend on the batch size."""
+    return np.abs(one.astype(int) - other.astype(int))
+
+
+def test_spectrograms_follow_the_definition() -> None:
     sound = np.random.default_rng(1).normal(size=RATE) * 0.1 + tone(440)
     torch.testing.assert_close(decibels(one(sound))[0], torch.from_numpy(slowly(sound)).float(), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("frequency", [100, 440, 1000, 2500, 7000])
-def test_a_tone_lights_the_band_that_it_lies_in(frequency: float) -> None:
+def test_a_tone_is_in_its_band(frequency: float) -> None:
     mel = 2595 * np.log10(1 + frequency / 700)
     band = round(mel / (2595 * np.log10(1 + 8000 / 700) / 33)) - 1
     loud = decibels(one(tone(frequency)))[0]
@@ -107,11 +112,11 @@ def test_filters_are_triangles_that_cover_all_frequencies_between_the_outer_band
 
 
 def test_pixels_go_from_silence_to_full_scale() -> None:
-    silence, full = pixels(one(np.zeros(RATE))), pixels(one(tone(1000, loudness=1.0)))
+    silence, full = to_pixels(one(np.zeros(RATE))), to_pixels(one(tone(1000, loudness=1.0)))
     assert silence.shape == (1, 1, 32, 32) and silence.dtype == np.uint8 and (silence == 0).all()
     assert 235 < full.max() <= 255
     sound = np.random.default_rng(3).normal(size=RATE) * 0.1
-    shown = pixels(one(sound)).astype(np.float32)[:, 0] / 255
+    shown = to_pixels(one(sound)).astype(np.float32)[:, 0] / 255
     torch.testing.assert_close(torch.from_numpy(2 * shown - 1), (decibels(one(sound)) + 9) / 61, rtol=0, atol=0.005)
 
 
@@ -120,34 +125,36 @@ def test_the_public_folder(tmp_path: Path) -> None:
     dataset = load("speech-commands", tmp_path)
     assert dataset.class_names == ("high", "low") and dataset.shape == (1, 32, 32)
     assert (len(dataset), len(dataset.test_y)) == (16, 4)
-    assert partition(dataset, "natural:speaker", None, 0).labels == ("s000", "s001", "s002", "s003")
+    assert partition_dataset(dataset, "natural:speaker", None, 0).groups == ("s000", "s001", "s002", "s003")
     shard = dataset.shard([0])
     assert shard.x.min() >= -1 and shard.x.max() <= 1
-    assert shard.x[0, 0, :, 28:].mean() < shard.x[0, 0, :, 4:20].mean() - 0.3, "filled up with silence"
+    assert shard.x[0, 0, :, 28:].mean() < shard.x[0, 0, :, 4:20].mean() - 0.3, "padded with silence"
     other = load("speech-commands", tmp_path, test="validation")
     assert np.array_equal(other.x, dataset.x) and not np.array_equal(other.test_x, dataset.test_x)
     smaller = load("speech-commands", tmp_path, train="validation")
     assert np.array_equal(smaller.x, other.test_x) and np.array_equal(smaller.test_x, dataset.test_x)
 
 
-def test_a_recording_is_cut_to_a_second_and_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_is_cut_to_a_second_and_batches_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write(tmp_path)
     whole = load("speech-commands", folder)
-    monkeypatch.setattr(speech_commands, "_TOGETHER", 3)
-    assert np.array_equal(load("speech-commands", folder).x, whole.x)
+    monkeypatch.setattr(speech_commands, "_BATCH", 3)
+    assert differences(load("speech-commands", folder).x, whole.x).max() <= 1
     long = np.concatenate([tone(300), tone(5000)])
     record(folder / "low" / "s000_nohash_0.wav", long)
     cut = load("speech-commands", folder)
-    assert np.array_equal(cut.x[8], pixels(one(np.trunc(long[:RATE] * 32767) / 32768))[0])
+    assert differences(cut.x[8], to_pixels(one(np.trunc(long[:RATE] * 32767) / 32768))[0]).max() <= 1
 
 
-def test_spectrograms_are_kept_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spectrograms_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cache = write(tmp_path / "speech"), tmp_path / "kept" / "here"
     first = load("speech-commands", folder, cache=str(cache))
     assert np.array_equal(first.x, load("speech-commands", folder).x)
     (file,) = cache.iterdir()
     read: list[Any] = []
-    monkeypatch.setattr(speech_commands, "_wave", lambda file: read.append(file) or np.zeros(RATE, np.float32))
+    monkeypatch.setattr(speech_commands, "_read_wave", lambda file: read.append(file) or np.zeros(RATE, np.float32))
     again = load("speech-commands", folder, cache=str(cache))
     assert np.array_equal(first.x, again.x) and np.array_equal(first.test_x, again.test_x) and not read
     record(folder / "low" / "s000_nohash_7.wav", tone(300))
@@ -159,16 +166,16 @@ def test_spectrograms_are_kept_where_the_user_says(tmp_path: Path, monkeypatch: 
             load("speech-commands", folder, cache=str(cache))
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'speech-commands' is not in .*nowhere \(there is no such folder\): unpack"):
         load("speech-commands", tmp_path / "nowhere")
     folder = write(tmp_path)
     (folder / "validation_list.txt").unlink()
-    with pytest.raises(InputError, match=r"holds no validation_list\.txt"):
+    with pytest.raises(InputError, match=r"contains no validation_list\.txt"):
         load("speech-commands", folder)
     (folder / "validation_list.txt").write_text("")
     (folder / "testing_list.txt").write_text("low/unheard.wav\n")
-    with pytest.raises(InputError, match=r"holds no recordings for testing_list\.txt"):
+    with pytest.raises(InputError, match=r"contains no recordings for testing_list\.txt"):
         load("speech-commands", folder)
 
 
@@ -186,7 +193,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str, tmp_path:
         load("speech-commands", write(tmp_path), **options)
 
 
-def test_broken_recordings_are_refused(tmp_path: Path) -> None:
+def test_damaged_recordings_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path)
     file = folder / "low" / "s000_nohash_0.wav"
     for content in (b"", b"RIFF", b"hello, this is not a sound at all, however long it may be"):

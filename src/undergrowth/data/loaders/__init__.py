@@ -1,1 +1,1 @@
-"""One file for each data set; a file named after a format (idx, cifar, leaf) is read by several."""
+"""One module per data set, and modules for formats that several data sets share (idx, cifar, leaf)."""

@@ -1,4 +1,4 @@
-"""AG News: the topic of a news article, out of four."""
+"""AG News: news articles on four topics."""
 
 from __future__ import annotations
 
@@ -12,76 +12,78 @@ from pathlib import Path
 import numpy as np
 
 from undergrowth.data.dataset import Dataset
-from undergrowth.data.entry import Entry
-from undergrowth.data.loaders.files import NotThere, broken, find_folder, read_bytes
-from undergrowth.data.loaders.words import MEANINGS, check_options, encode, tokenise, word_list
+from undergrowth.data.dataset_entry import DatasetEntry
+from undergrowth.data.loaders.files import MissingFilesError, file_error, find_folder, read_bytes
+from undergrowth.data.loaders.words import OPTIONS, build_vocabulary, check_options, encode, tokenise
 
 _CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 _LABELS = {name: label for label, name in enumerate(_CLASSES)} | {str(label + 1): label for label in range(4)}
-# What the articles' HTML has left behind: entities, some without their &, tags, and \ for the end of a line.
+# Remains of HTML in the articles: entities (some without &), tags, and \ at the end of a line.
 _ENTITY = re.compile(r"&?(#\d+|quot|amp|lt|gt|nbsp);")
-_REST = re.compile(r"<[^<>]*>|\\")
+_TAG_OR_BACKSLASH = re.compile(r"<[^<>]*>|\\")
 
 
 def load(path: Path, *, length: int = 64, vocabulary: int = 20_000, words: str | None = None) -> Dataset:
-    """Title and description as tokens of words.
+    """Title and description as word tokens.
 
-    Without `words`, the words of all training texts are counted, which a real federation could not do as simply.
+    Without `words` the vocabulary is counted over all training texts, which a real federation could not do as simply.
     """
     check_options(length, vocabulary, words)
-    folder = find_folder(path, ("ag_news_csv", "agnews"), (f"{each}*" for each in _names("train")))
+    folder = find_folder(path, ("ag_news_csv", "agnews"), (f"{each}*" for each in _file_patterns("train")))
     texts, y = _read(_find(folder, "train"))
     test_texts, test_y = _read(_find(folder, "test"))
-    tokens = word_list(texts, words, vocabulary)
+    tokens = build_vocabulary(texts, words, vocabulary)
     x, test_x = encode(texts, tokens, length), encode(test_texts, tokens, length)
     return Dataset("agnews", x, y, test_x, test_y, len(_CLASSES), _CLASSES)
 
 
-def _names(part: str) -> tuple[str, ...]:
+def _file_patterns(part: str) -> tuple[str, ...]:
     return f"{part}.csv", f"{part}.tsv", f"agnews_*{part}*.tsv"
 
 
 def _find(folder: Path, part: str) -> Path:
-    for name in _names(part):
+    for name in _file_patterns(part):
         found = sorted([*folder.glob(name), *folder.glob(f"{name}.gz")])
         if found:
             return found[0]
-    raise NotThere(f"{folder} holds no {' or '.join(_names(part))}")
+    raise MissingFilesError(f"{folder} contains no {' or '.join(_file_patterns(part))}")
 
 
 def _read(file: Path) -> tuple[list[list[str]], np.ndarray]:
     try:
         content = read_bytes(file).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise broken(file, "it is not UTF-8 text") from error
+        raise file_error(file, "it is not UTF-8 text") from error
     texts: list[list[str]] = []
     labels: list[int] = []
     for number, (label, text) in enumerate(_csv(content) if ".csv" in file.name else _tsv(content), start=1):
         if label not in _LABELS:
             if number == 1 and label == "Class Index":
                 continue  # some copies have a header
-            raise broken(file, f"article {number} has the class {label!r}; it must be one of {', '.join(_LABELS)}")
-        texts.append(tokenise(_REST.sub(" ", _ENTITY.sub(lambda found: html.unescape(f"&{found[1]};"), text))))
+            raise file_error(file, f"article {number} has the class {label!r}; it must be one of {', '.join(_LABELS)}")
+        texts.append(
+            tokenise(_TAG_OR_BACKSLASH.sub(" ", _ENTITY.sub(lambda found: html.unescape(f"&{found[1]};"), text)))
+        )
         labels.append(_LABELS[label])
     return texts, np.array(labels, dtype=np.int64)
 
 
 def _csv(content: str) -> Iterator[tuple[str, str]]:
-    """ "class","title","description"."""
+    """Class and text of each row; the columns are class, title and description."""
     for row in csv.reader(io.StringIO(content, newline="")):
         if row:
             yield row[0], " ".join(row[1:])
 
 
 def _tsv(content: str) -> Iterator[tuple[str, str]]:
-    """text TAB class."""
+    """Class and text of each line; a line is text TAB class."""
     for line in content.split("\n"):
         if line.strip():
             text, _, label = line.rstrip("\r").rpartition("\t")
             yield label, text
 
 
-ENTRY = Entry(
+ENTRY = DatasetEntry(
     name="agnews",
     title="AG News, the topic of an article (World, Sports, Business, Sci/Tech)",
     shape=(64,),
@@ -97,5 +99,5 @@ ENTRY = Entry(
     layout='train.csv and test.csv with "class","title","description"; or train.tsv and test.tsv with text TAB class',
     example='load("agnews", "~/data/agnews", words="~/data/glove.6B.100d.txt")',
     loader=load,
-    explained=MEANINGS,
+    loader_options=OPTIONS,
 )

@@ -1,11 +1,11 @@
-"""Digits: 1 797 small handwritten digits that come with scikit-learn, so that a first run needs no download."""
+"""Digits: 1 797 small handwritten digits that come with scikit-learn, so a first run needs no download."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from undergrowth.data.dataset import Dataset
-from undergrowth.data.entry import Entry
+from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.split import stratified_split
 
 MEAN = 0.3053  # of all pixels after scaling
@@ -13,16 +13,16 @@ MEAN = 0.3053  # of all pixels after scaling
 
 def load() -> Dataset:
     """8×8 grey images, scaled to [0, 1] and centred; a fixed fifth of every class is the central test set."""
-    from sklearn.datasets import load_digits  # slow to import, and only needed here
+    from sklearn.datasets import load_digits  # slow to import
 
     pixels, labels = load_digits(return_X_y=True)
     x = (pixels.reshape(-1, 1, 8, 8) / 16 - MEAN).astype(np.float32)
     y = labels.astype(np.int64)
-    train, test = stratified_split(y, share=0.2, seed=0)
+    train, test = stratified_split(y, fraction=0.2, seed=0)
     return Dataset("digits", x[train], y[train], x[test], y[test], 10, tuple("0123456789"))
 
 
-ENTRY = Entry(
+ENTRY = DatasetEntry(
     name="digits",
     title="Handwritten digits of the UCI repository, 8×8 pixels (scikit-learn's copy)",
     shape=(1, 8, 8),
@@ -31,7 +31,7 @@ ENTRY = Entry(
     test=359,
     megabytes=0.5,
     licence="CC BY 4.0 (UCI, Alpaydin and Kaynak 1998)",
-    how_to_get="nothing to do: it comes with scikit-learn",
+    how_to_get="nothing to do: scikit-learn contains it",
     layout="no files",
     example='load("digits")',
     loader=load,

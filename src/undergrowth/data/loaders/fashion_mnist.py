@@ -1,11 +1,11 @@
-"""Fashion-MNIST: 70 000 pictures of clothes, in the IDX files it is published in."""
+"""Fashion-MNIST: 70 000 images of clothes, in the published IDX files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from undergrowth.data.dataset import Dataset
-from undergrowth.data.entry import Entry
+from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.idx import load_idx
 
 _CLASSES = (
@@ -28,7 +28,7 @@ def load(path: Path) -> Dataset:
     return load_idx("fashion-mnist", path, inside, _CLASSES, (0.2860,), (0.3530,))
 
 
-ENTRY = Entry(
+ENTRY = DatasetEntry(
     name="fashion-mnist",
     title="Fashion-MNIST, Zalando's article images, 28×28 pixels",
     shape=(1, 28, 28),

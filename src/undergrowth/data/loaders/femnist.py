@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten characters by 3 550 writers, as LEAF's scripts make it."""
+"""FEMNIST: handwritten characters by 3 550 writers, in the format of LEAF's scripts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from undergrowth.data.dataset import Dataset
-from undergrowth.data.entry import Entry
+from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.leaf import find_leaf, read_leaf
 
 _CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 
 
 def load(path: Path) -> Dataset:
-    """28×28 grey images in [0, 1], white paper being 1; the field is `writer`."""
+    """28×28 grey images in [0, 1], where 1 is white paper; the field is `writer`."""
     folder = find_leaf(path, "femnist")
     x, y, writers = read_leaf(folder, "train", _convert)
     test_x, test_y, _ = read_leaf(folder, "test", _convert)
@@ -32,7 +32,7 @@ def _convert(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     return pixels.reshape(-1, 1, 28, 28), labels.astype(np.int64)
 
 
-ENTRY = Entry(
+ENTRY = DatasetEntry(
     name="femnist",
     title="FEMNIST (LEAF), handwritten characters by writer, 28×28 pixels",
     shape=(1, 28, 28),

@@ -1,4 +1,4 @@
-"""Any folder of pictures, one folder a class. Needs Pillow, which the extra `images` brings."""
+"""A folder of images with one folder per class. Needs Pillow, which the extra `images` installs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from undergrowth.core.errors import InputError
 from undergrowth.data.dataset import Dataset
-from undergrowth.data.entry import Entry
-from undergrowth.data.loaders.files import NotThere, broken
+from undergrowth.data.dataset_entry import DatasetEntry
+from undergrowth.data.loaders.files import MissingFilesError, file_error
 from undergrowth.data.split import stratified_split
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
@@ -25,10 +25,10 @@ def load(
     test_share: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """Pictures from path/CLASS/*, or path/train/CLASS/* and path/test/CLASS/*, all brought to one size.
+    """Images from path/CLASS/*, or path/train/CLASS/* and path/test/CLASS/*, all resized to one size.
 
-    `size` is (height, width), by default that of the first picture; `channels` 3 is colour, 1 is grey. Without a
-    test folder, `test_share` of every class becomes the central test set.
+    `size` is (height, width), by default that of the first image; `channels` is 3 for colour or 1 for grey. Without a
+    test folder, the fraction `test_share` of every class is the central test set.
     """
     pillow = _pillow()
     if isinstance(channels, bool) or channels not in (1, 3):
@@ -68,61 +68,61 @@ def _size(size: Any) -> tuple[int, int]:
 
 def _classes(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
-        raise NotThere("there is no such folder")
+        raise MissingFilesError("there is no such folder")
     inside = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
-    found = tuple(each.name for each in inside if _pictures(each))
+    found = tuple(each.name for each in inside if _image_files(each))
     if not found:
-        raise NotThere(f"{folder} holds no folder with pictures")
+        raise MissingFilesError(f"{folder} contains no folder with images")
     return found
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _image_files(folder: Path) -> list[Path]:
     return sorted(each for each in folder.glob("*") if each.suffix.lower() in _SUFFIXES)
 
 
 def _files(folder: Path, class_names: tuple[str, ...]) -> tuple[list[Path], np.ndarray]:
-    by_class = [_pictures(folder / name) for name in class_names]
+    by_class = [_image_files(folder / name) for name in class_names]
     labels = np.repeat(np.arange(len(by_class), dtype=np.int64), [len(files) for files in by_class])
     return [file for files in by_class for file in files], labels
 
 
 def _read(pillow: Any, files: list[Path], size: tuple[int, int] | None, channels: int) -> np.ndarray:
-    """All pictures in one array of bytes, N×C×H×W."""
+    """All images in one array of bytes, N×C×H×W."""
     pixels: np.ndarray | None = None
     for position, file in enumerate(files):
         try:
             with pillow.open(file) as opened:
-                picture = opened.convert("RGB" if channels == 3 else "L")
+                image = opened.convert("RGB" if channels == 3 else "L")
         except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-            raise broken(file, f"it cannot be read as a picture: {error}") from error
+            raise file_error(file, f"it cannot be read as an image: {error}") from error
         if size is None:
-            size = (picture.height, picture.width)
+            size = (image.height, image.width)
         if pixels is None:
             pixels = np.empty((len(files), channels, *size), dtype=np.uint8)
-        if (picture.height, picture.width) != size:
-            picture = picture.resize((size[1], size[0]), pillow.Resampling.BILINEAR)
-        pixels[position] = np.asarray(picture).reshape(*size, channels).transpose(2, 0, 1)
-    assert pixels is not None  # _classes found at least one
+        if (image.height, image.width) != size:
+            image = image.resize((size[1], size[0]), pillow.Resampling.BILINEAR)
+        pixels[position] = np.asarray(image).reshape(*size, channels).transpose(2, 0, 1)
+    assert pixels is not None  # _classes found at least one image
     return pixels
 
 
-ENTRY = Entry(
+ENTRY = DatasetEntry(
     name="images",
-    title="Any folder of pictures, one folder a class",
+    title="Any folder of images with one folder per class",
     shape=None,
     classes=None,
     train=None,
     test=None,
     megabytes=None,
-    licence="the pictures' own",
-    how_to_get="put each class's pictures in a folder of its own there, and pip install 'undergrowth[images]'",
+    licence="that of the images",
+    how_to_get="put the images there, in one folder per class, and pip install 'undergrowth[images]'",
     layout="CLASS/*.png, or train/CLASS/*.png and test/CLASS/*.png (also jpg, bmp, gif, webp, tiff)",
     example='load("images", "~/data/flowers", size=(32, 32))',
     loader=load,
-    explained={
-        "size": "height and width in pixels; by default those of the first picture",
+    loader_options={
+        "size": "height and width in pixels; by default those of the first image",
         "channels": "3 for colour, 1 for grey",
-        "test_share": "share of every class for the central test set, where the files have none",
-        "seed": "of the draw for that set",
+        "test_share": "fraction of every class for the central test set, if the files have none",
+        "seed": "seed of the draw of that set",
     },
 )

@@ -1,4 +1,4 @@
-"""The JSON files of the LEAF benchmark: samples by user, many files of many users each."""
+"""The JSON files of the LEAF benchmark: samples grouped by user, several users per file."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from undergrowth.core.errors import InputError
-from undergrowth.data.loaders.files import NotThere, broken, find_folder, read_bytes
+from undergrowth.data.loaders.files import MissingFilesError, file_error, find_folder, read_bytes
 
-# One user's raw x and y to arrays; a ValueError says what is wrong with them.
+# Converts the raw x and y of one user to arrays; raises a ValueError if they are wrong.
 Convert = Callable[[list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
 
 
 def find_leaf(path: Path, name: str) -> Path:
-    """The folder with train/ and test/: the one named, or where LEAF's own scripts put them below it."""
+    """The folder with train/ and test/: `path`, or the folder below it in which LEAF's scripts put them."""
     return find_folder(path, ("data", name, f"{name}/data"), ("train/*.json",))
 
 
 def read_leaf(folder: Path, part: str, convert: Convert) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, labels and users of all samples in folder/part. Files are read one at a time to save memory."""
+    """Inputs, labels and users of all samples in folder/part. Files are read one by one to save memory."""
     users: list[str] = []
     inputs: list[np.ndarray] = []
     labels: list[np.ndarray] = []
@@ -30,32 +30,32 @@ def read_leaf(folder: Path, part: str, convert: Convert) -> tuple[np.ndarray, np
         try:
             user_x, user_y = convert(x, y)
         except (ValueError, TypeError, OverflowError) as error:
-            raise broken(path, f"user '{user}': {error}") from error
+            raise file_error(path, f"user '{user}': {error}") from error
         users.append(user)
         inputs.append(user_x)
         labels.append(user_y)
     if not users:
-        raise InputError(f"{folder / part}: none of its files holds a sample")
+        raise InputError(f"{folder / part}: none of its files contains a sample")
     return np.concatenate(inputs), np.concatenate(labels), np.repeat(users, [len(y) for y in labels])
 
 
 def _users(folder: Path) -> Iterator[tuple[Path, str, list[Any], list[Any]]]:
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise NotThere(f"{folder} holds no *.json")
+        raise MissingFilesError(f"{folder} contains no *.json")
     for path in files:
         try:
             content = json.loads(read_bytes(path))
         except (ValueError, RecursionError) as error:
-            raise broken(path, f"it is truncated or not JSON: {error}") from error
+            raise file_error(path, f"it is truncated or not JSON: {error}") from error
         user_data = content.get("user_data") if isinstance(content, dict) else None
         if not isinstance(user_data, dict):
-            raise broken(path, "it has no 'user_data', which every LEAF file has")
+            raise file_error(path, "it has no 'user_data', which every LEAF file has")
         for user, samples in user_data.items():
             x, y = (samples.get(key) if isinstance(samples, dict) else None for key in ("x", "y"))
             if not isinstance(x, list) or not isinstance(y, list):
-                raise broken(path, f"user '{user}' has no lists 'x' and 'y'")
+                raise file_error(path, f"user '{user}' has no lists 'x' and 'y'")
             if len(x) != len(y):
-                raise broken(path, f"user '{user}' has {len(x)} inputs and {len(y)} labels")
+                raise file_error(path, f"user '{user}' has {len(x)} inputs and {len(y)} labels")
             if x:
                 yield path, user, x, y

@@ -1,20 +1,20 @@
-"""MNIST: 70 000 handwritten digits, in the IDX files it is published in."""
+"""MNIST: 70 000 handwritten digits, in the published IDX files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from undergrowth.data.dataset import Dataset
-from undergrowth.data.entry import Entry
+from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.idx import load_idx
 
 
 def load(path: Path) -> Dataset:
-    """28×28 grey images. A train-writers.npy beside the files (one id an image) becomes the field `writer`."""
+    """28×28 grey images. The file train-writers.npy (one id per image), if present, is the field `writer`."""
     return load_idx("mnist", path, ("mnist", "MNIST/raw", "raw"), tuple("0123456789"), (0.1307,), (0.3081,))
 
 
-ENTRY = Entry(
+ENTRY = DatasetEntry(
     name="mnist",
     title="MNIST handwritten digits, 28×28 pixels",
     shape=(1, 28, 28),

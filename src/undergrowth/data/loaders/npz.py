@@ -1,4 +1,4 @@
-"""Any .npz file with inputs and labels."""
+"""An .npz file with inputs and labels."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from undergrowth.core.errors import InputError
 from undergrowth.data.dataset import Dataset
-from undergrowth.data.entry import Entry
-from undergrowth.data.loaders.files import NotThere, broken
+from undergrowth.data.dataset_entry import DatasetEntry
+from undergrowth.data.loaders.files import MissingFilesError, file_error
 from undergrowth.data.split import stratified_split
 
 _KEYS = {
@@ -23,20 +23,21 @@ _KEYS = {
 
 
 def load(path: Path, *, classes: int | None = None, test_share: float = 0.2, seed: int = 0) -> Dataset:
-    """Arrays x and y, optionally x_test and y_test; any other array with one entry a sample is a field.
+    """The arrays x and y, and optionally x_test and y_test. Other arrays with one entry per sample are fields.
 
-    Without a test part, `test_share` of every class becomes it. Without `classes`, it is the highest label plus one.
+    Without x_test, the fraction `test_share` of every class is the test set. `classes` defaults to the highest label
+    plus one.
     """
     file = _find(path)
     arrays = _read(file)
     found = {part: next((key for key in keys if key in arrays), None) for part, keys in _KEYS.items()}
     for part in ("x", "y"):
         if found[part] is None:
-            raise broken(
-                file, f"it holds no '{part}', only {', '.join(sorted(arrays)) or 'nothing'}; x and y are needed"
+            raise file_error(
+                file, f"it contains no '{part}', only {', '.join(sorted(arrays)) or 'nothing'}; x and y are needed"
             )
     if (found["test_x"] is None) != (found["test_y"] is None):
-        raise broken(file, "it holds one of x_test and y_test without the other; both or none are needed")
+        raise file_error(file, "it contains only one of x_test and y_test; give both or none")
     parts = {part: arrays.pop(key) for part, key in found.items() if key is not None}
     for part in parts:
         convert = _inputs if part.endswith("x") else _labels
@@ -47,8 +48,8 @@ def load(path: Path, *, classes: int | None = None, test_share: float = 0.2, see
         classes = 1 + max(int(parts[part].max(initial=0)) for part in ("y", "test_y") if part in parts)
     if "test_x" not in parts:
         if len(parts["x"]) != len(parts["y"]):
-            raise broken(file, f"x has {len(parts['x'])} samples and y has {len(parts['y'])}")
-        # Now, since later the positions would not be those in the file.
+            raise file_error(file, f"x has {len(parts['x'])} samples and y has {len(parts['y'])}")
+        # Checked before the split, so that a message gives the position in the file.
         Dataset(file.stem, parts["x"], parts["y"], parts["x"], parts["y"], classes).check_part("x")
         train, test = stratified_split(parts["y"], test_share, seed)
         parts |= {"test_x": parts["x"][test], "test_y": parts["y"][test]}
@@ -65,31 +66,31 @@ def _find(path: Path) -> Path:
     if len(files) > 1:
         raise InputError(f"path is '{path}', a folder with {len(files)} .npz files; name one of them")
     if not files:
-        raise NotThere("it holds no .npz file" if path.is_dir() else "there is no such file or folder")
+        raise MissingFilesError("it contains no .npz file" if path.is_dir() else "there is no such file or folder")
     return files[0]
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
     try:
-        # Opened here, since numpy leaves a broken file open.
+        # Opened here, because numpy does not close a damaged file.
         with file.open("rb") as opened:
             if opened.read(2) not in (b"PK", b"\x93N"):  # a zip archive, or a single array
-                raise broken(file, "it is not an .npz file, which numpy.savez(file, x=inputs, y=labels) writes")
+                raise file_error(file, "it is not an .npz file, which numpy.savez(file, x=inputs, y=labels) writes")
             opened.seek(0)
             content = np.load(opened, allow_pickle=False)
             if not isinstance(content, np.lib.npyio.NpzFile):
-                raise broken(file, "it is a single array; an .npz file with x and y is needed")
+                raise file_error(file, "it is a single array; an .npz file with x and y is needed")
             return {key: content[key] for key in content}
     except InputError:
         raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise broken(file, f"it cannot be read as .npz: {error}") from error
+        raise file_error(file, f"it cannot be read as .npz: {error}") from error
 
 
 def _inputs(file: Path, part: str, x: np.ndarray) -> np.ndarray:
-    """Images of bytes get a channel dimension; channels that come last come first."""
+    """Adds a channel dimension to images of bytes, and moves a last channel dimension to the front."""
     if x.ndim < 2:
-        raise broken(file, f"{part} has shape {x.shape}; inputs need a sample dimension and at least one more")
+        raise file_error(file, f"{part} has shape {x.shape}; inputs need a sample dimension and at least one more")
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
     if x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
@@ -100,13 +101,13 @@ def _inputs(file: Path, part: str, x: np.ndarray) -> np.ndarray:
 def _labels(file: Path, part: str, y: np.ndarray) -> np.ndarray:
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.dtype.kind not in "iu" or y.ndim != 1:
-        raise broken(
-            file, f"{part} has shape {y.shape} and type {y.dtype}; labels must be a list of integers from 0 on"
+        raise file_error(
+            file, f"{part} has shape {y.shape} and type {y.dtype}; labels must be a list of integers of at least 0"
         )
     return y.astype(np.int64)
 
 
-ENTRY = Entry(
+ENTRY = DatasetEntry(
     name="npz",
     title="Any .npz file",
     shape=None,
@@ -114,14 +115,14 @@ ENTRY = Entry(
     train=None,
     test=None,
     megabytes=None,
-    licence="the file's own",
-    how_to_get="write one with numpy.savez(file, x=inputs, y=labels) and give its name as path",
+    licence="that of the file",
+    how_to_get="write one with numpy.savez(file, x=inputs, y=labels) and give its path",
     layout="arrays x, y, optionally x_test, y_test, class_names; other arrays as long as y are fields",
     example='load("npz", "~/data/mine.npz")',
     loader=load,
-    explained={
-        "classes": "how many there are; by default the highest label plus one",
-        "test_share": "share of every class for the central test set, where the files have none",
-        "seed": "of the draw for that set",
+    loader_options={
+        "classes": "number of classes; by default the highest label plus one",
+        "test_share": "fraction of every class for the central test set, if the file has none",
+        "seed": "seed of the draw of that set",
     },
 )

@@ -1,4 +1,4 @@
-"""Reads pickles that hold only arrays and plain types: a data file must never be able to run code."""
+"""Reads pickles that contain only arrays and plain types, so that a data file cannot run code."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.data.loaders.files import broken, read_bytes
+from undergrowth.data.loaders.files import file_error, read_bytes
 
 
 def read_plain_pickle(path: Path) -> dict[str, Any]:
-    """The dictionary in a pickle of Python 2 or 3, its keys as text; other texts of Python 2 stay bytes."""
+    """The dictionary in a pickle of Python 2 or 3. Keys become text; other strings of Python 2 stay bytes."""
     try:
         content = _PlainUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
-    except _Refused as error:
-        raise broken(path, f"{error}; only numpy arrays and plain types are read") from error
-    except Exception as error:  # damaged bytes make the unpickler fail in any way at all
-        raise broken(path, f"it is truncated or not a pickle: {error}") from error
+    except _ForbiddenNameError as error:
+        raise file_error(path, f"{error}; only numpy arrays and plain types are read") from error
+    except Exception as error:  # the unpickler can raise any error on damaged bytes
+        raise file_error(path, f"it is truncated or not a pickle: {error}") from error
     if not isinstance(content, dict):
-        raise broken(path, f"it holds a {type(content).__name__} where a dictionary belongs")
+        raise file_error(path, f"it contains a {type(content).__name__} instead of a dictionary")
     return {key.decode("latin1") if isinstance(key, bytes) else str(key): content[key] for key in content}
 
 
-class _Refused(pickle.UnpicklingError):
-    """The pickle names something that is not on the list."""
+class _ForbiddenNameError(pickle.UnpicklingError):
+    """The pickle refers to a name that is not in _ALLOWED."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = _ADMITTED.get((module, name))
+        found = _ALLOWED.get((module, name))
         if found is None:
-            raise _Refused(f"it asks for {module}.{name}")
+            raise _ForbiddenNameError(f"it refers to {module}.{name}")
         return found
 
 
@@ -44,16 +44,16 @@ def _dtype(code: str | bytes, *_flags: int) -> np.dtype:
 
 
 def _encode(text: str, encoding: str | bytes) -> bytes:
-    # How Python 3 writes bytes in the old protocols; any other codec is not needed.
+    # Python 3 writes bytes in the old protocols with this function and latin1; no other codec is needed.
     if encoding not in ("latin1", b"latin1"):
-        raise _Refused(f"it asks for the codec {encoding!r}")
+        raise _ForbiddenNameError(f"it uses the codec {encoding!r}")
     return text.encode("latin1")
 
 
-# What numpy's arrays are rebuilt with is asked of an array, since its home differs between versions of numpy.
+# The functions that rebuild arrays are taken from an array, because their module differs between versions of numpy.
 _RECONSTRUCT: Callable[..., Any] = np.zeros(0).__reduce__()[0]  # type: ignore[assignment]
 _FROM_BUFFER: Callable[..., Any] = np.zeros(1).__reduce_ex__(5)[0]  # type: ignore[assignment]
-_ADMITTED: dict[tuple[str, str], Any] = {
+_ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): _dtype,
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,

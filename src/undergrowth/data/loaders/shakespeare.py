@@ -1,4 +1,4 @@
-"""Shakespeare: the next character of a speaking role's lines, as LEAF's scripts make it."""
+"""Shakespeare: the next character in the lines of a role, in the format of LEAF's scripts."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 import numpy as np
 
 from undergrowth.data.dataset import Dataset
-from undergrowth.data.entry import Entry
+from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.leaf import find_leaf, read_leaf
 
 # LEAF's alphabet, in LEAF's order, so that results and models can be compared.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 _LENGTH = 80
 
-# Token by code point. LEAF counts any other character as the last one, and so does the default here.
+# Token by code point. Any other character is encoded as the last one, as in LEAF.
 _TOKENS = np.full(128, len(ALPHABET) - 1, dtype=np.int8)
 _TOKENS[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
 
 
 def load(path: Path) -> Dataset:
-    """80 characters in, the next one out; the field is `role`."""
+    """Inputs of 80 characters; the label is the next character; the field is `role`."""
     folder = find_leaf(path, "shakespeare")
     x, y, roles = read_leaf(folder, "train", _convert)
     test_x, test_y, _ = read_leaf(folder, "test", _convert)
-    # Tokens stay bytes until a shard is made: the full set would take 2.7 GB as int64.
+    # Tokens stay bytes until a shard is built, because the full set would take 2.7 GB as int64.
     return Dataset("shakespeare", x, y, test_x, test_y, len(ALPHABET), tuple(ALPHABET), {"role": roles})
 
 
 def _convert(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    for position, (text, following) in enumerate(zip(x, y)):
+    for position, (text, following) in enumerate(zip(x, y, strict=True)):
         if not isinstance(text, str) or len(text) != _LENGTH:
             raise ValueError(f"its input {position} must be a text of {_LENGTH} characters")
         if not isinstance(following, str) or len(following) != 1:
@@ -45,7 +45,7 @@ def encode(text: str) -> np.ndarray:
     return tokens
 
 
-ENTRY = Entry(
+ENTRY = DatasetEntry(
     name="shakespeare",
     title="Shakespeare (LEAF), next character by speaking role, 80 characters",
     shape=(_LENGTH,),

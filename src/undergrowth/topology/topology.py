@@ -1,4 +1,4 @@
-"""Trees of nodes: a star, or levels of edge servers between the root and the devices."""
+"""Topologies: a star, or levels of edge servers between the root and the devices."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ ROOT = "server"
 
 
 @dataclass(frozen=True)
-class Tree:
-    """Who is whose child. Nodes are listed parents first; what is not a node is a device."""
+class Topology:
+    """The children of every node, parents first. A child that is not a node is a device."""
 
     children: dict[str, tuple[str, ...]]
     depth: dict[str, int]
 
     @property
     def parents(self) -> dict[str, str]:
-        """The parent of every node but the root."""
+        """The parent of every node except the root."""
         return {child: node for node, children in self.children.items() for child in children if child in self.children}
 
 
-def tree(text: str, devices: Sequence[str]) -> Tree:
-    """`star`, or `tree:4x5`: four edge servers with five devices each; `tree:2x4x5` has two levels of servers."""
-    widths = _widths(text)
+def build_topology(text: str, devices: Sequence[str]) -> Topology:
+    """The topology of a setting: `star`, or `tree:4x5` for four edge servers with five devices each.
+
+    `tree:2x4x5` has two levels of servers below the root.
+    """
+    widths = _parse_widths(text)
     if len(set(devices)) < len(devices):
-        raise InputError("devices: two have the same name; every device needs one of its own")
+        raise InputError("devices: two devices have the same name; names must be unique")
     if widths and math.prod(widths) != len(devices):
         raise InputError(
             f"topology '{text}' has room for {math.prod(widths)} devices and there are {len(devices)}; "
@@ -38,25 +41,22 @@ def tree(text: str, devices: Sequence[str]) -> Tree:
     depth = {ROOT: 0}
     level = [ROOT]
     for number, width in enumerate(widths[:-1], 1):
-        below: list[str] = []
-        for node in level:
-            start = len(below)
-            prefix = "edge" if number == len(widths) - 1 else f"level{number}"
-            names = tuple(f"{prefix}-{start + i:02d}" for i in range(width))
-            children[node] = names
-            depth.update(dict.fromkeys(names, number))
-            below.extend(names)
+        prefix = "edge" if number == len(widths) - 1 else f"level{number}"
+        below = [f"{prefix}-{position:02d}" for position in range(len(level) * width)]
+        for position, node in enumerate(level):
+            children[node] = tuple(below[position * width : (position + 1) * width])
+        depth.update(dict.fromkeys(below, number))
         level = below
-    share = len(devices) // len(level)
+    devices_per_node = len(devices) // len(level)
     for position, node in enumerate(level):
-        children[node] = tuple(devices[position * share : (position + 1) * share])
+        children[node] = tuple(devices[position * devices_per_node : (position + 1) * devices_per_node])
     clash = sorted(depth.keys() & set(devices))
     if clash:
         raise InputError(f"devices: '{clash[0]}' is the name of a server in topology '{text}'; rename the device")
-    return Tree(children, depth)
+    return Topology(children, depth)
 
 
-def _widths(text: str) -> list[int]:
+def _parse_widths(text: str) -> list[int]:
     kind, _, sizes = text.partition(":")
     if kind == "star" and not sizes:
         return []

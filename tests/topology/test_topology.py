@@ -1,4 +1,4 @@
-"""Trees by their text: shape, names, and what is refused."""
+"""Topologies: children, names, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from undergrowth.core import InputError
-from undergrowth.topology import ROOT, tree
+from undergrowth.topology import ROOT, build_topology
 
 
 def names(count: int) -> list[str]:
@@ -15,14 +15,14 @@ def names(count: int) -> list[str]:
 
 
 def test_a_star_has_one_server():
-    star = tree("star", names(3))
+    star = build_topology("star", names(3))
     assert star.children == {ROOT: ("device-0", "device-1", "device-2")}
     assert star.depth == {ROOT: 0}
     assert star.parents == {}
 
 
-def test_a_tree_has_edge_servers_with_as_many_devices_each():
-    found = tree("tree:2x3", names(6))
+def test_a_tree_has_edge_servers_with_equal_numbers_of_devices():
+    found = build_topology("tree:2x3", names(6))
     assert found.children == {
         ROOT: ("edge-00", "edge-01"),
         "edge-00": ("device-0", "device-1", "device-2"),
@@ -33,11 +33,11 @@ def test_a_tree_has_edge_servers_with_as_many_devices_each():
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=5))
-def test_every_device_hangs_below_exactly_one_server_at_the_same_depth(widths):
+def test_every_device_is_below_one_server_and_all_at_the_same_depth(widths):
     count = 1
     for width in widths:
         count *= width
-    found = tree("tree:" + "x".join(map(str, widths)), names(count))
+    found = build_topology("tree:" + "x".join(map(str, widths)), names(count))
     below = [child for children in found.children.values() for child in children if child not in found.children]
     assert below == names(count)
     assert next(iter(found.children)) == ROOT
@@ -53,18 +53,18 @@ def test_every_device_hangs_below_exactly_one_server_at_the_same_depth(widths):
 
 
 @pytest.mark.parametrize("text", ["", "ring", "star:3", "tree", "tree:", "tree:4", "tree:2x", "tree:ax2", "tree:2x-2"])
-def test_a_text_that_is_no_tree_is_refused(text):
+def test_an_unknown_topology_is_refused(text):
     with pytest.raises(InputError, match=r"is not known; write star, or tree:4x5"):
-        tree(text, names(4))
+        build_topology(text, names(4))
 
 
 def test_a_tree_for_another_number_of_devices_is_refused():
     with pytest.raises(InputError, match=r"'tree:2x3' has room for 6 devices and there are 5; .* multiply to 5"):
-        tree("tree:2x3", names(5))
+        build_topology("tree:2x3", names(5))
 
 
-def test_names_that_cannot_be_told_apart_are_refused():
-    with pytest.raises(InputError, match="two have the same name"):
-        tree("star", ["a", "a"])
+def test_duplicate_names_are_refused():
+    with pytest.raises(InputError, match="two devices have the same name"):
+        build_topology("star", ["a", "a"])
     with pytest.raises(InputError, match=r"'edge-01' is the name of a server in topology 'tree:2x1'; rename"):
-        tree("tree:2x1", ["a", "edge-01"])
+        build_topology("tree:2x1", ["a", "edge-01"])

@@ -1,4 +1,4 @@
-"""Checks that the input, the classes and the options given for a model fit its architecture."""
+"""Checks that the input shape, the classes and the options of a model fit its architecture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from undergrowth.core.errors import InputError, nearest
 from undergrowth.models.architecture import Architecture, Option
 
-OF_ANY_MODEL = ("norm", "weights", "skip_head")
+COMMON_OPTIONS = ("norm", "weights", "skip_head")
 
 
 def _is_count(value: object) -> bool:
@@ -20,21 +20,23 @@ def check_norm(architecture: Architecture, name: str, norm: str | None) -> str:
     if norm is None:
         return next(iter(architecture.norms))
     if not isinstance(norm, str) or norm not in architecture.norms:
-        raise InputError(f"model {name}: norm {norm!r} is not offered; choose one of: {', '.join(architecture.norms)}")
+        raise InputError(
+            f"model {name}: norm {norm!r} is not supported; choose one of: {', '.join(architecture.norms)}"
+        )
     return norm
 
 
 def check_start(name: str, weights: object, skip_head: object) -> Path | None:
-    """The file of weights to start from, if there is one."""
+    """The file of initial weights, or None."""
     if not isinstance(skip_head, bool):
         raise InputError(f"model {name}: skip_head must be true or false, not {skip_head!r}")
     if weights is None:
         return None
     if not isinstance(weights, str | PathLike) or not fspath(weights):
-        raise InputError(f"model {name}: weights must be the name of a file, not {weights!r}")
+        raise InputError(f"model {name}: weights must be the path of a file, not {weights!r}")
     try:
         return Path(weights).expanduser()
-    except RuntimeError as error:  # ~someone, where there is no such user
+    except RuntimeError as error:  # ~name of an unknown user
         raise InputError(f"model {name}: weights '{weights}': {error}") from None
 
 
@@ -46,14 +48,14 @@ def check_classes(name: str, classes: int) -> int:
 
 def check_shape(architecture: Architecture, name: str, shape: Sequence[int], norm: str) -> tuple[int, ...]:
     """The shape of one sample, without the batch dimension."""
-    got = tuple(shape)
-    if not got or not all(map(_is_count, got)):
-        raise InputError(f"model {name}: the input shape must be whole numbers of at least 1, not {got}")
-    if architecture.takes == "tokens" and len(got) != 1:
-        raise InputError(f"model {name}: takes sequences of tokens, of shape (length,), not inputs of shape {got}")
+    sizes = tuple(shape)
+    if not sizes or not all(map(_is_count, sizes)):
+        raise InputError(f"model {name}: the input shape must be whole numbers of at least 1, not {sizes}")
+    if architecture.takes == "tokens" and len(sizes) != 1:
+        raise InputError(f"model {name}: takes sequences of tokens, of shape (length,), not inputs of shape {sizes}")
     if architecture.takes == "images":
-        _check_image(architecture, name, got, norm)
-    return got
+        _check_image(architecture, name, sizes, norm)
+    return sizes
 
 
 def _check_image(architecture: Architecture, name: str, shape: tuple[int, ...], norm: str) -> None:
@@ -64,7 +66,7 @@ def _check_image(architecture: Architecture, name: str, shape: tuple[int, ...], 
     smallest = architecture.norms[norm]
     if min(shape[1:]) < smallest:
         others = [kind for kind, side in architecture.norms.items() if side <= min(shape[1:])]
-        hint = f"; norm '{others[0]}' would do" if others else ""
+        hint = f"; norm '{others[0]}' works" if others else ""
         raise InputError(
             f"model {name}: with norm '{norm}' it needs images of at least {smallest}×{smallest} pixels, "
             f"not {shape[1]}×{shape[2]}{hint}"
@@ -72,10 +74,10 @@ def _check_image(architecture: Architecture, name: str, shape: tuple[int, ...], 
 
 
 def check_options(architecture: Architecture, name: str, given: Mapping[str, object]) -> dict[str, Option]:
-    """All options, those given over the defaults."""
+    """All options: the given values, and the defaults of the others."""
     for key in given:
         if key not in architecture.options:
-            hint = nearest(key, [*architecture.options, *OF_ANY_MODEL])
+            hint = nearest(key, [*architecture.options, *COMMON_OPTIONS])
             raise InputError(f"model {name}: unknown option '{key}'; {hint}")
     return {
         key: _check_option(name, key, given[key], default) if key in given else default
@@ -86,7 +88,7 @@ def check_options(architecture: Architecture, name: str, given: Mapping[str, obj
 def _check_option(name: str, key: str, value: object, default: Option) -> Option:
     if default is None:
         if value is not None and not isinstance(value, str | PathLike):
-            raise InputError(f"model {name}: option {key} must be the name of a file, not {value!r}")
+            raise InputError(f"model {name}: option {key} must be the path of a file, not {value!r}")
         return None if value is None else fspath(value)
     if isinstance(default, tuple):
         values = value if isinstance(value, list | tuple) else (value,)

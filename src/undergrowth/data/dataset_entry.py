@@ -1,0 +1,49 @@
+"""What the catalogue knows about a data set, and how the data set is read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from undergrowth.data.dataset import Dataset
+
+# Options of every data set. Their default, None, keeps all samples.
+SAMPLE_OPTIONS = {
+    "train_samples": "training samples to keep, with the class frequencies of the whole set",
+    "test_samples": "test samples to keep, with the class frequencies of the whole set",
+}
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """One data set of the catalogue. None means that the value depends on the user's files."""
+
+    name: str
+    title: str
+    shape: tuple[int, ...] | None  # of one input
+    classes: int | None
+    train: int | None  # samples
+    test: int | None
+    megabytes: float | None  # in memory once loaded
+    licence: str
+    how_to_get: str  # where to download the files, and where to put them
+    layout: str  # the files below the folder `path`
+    example: str
+    loader: Callable[..., Dataset] = field(repr=False)
+    fields: tuple[str, ...] = ()  # natural groupings that a partition can use
+    embedded: bool = False  # comes with the dependencies of the package and takes no path
+    loader_options: Mapping[str, str] = field(default_factory=dict)  # what the keyword arguments of the loader mean
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `load` takes for this data set besides name and path, with the defaults."""
+        parameters = inspect.signature(self.loader).parameters.values()
+        own = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+        return {**own, **dict.fromkeys(SAMPLE_OPTIONS)}
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """What every option means."""
+        return {**self.loader_options, **SAMPLE_OPTIONS}

@@ -1,0 +1,31 @@
+"""Loads YAML and refuses a key that a mapping contains twice; PyYAML would silently keep the last value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+
+class DuplicateKeyError(yaml.MarkedYAMLError):
+    """A mapping contains a key twice. `problem` ends a sentence that begins with the name of the file."""
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}  # key → line on which it was first seen
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                where = f"line {line}" if lines[key.value] == line else f"lines {lines[key.value]} and {line}"
+                raise DuplicateKeyError(problem=f"has '{key.value}' twice ({where}); keep one of them")
+            lines[key.value] = line
+        return node
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a YAML text. Raises `DuplicateKeyError`, or another `yaml.YAMLError` if it is not YAML."""
+    return yaml.load(text, Loader=_Loader)  # a SafeLoader: it runs no code from the text
