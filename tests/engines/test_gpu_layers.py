@@ -1,4 +1,4 @@
-"""The layers with kernels of their own, against torch's own layers, client by client. They need a GPU."""
+"""The layers with Triton kernels, compared with torch's layers client by client. They need a GPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_convolution(shape: tuple[int, ...], tf32: bool, allowed: float, share
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-6, 1e6, 1e30])
 def test_short_numbers_of_any_size(size: float) -> None:
-    """A client whose numbers are far from one keeps as many digits as the others, and takes none from them."""
+    """Values of any magnitude keep their precision, and do not affect other clients."""
     for sizes in ((1.0, size, 1.0), (size, 1.0, 1.0)):
         found, wanted = (both(short, sizes) for short in (True, False))
         for client in range(3):
@@ -65,7 +65,7 @@ def test_short_numbers_of_any_size(size: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-def test_what_is_no_number_stays_with_its_client(bad: float) -> None:
+def test_values_that_are_not_finite_stay_with_their_client(bad: float) -> None:
     found, wanted = (both(short, (1.0, 1.0, 1.0), bad) for short in (True, False))
     for one, other in zip(found, wanted, strict=True):
         assert not one[1].isfinite().all()
@@ -74,12 +74,12 @@ def test_what_is_no_number_stays_with_its_client(bad: float) -> None:
 
 
 def both(short: bool, sizes: tuple[float, ...], bad: float | None = None) -> list[Tensor]:
-    """A convolution of three clients there and back, client by client; maps are larger by `sizes`, weights smaller."""
+    """Output and gradients of a convolution of three clients. Maps are multiplied by `sizes`, weights divided by it."""
     torch.manual_seed(0)
     size = torch.tensor(sizes, device="cuda").view(-1, 1, 1, 1, 1)
     x = torch.randn(3, 4, 16, 8, 8, device="cuda") * size
     weight = torch.randn(3, 32, 16, 3, 3, device="cuda") / size.clamp_min(1e-30)
-    slope = torch.randn(3, 4, 32, 8, 8, device="cuda") * size**0.2  # products of it must be numbers, too
+    slope = torch.randn(3, 4, 32, 8, 8, device="cuda") * size**0.2  # its products must be finite, too
     if bad is not None:
         x[1, 0, 0, 0, 0] = weight[1, 0, 0, 0, 0] = slope[1, 0, 0, 0, 0] = bad
     x, weight, bias = x.requires_grad_(), weight.requires_grad_(), torch.zeros(3, 32, device="cuda", requires_grad=True)
@@ -138,7 +138,7 @@ def test_batch_normalisation_far_from_zero(masked: bool) -> None:
     real = mask.reshape(-1, 1, 1, 1)
     slope = torch.randn_like(x) * real
     results = []
-    for layout in (torch.channels_last, torch.contiguous_format):  # the first goes through the kernels
+    for layout in (torch.channels_last, torch.contiguous_format):  # the first one uses the kernels
         mean, variance = torch.zeros(clients, channels, device="cuda"), torch.ones(clients, channels, device="cuda")
         maps = x.contiguous(memory_format=layout)
         out = normalise(maps, clients, mask if masked else None, mean, variance, weight, bias, True, 0.1, 1e-5)

@@ -1,4 +1,4 @@
-"""Placement: every job once, what each policy promises, and predictions that can be relied on."""
+"""Placement: every job is placed once, policies do what they promise, and predictions increase."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPEEDS = {"cpu": 1.0, "cuda:0": 4.0, "cuda:1": 2.5}
 
 
 def taught(name, batches, kinds):
-    """A policy that has seen each kind of worker at work."""
+    """A policy that has observed jobs on each kind of worker."""
     policy = placement(name)
     for kind in kinds:
         for x in (1, 3, 10, *batches):
@@ -58,12 +58,12 @@ def test_sorted_round_robin_deals_the_largest_first():
     assert placement("srr").place([5, 1, 9, 2, 7], ["cpu"] * 2) == [[2, 0, 1], [4, 3]]
 
 
-def test_batch_uniform_gives_each_to_whoever_has_fewest():
+def test_batch_uniform_gives_each_job_to_the_worker_with_fewest_batches():
     assert placement("bu").place([5, 1, 9, 2, 7], ["cpu"] * 2) == [[2, 3, 1], [4, 0]]
 
 
 @pytest.mark.parametrize("name", ["lb", "lpt"])
-def test_those_that_learn_deal_in_turn_until_they_know_every_kind(name):
+def test_learning_policies_use_round_robin_until_they_know_every_kind(name):
     policy, batches, kinds = placement(name), [5, 1, 9, 2, 7], ["cpu", "cuda:0"]
     assert policy.place(batches, kinds) == [[0, 2, 4], [1, 3]]
     policy.observe("cpu", 5, 1.0)
@@ -75,7 +75,7 @@ def test_those_that_learn_deal_in_turn_until_they_know_every_kind(name):
 
 
 @pytest.mark.parametrize("name", ["rr", "srr", "bu"])
-def test_what_does_not_learn_places_alike_whatever_it_sees(name):
+def test_other_policies_do_not_depend_on_measured_seconds(name):
     policy, batches = placement(name), list(range(1, 40))
     before = policy.place(batches, ["cpu", "cpu"])
     policy.observe("cpu", 3, 100.0)
@@ -103,7 +103,7 @@ def test_lpt_is_never_predicted_to_end_later_than_lb(batches, kinds):
     assert max(loads(better, times)) <= max(loads(plain, times)) * (1 + 1e-12)
 
 
-def test_improving_finds_a_swap_that_evens_the_load():
+def test_improve_finds_a_swap_that_balances_the_load():
     times = np.array([[4.0, 3.0, 3.0], [4.0, 3.0, 3.0]])
     assert max(loads(improve([[0, 1, 2], []], [4, 3, 3], times), times)) == 6.0
     uneven = [[0, 1], [2, 3]]  # 6 + 5 against 5 + 2
@@ -146,7 +146,7 @@ def test_predictions_are_positive_and_increasing_whatever_was_measured(first, se
 
 
 @pytest.mark.parametrize(("a", "b", "d"), [(0.02, 0.03, 0.05), (0.02, 0.0, 0.0), (0.02, -0.01, 0.1), (0.0, 0.5, 0.1)])
-def test_the_curve_is_found_again(a, b, d):
+def test_the_curve_is_recovered(a, b, d):
     x = np.arange(1, 200)
     measured = list(zip(x.tolist(), (a * x + b * np.log(x) + d).tolist(), strict=True))
     curve = fit([sum_measurements(measured)])
@@ -158,7 +158,7 @@ def test_with_one_size_only_time_is_taken_to_be_proportional():
     np.testing.assert_allclose(curve.seconds([1, 10, 20]), [0.1, 1.0, 2.0], rtol=0.05)
 
 
-def test_a_policy_that_nobody_knows_is_refused():
+def test_an_unknown_policy_is_refused():
     with pytest.raises(InputError, match=r"run.placement 'lbt' is not known; did you mean"):
         placement("lbt")
 

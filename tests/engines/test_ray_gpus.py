@@ -1,4 +1,4 @@
-"""Workers of the Ray engine on GPUs, as Ray assigns them. Ray is told of two GPUs, and torch uses the CPU."""
+"""Workers of the Ray engine on GPUs, as Ray assigns them. Ray believes that there are two, and torch uses the CPU."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def bytes_of(value: Tensor) -> bytes:
 
 
 def same(one: Any, other: Any) -> bool:
-    (tensors, text), (others, told) = pack(one), pack(other)
-    return text == told and all(
+    (tensors, text), (others, other_text) = pack(one), pack(other)
+    return text == other_text and all(
         a.dtype == b.dtype and a.shape == b.shape and bytes_of(a) == bytes_of(b)
         for a, b in zip(tensors.values(), others.values(), strict=True)
     )

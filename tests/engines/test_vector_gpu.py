@@ -1,4 +1,4 @@
-"""The vector engine on a real GPU: recorded steps, waves and kernels of its own give what the serial engine gives."""
+"""The vector engine on a real GPU: recorded steps, waves and Triton kernels give what the serial engine gives."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def task_with(model: str) -> Task:
 
 
 def all_weights(packet: Packet | None) -> Tensor:
-    """One after the other."""
+    """All tensors of a packet as one vector."""
     assert packet is not None
     return torch.cat([value.flatten() for value in packet.tensors.values()])
 
@@ -50,7 +50,7 @@ def all_weights(packet: Packet | None) -> Tensor:
 def last_round(
     engine: Engine, task: Task, rounds: int, tf32: bool = False, combine: bool = True, method: Method = METHOD
 ) -> list[Outcome]:
-    """The last of some rounds, all from the same start."""
+    """The outcomes of the last of `rounds` rounds, which all start from the same weights."""
     with restore_torch_settings():
         set_torch(tf32)
         engine.open(World(task, method.client, {"server": method.server}, POPULATION, torch_device="cuda"))
@@ -76,10 +76,12 @@ def test_a_round_gives_what_the_serial_engine_gives(model: str, tf32: bool, allo
     assert engine.facts() == {"stacked": float(DEVICES), "not_stacked": 0.0}
     assert float((found - wanted).norm() / wanted.norm()) < allowed
     assert torch.equal(mean_of(VectorEngine(), model, tf32), found)
-    assert torch.equal(mean_of(VectorEngine(), model, tf32, rounds=1), found)  # as after a resume: nothing is recorded
+    assert torch.equal(
+        mean_of(VectorEngine(), model, tf32, rounds=1), found
+    )  # as after a resume, when nothing is recorded yet
 
 
-def test_steps_are_recorded_again_after_all_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_recorded_again_after_all_recordings_were_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "STEPS_BEFORE_RECORDING_NEW", 0)
     task, engine = task_with("logistic"), VectorEngine()
     whole = all_weights(last_round(engine, task, 1)[0].up)
@@ -93,14 +95,14 @@ def test_steps_are_recorded_again_after_all_were_forgotten(monkeypatch: pytest.M
 
 
 class Looking(GradientClient):
-    """Reads a value in every step, for which the CPU has to wait."""
+    """Reads a value in every step, so that the CPU waits for the GPU."""
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         assert bool(batch["x"].isfinite().all())
         return super().step(task, carry, batch)
 
 
-def test_a_step_that_looks_at_a_value_is_stacked_but_not_recorded() -> None:
+def test_a_step_that_reads_a_value_is_stacked_but_not_recorded() -> None:
     @dataclass(frozen=True)
     class Careful(FedAvg):
         client = Looking()
@@ -112,7 +114,7 @@ def test_a_step_that_looks_at_a_value_is_stacked_but_not_recorded() -> None:
 
 
 def test_rounding_does_not_decide_whether_clients_are_stacked() -> None:
-    """Adam's first step goes as far where a gradient is nothing but rounding; a resumed run must decide alike."""
+    """Adam's first step has full length even where a gradient is only rounding; a resumed run must decide the same."""
     train = Train(batch=2, lr=0.003, optimiser="adamw", weight_decay=1e-3)
     task = replace(task_with("cnn"), train=train)
     coarse = {name: (value * 7 / value.abs().max()).round() for name, value in task.model.initial(3).items()}
@@ -128,7 +130,7 @@ def test_rounding_does_not_decide_whether_clients_are_stacked() -> None:
 
 
 def test_clients_of_the_benchmark_end_where_they_do_in_double_precision() -> None:
-    """`pytest -s` shows how far both engines are from there. The serial one has cuDNN's convolutions."""
+    """`pytest -s` shows the differences of both engines. The serial one uses cuDNN's convolutions."""
     contest = CONTESTS["cnn"]
     task = Task(contest.module().to("cuda"), contest.classes, Train(batch=20, lr=0.1))
     start = Packet({name: value.to("cuda") for name, value in contest.initial().items()})

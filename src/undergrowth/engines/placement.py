@@ -28,7 +28,7 @@ Assignment = list[list[int]]  # for each worker, the positions of its jobs in th
 
 class Placement(Protocol):
     def place(self, batches: Sequence[int], workers: Sequence[str]) -> Assignment:
-        """Assigns jobs with so many `batches` to workers of these kinds ("cpu", "cuda:0")."""
+        """Assigns jobs to workers. `batches`: of each job; `workers`: the kind of each ("cpu", "cuda:0")."""
         ...
 
     def observe(self, kind: str, batches: int, seconds: float) -> None:

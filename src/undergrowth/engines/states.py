@@ -154,8 +154,8 @@ class States:
         tensors: list[Tensor] = []
 
         def compact(tensor: Tensor) -> Tensor:
-            # Contiguous, as after reading it from the file: the layout can change the last bits of a result. And with
-            # storage of its own, because a view would keep a whole stack of clients alive.
+            # Contiguous, as after reading it from the file: the layout can change the last bits of a result. A view is
+            # copied, because it would keep a whole stack of clients alive.
             tensor = tensor.contiguous()
             tensor = tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
             tensors.append(tensor)
