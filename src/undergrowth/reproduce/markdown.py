@@ -16,8 +16,8 @@ from undergrowth.reproduce.results import CellResult, TableResult
 Grid = tuple[list[str], list[list[str]]]  # column titles, and rows of cells
 
 
-def render_page(result: TableResult, command: str, device: str) -> str:
-    """The Markdown page of `result`. `command` is the one that made it, `device` its torch device."""
+def render_page(result: TableResult, command: str, torch_device: str) -> str:
+    """The Markdown page of `result`. `command` is the one that made it, `torch_device` its torch device."""
     table = result.table
     parts = [
         f"# Table {' and '.join(table.tables)}: {table.title}",
@@ -30,7 +30,7 @@ def render_page(result: TableResult, command: str, device: str) -> str:
         "Compute and traffic of all devices in all rounds, mean over seeds, without pretraining.",
         "\n".join(_markdown_lines(*cost_grid(result))),
         "## Conditions",
-        "\n".join(f"- {line}" for line in conditions(result, command, device)),
+        "\n".join(f"- {line}" for line in conditions(result, command, torch_device)),
     ]
     for title, reasons in (("Left out", result.left_out), ("Failed", result.failed)):
         if reasons:
@@ -59,23 +59,23 @@ def _grid(result: TableResult, format_cell: Callable[[CellResult], str]) -> Grid
     return ["", *columns], rows
 
 
-def conditions(result: TableResult, command: str, device: str) -> list[str]:
+def conditions(result: TableResult, command: str, torch_device: str) -> list[str]:
     """Command, date, versions, machine, scale, seeds and notes of a result, one line each."""
     seeds = sorted({len(each.values) for each in result.cells if each.values})
     return [
         f"`{command}`, {date.today().isoformat()}, undergrowth {__version__}, torch {torch.__version__}",
-        machine(device),
+        machine(torch_device),
         f"scale {result.scale}, seeds: {' or '.join(map(str, seeds)) or 'none'}",
         *result.table.scale(result.scale).notes,
         *result.table.notes,
     ]
 
 
-def machine(device: str) -> str:
-    """The hardware behind the torch device `device`."""
+def machine(torch_device: str) -> str:
+    """The hardware behind `torch_device`."""
     cores = f"{platform.machine()}, {os.cpu_count()} cores"
-    if torch.device(device).type == "cuda" and torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name(device)}, matrix products in TF32; {cores}"
+    if torch.device(torch_device).type == "cuda" and torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name(torch_device)}, matrix products in TF32; {cores}"
     return cores
 
 
