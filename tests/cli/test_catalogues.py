@@ -54,7 +54,7 @@ def test_unknown_names(type_command, command: str, name: str, meant: str) -> Non
 
 def test_options_of_a_method(type_command) -> None:
     done = type_command("methods", "fedadam")
-    for words in ("Reddi et al. 2021", "server_lr", "0.99", "at least 0, below 1", "memory of the squared change"):
+    for words in ("Reddi et al. 2021", "server_lr", "0.99", "at least 0, below 1", "decay of the mean squared change"):
         assert words in done.stdout
 
 

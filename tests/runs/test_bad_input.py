@@ -55,7 +55,7 @@ NAMES = {
         for odd in ("abc", -1, [1, 2], float("nan"))
     },
     "no such user": ({"model_options": {"weights": "~nouser/w.pt"}}, "weights '~nouser/w.pt'", "home directory"),
-    "norm": ({"model_options": {"norm": ["batch"]}}, "norm ['batch'] is not offered", "choose one of"),
+    "norm": ({"model_options": {"norm": ["batch"]}}, "norm ['batch'] is not supported", "choose one of"),
     "schedule": ({"schedule": "cosin"}, "train.schedule 'cosin'", "did you mean 'cosine'"),
     "optimiser": ({"optimiser": "sgdd"}, "train.optimiser 'sgdd'", "'sgd', 'adam' or 'adamw'"),
     "device": ({"device": "gpu0"}, "run.device 'gpu0'", "write cpu"),

@@ -16,10 +16,10 @@ from torch import nn
 
 import undergrowth as ug
 from undergrowth.core import InputError, RunError, Shard
-from undergrowth.engines import Vector
+from undergrowth.engines import VectorEngine
 from undergrowth.learning import GradientClient
 from undergrowth.runs import engine_facts
-from undergrowth.runs.config import experiment
+from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.engine_choice import choose_engine
 from undergrowth.runs.engine_facts import count_facts, typical_jobs
 from undergrowth.runs.federation import Federation, federate
@@ -32,7 +32,7 @@ RAW: dict[str, Any] = {"model": "logistic", "data": {"clients": 6}, "train": {"r
 
 
 def federation(**changes: Any) -> Federation:
-    return federate(experiment({**RAW, **changes}))
+    return federate(parse_experiment({**RAW, **changes}))
 
 
 def test_facts_of_a_logistic_model() -> None:
@@ -104,9 +104,9 @@ class Multiplied(nn.Module):
 def test_whether_clients_stack_is_counted_as_the_vector_engine_finds(
     changes: dict[str, Any], objects: dict[str, Any], stacks: bool
 ) -> None:
-    built = federate(experiment({**RAW, **changes}), **objects)
+    built = federate(parse_experiment({**RAW, **changes}), **objects)
     assert count_facts(built).stacks == stacks
-    engine = Vector()
+    engine = VectorEngine()
     engine.open(built.world)
     list(engine.run(typical_jobs(built, 2)))
     assert engine.facts()["stacked"] == (2 if stacks else 0)

@@ -159,7 +159,7 @@ def test_all_samples_count_where_the_part_that_is_trained_can_take_them(split, s
     """Batch normalisation of single values refuses one sample, but only in the part that is trained."""
     sizes = (33, 3, 1)
     task = Task(Model(normed), CLASSES)
-    check_models(task, Own(sizes=sizes).train("phone-0").x[:1])
+    task = check_models(task, Own(sizes=sizes).train("phone-0").x[:1])
     down, client = Packet(task.model.initial(0)), GradientClient(split=split, batch=32)
     for number, size in enumerate(sizes):
         shard = Own(sizes=sizes).train(f"phone-{number}")

@@ -131,7 +131,7 @@ def assign_ratios(view: View, widths: Widths, ratios: tuple[float, ...]) -> dict
     with the whole model. Devices of equal speed are assigned the ratios in turn.
     """
     devices = view.devices
-    rates = {device: float(getattr(view.knows.profile(device), "rate", 1.0)) for device in devices}
+    rates = {device: float(getattr(view.knows.profile(device), "achieved_flops", 1.0)) for device in devices}
     fastest = max(rates.values(), default=1.0)
     if fastest == min(rates.values(), default=1.0):
         return {device: ratios[position % len(ratios)] for position, device in enumerate(devices)}
