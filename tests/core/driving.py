@@ -30,9 +30,9 @@ from undergrowth.core import (
     Task,
     View,
     WeightedMean,
-    not_finite,
+    find_non_finite,
     pack,
-    sampled,
+    sample_children,
     unpack,
 )
 
@@ -57,7 +57,7 @@ class Rule(Server):
         if self.asynchronous:
             free = max(0, self.concurrency - len(view.out))
             return Plan(dict.fromkeys(view.idle[:free], down), self.deadline)
-        return Plan(dict.fromkeys(sampled(self.share, view, context), down), self.deadline)
+        return Plan(dict.fromkeys(sample_children(self.share, view, context), down), self.deadline)
 
     def ready(self, progress: Progress) -> bool:
         if self.asynchronous or self.quorum:
@@ -66,10 +66,10 @@ class Rule(Server):
         return super().ready(progress)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return not_finite(up)
+        return find_non_finite(up)
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        return {**state, "model": dict(total.tensors), "steps": state["steps"] + 1}
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        return {**state, "model": dict(combined.tensors), "steps": state["steps"] + 1}
 
 
 def upload(value: float = 1.0, samples: float = 1.0) -> Packet:

@@ -9,7 +9,7 @@ from undergrowth.core import (
     Ask,
     AskId,
     Drop,
-    Inner,
+    InnerServer,
     Lost,
     Node,
     Packet,
@@ -19,7 +19,7 @@ from undergrowth.core import (
     Task,
     TiltedMean,
     View,
-    sampled,
+    sample_children,
 )
 from undergrowth.core.context import Context
 
@@ -38,7 +38,7 @@ def parent_asks(turn: int = 0, *values: float) -> Ask:
 
 
 def inner(task: Task, children: tuple[str, ...], server: Server | None = None, cycles: int = 1) -> Node:
-    return Node("edge", server or Inner(Rule()), task, children, cycles, is_root=False)
+    return Node("edge", server or InnerServer(Rule()), task, children, cycles, is_root=False)
 
 
 def test_an_inner_node_answers_with_a_partial_result(linear_task: Task) -> None:
@@ -119,7 +119,10 @@ def trained(ask: Ask) -> Packet:
 
 def tree(task: Task, rule: Rule, rounds: int) -> Node:
     """Two edge servers under the root, and one device that is a child of the root itself."""
-    edges = {"left": inner(task, CHILDREN[:3], Inner(rule)), "right": inner(task, CHILDREN[3:4], Inner(rule))}
+    edges = {
+        "left": inner(task, CHILDREN[:3], InnerServer(rule)),
+        "right": inner(task, CHILDREN[3:4], InnerServer(rule)),
+    }
     root = Node("root", rule, task, ("left", "right", "d4"), rounds, nodes=frozenset(edges))
     root.start()
     while not root.done:
@@ -146,9 +149,9 @@ def test_a_tree_of_two_levels_gives_what_a_star_gives(linear_task: Task) -> None
 
 def test_nodes_are_all_asked_and_only_devices_are_sampled() -> None:
     view = View(("edge", *CHILDREN), nodes=frozenset({"edge"}))
-    picked = sampled(0.4, view, Context(1, "root", 0))
+    picked = sample_children(0.4, view, Context(1, "root", 0))
     assert "edge" in picked and len(picked) == 3 and len(set(picked)) == 3
-    assert sampled(0.001, View(CHILDREN), Context(1, "root", 0))[0] in CHILDREN
-    assert sampled(0.1, View(("edge",), nodes=frozenset({"edge"})), Context(1, "root", 0)) == ["edge"]
-    assert sampled(1.0, view, Context(1, "root", 0)) == ["edge", *CHILDREN]
-    assert sampled(0.5, View(()), Context(1, "root", 0)) == []
+    assert sample_children(0.001, View(CHILDREN), Context(1, "root", 0))[0] in CHILDREN
+    assert sample_children(0.1, View(("edge",), nodes=frozenset({"edge"})), Context(1, "root", 0)) == ["edge"]
+    assert sample_children(1.0, view, Context(1, "root", 0)) == ["edge", *CHILDREN]
+    assert sample_children(0.5, View(()), Context(1, "root", 0)) == []

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undergrowth.core import Context, LoopClient, Packet, Shard, Steps, Task, nearest, not_finite
+from undergrowth.core import Context, LoopClient, Packet, Shard, Steps, Task, find_non_finite, suggest
 
 
 def test_a_packet_weighs_what_is_in_it() -> None:
@@ -104,16 +104,16 @@ def test_a_shard_takes_some_of_its_samples() -> None:
 
 
 def test_a_wrong_name_is_answered_with_the_nearest_or_with_all() -> None:
-    assert nearest("fedavgg", ("fedavg", "fedprox")) == "did you mean 'fedavg'?"
-    assert nearest("zzz", ("b", "a")) == "choose one of: a, b"
+    assert suggest("fedavgg", ("fedavg", "fedprox")) == "did you mean 'fedavg'?"
+    assert suggest("zzz", ("b", "a")) == "choose one of: a, b"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_named(value: float) -> None:
     good = torch.ones(3)
-    assert not_finite(Packet({"a": good, "n": torch.tensor([1])}, {"x": 1.0})) is None
+    assert find_non_finite(Packet({"a": good, "n": torch.tensor([1])}, {"x": 1.0})) is None
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         bad = torch.tensor([1.0, value], dtype=dtype)
-        assert "'b' has values that are not finite" in str(not_finite(Packet({"a": good, "b": bad})))
-    assert not_finite(Packet({"a": good}, {"x": value})) == f"'x' is {value}"
-    assert not_finite(Packet({"a": torch.full((4,), 6e4, dtype=torch.float16)})) is None, "a large sum is no fault"
+        assert "'b' has values that are not finite" in str(find_non_finite(Packet({"a": good, "b": bad})))
+    assert find_non_finite(Packet({"a": good}, {"x": value})) == f"'x' is {value}"
+    assert find_non_finite(Packet({"a": torch.full((4,), 6e4, dtype=torch.float16)})) is None, "a large sum is no fault"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from undergrowth.core import Packet, moved, pack, unpack
+from undergrowth.core import Packet, move_to, pack, unpack
 from undergrowth.core.pytree import signature
 
 NAN = torch.tensor([0x7FC00001, 0x7F800001, -1], dtype=torch.int32).view(torch.float32)  # three different NaNs
@@ -94,7 +94,7 @@ def test_other_things_are_refused(odd: object) -> None:
 
 def test_moving_a_tree_moves_every_tensor_and_keeps_the_rest() -> None:
     tree = {"a": [torch.ones(1), (torch.ones(2), 3)], "b": Packet({"w": torch.ones(1)}, {"n": 1.0}, {"t": "x"})}
-    away = moved(tree, "meta")
+    away = move_to(tree, "meta")
     assert away["a"][0].is_meta and away["a"][1][0].is_meta and away["b"].tensors["w"].is_meta
     assert away["a"][1][1] == 3 and away["b"].scalars == {"n": 1.0} and away["b"].tags == {"t": "x"}
 

@@ -17,7 +17,7 @@ from undergrowth.core import (
     Sum,
     TiltedMean,
     WeightedMean,
-    fold,
+    add_upload,
 )
 
 
@@ -39,7 +39,7 @@ def test_an_upload_of_no_weight_leaves_no_trace(reducer: Reducer) -> None:
 def test_a_coordinate_that_nobody_trained_has_no_coverage() -> None:
     first = Packet({"w": torch.ones(3), "mask/w": torch.tensor([True, False, False])}, {"samples": 2.0})
     second = Packet({"w": torch.full((3,), 4.0), "mask/w": torch.tensor([True, True, False])}, {"samples": 1.0})
-    total = fold(PerCoordinateMean(), fold(PerCoordinateMean(), None, "a", first), "b", second)
+    total = add_upload(PerCoordinateMean(), add_upload(PerCoordinateMean(), None, "a", first), "b", second)
     assert total.tensors["coverage/w"].tolist() == [3.0, 1.0, 0.0]
     assert total.tensors["value/w"].tolist() == [2.0, 4.0, 0.0]
     assert total.scalars["samples"] == 3.0
@@ -53,7 +53,7 @@ def test_a_slice_is_spread_to_its_place() -> None:
         return {"w": full}, {"w": mask}
 
     reducer = PerCoordinateMean(weight=None, spread=spread)
-    total = fold(reducer, fold(reducer, None, "a", up([1.0, 2.0])), "b", up([3.0, 3.0, 3.0]))
+    total = add_upload(reducer, add_upload(reducer, None, "a", up([1.0, 2.0])), "b", up([3.0, 3.0, 3.0]))
     assert total.tensors["value/w"].tolist() == [2.0, 2.5, 3.0, 0.0]
     assert total.tensors["coverage/w"].tolist() == [2.0, 2.0, 1.0, 0.0]
 
@@ -61,13 +61,13 @@ def test_a_slice_is_spread_to_its_place() -> None:
 def test_the_order_of_names_does_not_hang_on_a_hash() -> None:
     names = [f"layer{i}" for i in range(12)]
     packet = Packet({name: torch.ones(1) for name in names}, {"samples": 1.0})
-    total = fold(PerCoordinateMean(), fold(PerCoordinateMean(), None, "a", packet), "b", packet)
+    total = add_upload(PerCoordinateMean(), add_upload(PerCoordinateMean(), None, "a", packet), "b", packet)
     assert [n.removeprefix("value/") for n in total.tensors if n.startswith("value/")] == names
 
 
 def test_a_sum_takes_what_was_left_out_as_zero() -> None:
     a, b = Packet({"x": torch.ones(2)}, {"n": 1.0}), Packet({"y": torch.ones(1)}, {"m": 2.0})
-    total = fold(Sum(), fold(Sum(), None, "a", a), "b", b)
+    total = add_upload(Sum(), add_upload(Sum(), None, "a", a), "b", b)
     assert total.tensors["x"].tolist() == [1.0, 1.0] and total.tensors["y"].tolist() == [1.0]
     assert total.scalars == {"n": 1.0, "m": 2.0}
 
@@ -75,12 +75,12 @@ def test_a_sum_takes_what_was_left_out_as_zero() -> None:
 def test_a_thousand_half_precision_uploads_do_not_round_each_other_away() -> None:
     total = None
     for _ in range(1000):
-        total = fold(Sum(), total, "a", Packet({"w": torch.full((2,), 3.0, dtype=torch.float16)}))
+        total = add_upload(Sum(), total, "a", Packet({"w": torch.full((2,), 3.0, dtype=torch.float16)}))
     assert total is not None and total.tensors["w"].tolist() == [3000.0, 3000.0]
 
 
 def test_collected_uploads_of_a_node_keep_their_way_by_request() -> None:
-    below = fold(Collect(), None, "device", Packet({"w": torch.ones(1)}))
+    below = add_upload(Collect(), None, "device", Packet({"w": torch.ones(1)}))
     assert list(Collect().relay("edge", below, 2).parts()) == ["device"]
     assert Collect().relay("edge", below, 2).part("device").scalars == {"age": 2.0}
     by_path = Collect(by_path=True).relay("edge", below, 2)
@@ -104,17 +104,17 @@ MISFITS = {
 )
 def test_a_mean_refuses_what_does_not_fit_with_a_sentence(reducer: Reducer, misfit: str) -> None:
     good = up(torch.ones(2))
-    total = fold(reducer, None, "good", good)
+    total = add_upload(reducer, None, "good", good)
     with pytest.raises(ValueError, match=r"\w+ \w+ \w+"):
-        fold(reducer, total, "bad", MISFITS[misfit])
+        add_upload(reducer, total, "bad", MISFITS[misfit])
     assert torch.equal(next(iter(total.tensors.values())), torch.ones(2)), "the total so far is not touched"
 
 
 @pytest.mark.parametrize("misfit", [name for name in MISFITS if name != "another name"])
 def test_a_mean_per_coordinate_refuses_what_does_not_fit(misfit: str) -> None:
-    total = fold(PerCoordinateMean(), None, "good", up(torch.ones(2)))
+    total = add_upload(PerCoordinateMean(), None, "good", up(torch.ones(2)))
     with pytest.raises(ValueError, match=r"\w+ \w+ \w+"):
-        fold(PerCoordinateMean(), total, "bad", MISFITS[misfit])
+        add_upload(PerCoordinateMean(), total, "bad", MISFITS[misfit])
 
 
 def test_a_mask_of_another_shape_is_refused() -> None:
@@ -124,7 +124,7 @@ def test_a_mask_of_another_shape_is_refused() -> None:
 
 def test_a_sum_refuses_another_shape() -> None:
     with pytest.raises(ValueError, match=r"shape \(3,\) where others have \(2,\)"):
-        fold(Sum(), up(torch.ones(2)), "bad", up(torch.ones(3)))
+        add_upload(Sum(), up(torch.ones(2)), "bad", up(torch.ones(3)))
 
 
 def test_a_part_that_nobody_reduces_is_refused() -> None:

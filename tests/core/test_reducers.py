@@ -21,7 +21,7 @@ from undergrowth.core import (
     Sum,
     TiltedMean,
     WeightedMean,
-    fold,
+    add_upload,
 )
 
 from .merging import DTYPES, Upload, assert_close, assert_same_packet, combined, mean, uploads
@@ -223,12 +223,12 @@ def test_partial_results_through_two_levels_equal_flat_folding(
     edges: dict[int, Packet] = {}
     root: Packet | None = None
     for upload in given_uploads:
-        flat = fold(reducer, flat, upload.sender, upload.packet, upload.age)
+        flat = add_upload(reducer, flat, upload.sender, upload.packet, upload.age)
         edge = rng.randrange(4)
         if edge == 3:  # a device directly below the root
-            root = fold(reducer, root, upload.sender, upload.packet, upload.age)
+            root = add_upload(reducer, root, upload.sender, upload.packet, upload.age)
         else:
-            edges[edge] = fold(reducer, edges.get(edge), upload.sender, upload.packet, upload.age)
+            edges[edge] = add_upload(reducer, edges.get(edge), upload.sender, upload.packet, upload.age)
     for edge, partial in edges.items():
         relayed = reducer.relay(f"edge-{edge}", partial, 0)
         root = relayed if root is None else reducer.merge(root, relayed)

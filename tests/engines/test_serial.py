@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import undergrowth as ug
-from undergrowth.core import Context, Packet, RunError, Server, fold
+from undergrowth.core import Context, Packet, RunError, Server, add_upload
 from undergrowth.engines import ENGINES, Job, SerialEngine, World
 from undergrowth.engines.memory import COLLECTION_FACTOR
 from undergrowth.learning import AveragingServer, GradientClient
@@ -56,7 +56,7 @@ def test_combined_uploads_are_the_single_ones_combined():
     total = None
     for outcome in opened(world()).run(jobs(NAMES, False)):
         (name,) = outcome.sent
-        total = fold(AveragingServer().reducer, total, name, outcome.up)
+        total = add_upload(AveragingServer().reducer, total, name, outcome.up)
     assert together.up.scalars == total.scalars
     assert all(torch.equal(together.up.tensors[name], total.tensors[name]) for name in total.tensors)
 

@@ -22,8 +22,8 @@ from undergrowth.core import (
     Task,
     Train,
     Updates,
-    joined,
-    shares,
+    join_updates,
+    split_limit,
 )  # fmt: skip
 from undergrowth.data import partition_dataset
 from undergrowth.devices import Tracer
@@ -149,15 +149,15 @@ def test_the_price_is_the_sum_and_the_memory_the_larger() -> None:
 
 
 def test_a_limit_is_divided_among_the_updates() -> None:
-    assert shares(10, [30, 10]) == [7, 2]
-    assert shares(3, [30, 1, 0]) == [2, 1, 0]
-    assert shares(100, [30, 10]) == [30, 10]
-    assert shares(5, [12]) == [5] and shares(5, [0]) == [0] and shares(0, [3, 4]) == [0, 0]
+    assert split_limit(10, [30, 10]) == [7, 2]
+    assert split_limit(3, [30, 1, 0]) == [2, 1, 0]
+    assert split_limit(100, [30, 10]) == [30, 10]
+    assert split_limit(5, [12]) == [5] and split_limit(5, [0]) == [0] and split_limit(0, [3, 4]) == [0, 0]
 
 
 def test_a_state_that_no_update_changed_is_the_same_object() -> None:
     own: State = {"a": torch.zeros(2), "b": 1}
-    up, kept = joined(own, [(Packet({"x": torch.ones(1)}), own), (Packet(scalars={"n": 2.0}), own)])
+    up, kept = join_updates(own, [(Packet({"x": torch.ones(1)}), own), (Packet(scalars={"n": 2.0}), own)])
     assert kept is own and set(up.tensors) == {"x"} and up.scalars == {"n": 2.0}
-    _, kept = joined(own, [(Packet(), {**own, "b": 2}), (Packet(), {"c": 3})])
+    _, kept = join_updates(own, [(Packet(), {**own, "b": 2}), (Packet(), {"c": 3})])
     assert kept == {"a": own["a"], "b": 2, "c": 3} and own["b"] == 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.exchange.samples import EVERY_CODEC, LOSSY, codec, float_rows, mixed_packet, on_meta
 from undergrowth.core import Packet, pack, unpack
-from undergrowth.core.server import not_finite
+from undergrowth.core.server import find_non_finite
 from undergrowth.exchange.codecs import Codec, HalfCodec, QuantiseCodec, TopKCodec
 
 SMALLEST = 2.0**-149  # the spacing of float32 near zero, where no relative bound can hold
@@ -77,7 +77,7 @@ def test_what_is_not_finite_never_becomes_finite(name: str, bad: float) -> None:
         row[place] = bad
         arrived = codec(name).decode(codec(name).encode(Packet({"w": row})))
         assert not torch.isfinite(arrived.tensors["w"][place])
-        assert not_finite(arrived)
+        assert find_non_finite(arrived)
 
 
 def test_bytes_of_a_large_tensor() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from undergrowth.core import Collect, Context, InputError, Model, Packet, Shard, Task, Train, View, fold
+from undergrowth.core import Collect, Context, InputError, Model, Packet, Shard, Task, Train, View, add_upload
 from undergrowth.core.names import RUNG
-from undergrowth.core.selection import Nothing
+from undergrowth.core.samplers import NoKnowledge
 from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels
 from undergrowth.learning.ladder import assign_models
@@ -38,7 +38,7 @@ def packets(given: Task) -> Callable[[str], Packet]:
 
 
 @dataclass
-class Rates(Nothing):
+class Rates(NoKnowledge):
     """Devices that differ in the bytes they can do in a second."""
 
     rates: dict[str, float]
@@ -52,7 +52,7 @@ def test_a_device_gets_the_largest_model_that_it_can_do_by_the_deadline() -> Non
     sizes = {name: packets(given)(name).nbytes for name in NAMES}
     assert sizes["small"] < sizes["middle"] < sizes["large"]
     rates = {"a": sizes["large"] / 10, "b": sizes["large"] / 10.1, "c": sizes["small"] / 10, "d": sizes["small"] / 99}
-    view = View(tuple(rates), knows=Rates(rates))
+    view = View(tuple(rates), knowledge=Rates(rates))
     assert assign_models(given, view, packets(given)) == {"a": "large", "b": "middle", "c": "small", "d": "small"}
 
 
@@ -68,7 +68,7 @@ def test_without_a_deadline_models_are_dealt_in_turn_as_they_are_written() -> No
 def test_a_device_keeps_the_model_that_it_has_whatever_is_known_of_it_now() -> None:
     given = task(deadline=1.0)
     heard = {"b": {RUNG: 1.0}, "c": {RUNG: 2.0}}
-    view = View(("c", "b"), knows=Rates({"b": 1.0, "c": 1e9}), heard=heard)
+    view = View(("c", "b"), knowledge=Rates({"b": 1.0, "c": 1e9}), heard=heard)
     assert assign_models(given, view, packets(given)) == {"c": "middle", "b": "large"}
 
 
@@ -77,11 +77,11 @@ def test_packets_of_one_kind_are_sent_one_after_the_other() -> None:
     chosen = assign_models(given, View(tuple("abcdef")), made)
     sends = {device: made(name) for device, name in chosen.items()}
     plan = ask_each(AveragingServer(), given, View(tuple("abcdef")), Context(0, "root", 0), sends)
-    assert list(plan.sends) == list("adbecf") and plan.sends["a"] is plan.sends["d"]
+    assert list(plan.packets) == list("adbecf") and plan.packets["a"] is plan.packets["d"]
     everybody = ask_each(
         AveragingServer(), task(5.0), View(tuple("abcdef")), Context(0, "root", 0), sends, everybody=True
     )
-    assert everybody.deadline is None and len(everybody.sends) == 6
+    assert everybody.deadline is None and len(everybody.packets) == 6
 
 
 def shard(count: int = 20) -> Shard:
@@ -144,9 +144,9 @@ def test_uploads_are_found_by_their_way_through_a_tree() -> None:
         return Packet({"w": torch.tensor([value]), "metadata/maps": torch.zeros(2)}, {RUNG: 0.0})
 
     reducer = Collect()
-    edge = fold(reducer, fold(reducer, None, "c", up(3)), "b", up(2))
-    level = fold(reducer, None, "edge-00", edge)
-    total = fold(reducer, fold(reducer, None, "a", up(1)), "level-00", level)
+    edge = add_upload(reducer, add_upload(reducer, None, "c", up(3)), "b", up(2))
+    level = add_upload(reducer, None, "edge-00", edge)
+    total = add_upload(reducer, add_upload(reducer, None, "a", up(1)), "level-00", level)
     found = uploads_by_path(total)
     assert {path: float(sent.tensors["w"]) for path, sent in found.items()} == {
         "a": 1.0, "level-00/edge-00/b": 2.0, "level-00/edge-00/c": 3.0,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from undergrowth.core import Context, InputError, Packet, Train, Uniform, View
+from undergrowth.core import Context, InputError, Packet, Train, UniformSampler, View
 from undergrowth.learning import build_sampler
 from undergrowth.learning.samplers import AvailableSampler, DataSampler, FedCSSampler, OortSampler, PowerOfChoiceSampler
 
@@ -45,7 +45,7 @@ def choose(rule, count, seen, number=0):
 
 
 EVERY = [
-    Uniform(),
+    UniformSampler(),
     DataSampler(),
     AvailableSampler(),
     FedCSSampler(10.0),
@@ -67,7 +67,7 @@ def test_every_selection_gives_as_many_different_devices_as_asked_or_all_and_no_
 
 
 @pytest.mark.parametrize(
-    "rule", [Uniform(), DataSampler(), AvailableSampler(), PowerOfChoiceSampler(1.0), OortSampler(None)]
+    "rule", [UniformSampler(), DataSampler(), AvailableSampler(), PowerOfChoiceSampler(1.0), OortSampler(None)]
 )
 def test_rounds_differ_in_whom_they_ask(rule):
     assert len({tuple(sorted(choose(rule, 2, view("abcdef"), number))) for number in range(30)}) > 5
@@ -87,7 +87,7 @@ def test_by_data_never_asks_a_device_without_samples():
 
 
 def test_uniform_asks_all_equally_often():
-    draws = Counter(device for number in range(1500) for device in choose(Uniform(), 2, view("abcd"), number))
+    draws = Counter(device for number in range(1500) for device in choose(UniformSampler(), 2, view("abcd"), number))
     assert all(count == pytest.approx(750, abs=4 * math.sqrt(1500 * 0.25)) for count in draws.values())
 
 
@@ -171,7 +171,7 @@ def test_oort_tries_new_devices_where_it_knows_too_few():
 
 
 NAMES = {
-    "uniform": Uniform(), "data": DataSampler(), "available": AvailableSampler(), "fedcs": FedCSSampler(3.0),
+    "uniform": UniformSampler(), "data": DataSampler(), "available": AvailableSampler(), "fedcs": FedCSSampler(3.0),
     "oort": OortSampler(3.0),
     "power-of-choice": PowerOfChoiceSampler(2.0), "power-of-choice:1.5": PowerOfChoiceSampler(1.5),
 }  # fmt: skip

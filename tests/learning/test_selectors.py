@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from undergrowth.core import InputError, Model, Shard, Task
 from undergrowth.learning import (
-    All,
+    AllSelector,
     EntropySelector,
     FewShotSelector,
     HighestLossSelector,
@@ -32,7 +32,7 @@ def many(count: int, seed: int = 1) -> Shard:
 
 
 def test_all_is_all(task: Task, weights: dict[str, Tensor], shard: Shard) -> None:
-    assert All().pick(task, weights, shard, generator()).tolist() == list(range(23))
+    assert AllSelector().pick(task, weights, shard, generator()).tolist() == list(range(23))
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.001, 1), (0.1, 2), (0.5, 12), (1.0, 23)])
@@ -136,7 +136,7 @@ def test_a_fraction_out_of_range_is_refused(
 @pytest.mark.parametrize(
     "selector",
     [
-        All(),
+        AllSelector(),
         RandomSelector(0.1),
         EntropySelector(0.1),
         HighestLossSelector(0.1),
@@ -173,7 +173,7 @@ def test_a_selector_that_picks_nothing_says_so(task: Task, weights: dict[str, Te
 
 
 NAMED = {
-    "all": All(),
+    "all": AllSelector(),
     "random:0.25": RandomSelector(0.25),
     "random:1": RandomSelector(1.0),
     "entropy:0.5": EntropySelector(0.5),

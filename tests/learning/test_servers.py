@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from undergrowth.core import Context, Packet, Server, State, Task, WeightedMean, fold, not_finite
+from undergrowth.core import Context, Packet, Server, State, Task, WeightedMean, add_upload, find_non_finite
 from undergrowth.learning import AveragingServer
 from undergrowth.methods import FedAdagrad, FedAdam, FedAvgM, FedYogi
 
@@ -35,7 +35,7 @@ def uploads(task: Task, seed: int, names: tuple[str, ...] | None = None) -> list
 def total_of(packets: list[Packet]) -> Packet:
     total = None
     for at, packet in enumerate(packets):
-        total = fold(WeightedMean(), total, f"d{at}", packet)
+        total = add_upload(WeightedMean(), total, f"d{at}", packet)
     assert total is not None
     return total
 
@@ -55,7 +55,7 @@ def test_averaging_with_rate_one_is_the_mean_bit_for_bit(task: Task) -> None:
     state, _, totals = after(task, AveragingServer(), 1)
     assert all(torch.equal(state["model"][name], totals[0].tensors[name]) for name in task.model.shapes)
     alone = uploads(task, 9)[1]
-    state = AveragingServer().step(task, state, fold(WeightedMean(), None, "d", alone), CONTEXT)
+    state = AveragingServer().step(task, state, add_upload(WeightedMean(), None, "d", alone), CONTEXT)
     assert all(torch.equal(state["model"][name], alone.tensors[name]) for name in task.model.shapes)
 
 
@@ -157,6 +157,6 @@ def test_uploads_that_are_not_of_the_model_are_refused_by_name(task: Task, serve
     for sentence, tensors in wrong.items():
         assert server.check(task, Packet(tensors, good.scalars)) == sentence
     not_a_number = {**good.tensors, "out.bias": torch.tensor([1, torch.nan, 2])}
-    assert not_finite(Packet(not_a_number, good.scalars)) == "'out.bias' has values that are not finite"
-    assert not_finite(Packet(good.tensors, {"samples": float("nan")})) == "'samples' is nan"
-    assert not_finite(good) is None
+    assert find_non_finite(Packet(not_a_number, good.scalars)) == "'out.bias' has values that are not finite"
+    assert find_non_finite(Packet(good.tensors, {"samples": float("nan")})) == "'samples' is nan"
+    assert find_non_finite(good) is None

@@ -12,7 +12,7 @@ import torch
 import undergrowth as ug
 from tests.fleet_files import fleet_file
 from undergrowth.core import Context, Model, Packet, Server, Shard, Task, Train, View
-from undergrowth.core.selection import Nothing
+from undergrowth.core.samplers import NoKnowledge
 from undergrowth.learning import StragglerOptions
 from undergrowth.methods import METHODS, FedAvg, FedFSC, FedFSCPlus, FedProx, FSCProx, Moon
 
@@ -24,7 +24,7 @@ ROWS = ("fedavg", "fedprox", "moon")
 
 def asked(server: Server, round: int, seed: int = 3, task: Task = TASK, **view: Any) -> dict[str, Packet]:
     state = server.init(task, Context(seed, "server", 0))
-    return dict(server.plan(task, state, View(DEVICES, **view), Context(seed, "server", round)).sends)
+    return dict(server.plan(task, state, View(DEVICES, **view), Context(seed, "server", round)).packets)
 
 
 def test_the_draw_is_the_same_for_every_method_and_another_in_every_round() -> None:
@@ -63,21 +63,21 @@ def test_random_epochs_run_from_the_fewest_to_the_runs_and_change_with_the_round
 
 
 def test_who_would_miss_the_deadline_is_a_straggler() -> None:
-    class Slow(Nothing):
+    class Slow(NoKnowledge):
         def seconds(self, device: str, down: Packet) -> float:
             return 10.0 if device > "device-11" else 1.0
 
     task = Task(TASK.model, 2, Train(epochs=10, deadline=5.0))
-    plan = asked(FedFSCPlus().server, 1, task=task, knows=Slow())
+    plan = asked(FedFSCPlus().server, 1, task=task, knowledge=Slow())
     assert {device for device, packet in plan.items() if packet.tags} == set(DEVICES[12:]) and len(plan) == 20
-    assert set(asked(FedFSCPlus().server, 0, task=task, knows=Slow())) == set(DEVICES[:12])
-    plan = asked(FedAvg(reduced_epochs=2).server, 0, task=task, knows=Slow())
+    assert set(asked(FedFSCPlus().server, 0, task=task, knowledge=Slow())) == set(DEVICES[:12])
+    plan = asked(FedAvg(reduced_epochs=2).server, 0, task=task, knowledge=Slow())
     assert {device: packet.scalars.get("epochs") for device, packet in plan.items()} == {
         device: 2.0 if device > "device-11" else None for device in DEVICES
     }
     sampled = Task(TASK.model, 2, Train(sample=0.25, deadline=5.0))
     for round in range(8):  # in the first round nobody is asked who has nothing to do
-        plan = asked(FedFSCPlus().server, round, task=sampled, knows=Slow())
+        plan = asked(FedFSCPlus().server, round, task=sampled, knowledge=Slow())
         assert len(plan) == (5 if round else 3)
         assert all(bool(packet.tags) == (device > "device-11") for device, packet in plan.items())
 

@@ -151,12 +151,12 @@ class Known:
     def window(self, device: str) -> float:
         return 9.0
 
-    def profile(self, device: str) -> object:
-        return type("Profile", (), {"rate": float(device)})
+    def speed(self, device: str) -> float:
+        return float(device)
 
 
 def ratios(widths: Widths, *devices: str) -> list[float]:
-    return list(assign_ratios(View(devices, knows=Known()), widths, RATIOS).values())
+    return list(assign_ratios(View(devices, knowledge=Known()), widths, RATIOS).values())
 
 
 def test_a_device_gets_the_ratio_that_suits_its_speed() -> None:
@@ -169,9 +169,9 @@ def test_a_device_gets_the_ratio_that_suits_its_speed() -> None:
 
 def test_a_selection_is_told_the_seconds_of_the_slice() -> None:
     small, large = Packet(scalars={"a": 1.0}), Packet(scalars={"a": 1.0, "b": 2.0})
-    knows = PacketKnowledge(Known(), {"4": small})
-    assert knows.seconds("4", large) == 2.0 and knows.seconds("2", large) == 8.0
-    assert (knows.samples("4"), knows.window("4"), knows.profile("4").rate) == (1, 9.0, 4.0)  # type: ignore[attr-defined]
+    knowledge = PacketKnowledge(Known(), {"4": small})
+    assert knowledge.seconds("4", large) == 2.0 and knowledge.seconds("2", large) == 8.0
+    assert (knowledge.samples("4"), knowledge.window("4"), knowledge.speed("4")) == (1, 9.0, 4.0)
 
 
 def test_an_upload_that_is_no_slice_is_refused() -> None:

@@ -34,8 +34,8 @@ class Merging(Server):
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
         return {**state, "model": mixed(state["model"], down.tensors, DOWN)}
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        return {"model": mixed(state["model"], total.tensors, UP), "samples": total.scalars["samples"]}
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        return {"model": mixed(state["model"], combined.tensors, UP), "samples": combined.scalars["samples"]}
 
     def report(self, task: Task, state: State, total: Packet | None, context: Context) -> Packet | None:
         return None if total is None else Packet(state["model"], {"samples": state["samples"]})

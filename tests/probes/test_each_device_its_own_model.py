@@ -49,8 +49,8 @@ class Distilling(Server):
             for name, value in model.items()
         }
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        teacher = total.tensors["logits"] / total.tensors["counts"].clamp_min(1)
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        teacher = combined.tensors["logits"] / combined.tensors["counts"].clamp_min(1)
         return {"model": trained(state["model"], task.public.x, teacher, 150, F.mse_loss)}  # type: ignore[union-attr]
 
 

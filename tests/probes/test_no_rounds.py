@@ -36,8 +36,8 @@ class Buffered(Server):
     def ready(self, progress: Progress) -> bool:
         return progress.arrived >= self.buffer
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        return {"model": {name: value + total.tensors[name] for name, value in state["model"].items()}}
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        return {"model": {name: value + combined.tensors[name] for name, value in state["model"].items()}}
 
 
 @dataclass(frozen=True)

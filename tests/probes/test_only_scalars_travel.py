@@ -46,9 +46,9 @@ class Seeds(core.Server):
         past = enumerate(state["past"])
         return {f"{r:05d}/{k}": v for r, step in past if r >= state["seen"].get(child, 0) for k, v in step.items()}
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        step = {"seed": seed_of(context), "slope": total.part("slope").scalars["slope"]}
-        seen = {child: part.scalars["round"] for child, part in total.part("seen").parts().items()}
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        step = {"seed": seed_of(context), "slope": combined.part("slope").scalars["slope"]}
+        seen = {child: part.scalars["round"] for child, part in combined.part("seen").parts().items()}
         return {**state, "past": [*state["past"], step], "seen": {**state["seen"], **seen}}
 
 

@@ -28,8 +28,8 @@ class Majority(Server):
     size: float
     reducer = Sum()
 
-    def step(self, task, state, total, context):
-        return {"model": {k: v + self.size * total.tensors[k].sign() for k, v in state["model"].items()}}
+    def step(self, task, state, combined, context):
+        return {"model": {k: v + self.size * combined.tensors[k].sign() for k, v in state["model"].items()}}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from undergrowth.core import (
     Context,
-    Inner,
+    InnerServer,
     Model,
     Node,
     Packet,
@@ -91,8 +91,8 @@ class Buffer(Server):
     def ready(self, progress: Progress) -> bool:
         return progress.arrived >= self.goal
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        return {**state, "model": {name: value.float() for name, value in total.tensors.items()}}
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        return {**state, "model": {name: value.float() for name, value in combined.tensors.items()}}
 
 
 def devices(count: int) -> list[str]:
@@ -112,7 +112,7 @@ def federation(
     shape = build_topology(topology, devices(count))
     nodes = {
         name: Node(
-            name, server if depth == 0 else Inner(server), task, shape.children[name],
+            name, server if depth == 0 else InnerServer(server), task, shape.children[name],
             cycles=rounds if depth == 0 else 1, seed=5, is_root=depth == 0,
             nodes=frozenset(child for child in shape.children[name] if child in shape.children),
         )

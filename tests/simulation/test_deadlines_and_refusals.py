@@ -107,7 +107,7 @@ def test_a_refused_device_changes_nothing_for_the_others(server):
     class Without(type(server)):
         def plan(self, task, state, view, context):
             plan = super().plan(task, state, view, context)
-            return replace(plan, sends={k: v for k, v in plan.sends.items() if k != "device-1"})
+            return replace(plan, packets={k: v for k, v in plan.packets.items() if k != "device-1"})
 
     without, _ = federation(Without())
     drive(without)

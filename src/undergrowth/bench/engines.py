@@ -37,7 +37,7 @@ from undergrowth.bench.line_up import (
 from undergrowth.bench.ours import FIRST, NUDGED
 from undergrowth.bench.protocol import LAST, ContestFolder
 from undergrowth.bench.workload import Contest, load_weights
-from undergrowth.core import InputError, RunError, Weights, nearest
+from undergrowth.core import InputError, RunError, Weights, suggest
 from undergrowth.runs.builders import check_torch_device
 
 CONTESTS = {
@@ -74,7 +74,7 @@ def measure(
     row; a RunError at the end names it.
     """
     if workload is not None and workload not in CONTESTS:
-        raise InputError(f"--workload '{workload}' is not known; {nearest(workload, CONTESTS)}")
+        raise InputError(f"--workload '{workload}' is not known; {suggest(workload, CONTESTS)}")
     on_cpu = check_torch_device(device) == "cpu"
     found = find_opponents(others or {})
     failures: list[str] = []

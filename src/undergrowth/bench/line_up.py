@@ -12,7 +12,7 @@ from typing import get_args
 
 from undergrowth.bench.contender import Contender
 from undergrowth.bench.ours import NUDGED
-from undergrowth.core import InputError, nearest
+from undergrowth.core import InputError, suggest
 from undergrowth.engines.processes.engine import cores
 from undergrowth.runs.config import RunSection
 
@@ -61,7 +61,7 @@ def find_opponents(others: Mapping[str, str]) -> dict[str, str]:
     """The opponents that can run, and the Python that has each: the one that the user named, or ours."""
     for name, python in others.items():
         if name not in OPPONENTS:
-            raise InputError(f"--with '{name}' is not an opponent; {nearest(name, OPPONENTS)}")
+            raise InputError(f"--with '{name}' is not an opponent; {suggest(name, OPPONENTS)}")
         if shutil.which(python) is None:
             raise InputError(f"--with {name}='{python}' is not a program that can be started, such as there/bin/python")
         if not OPPONENTS_FOLDER.is_dir():

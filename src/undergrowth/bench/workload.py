@@ -15,7 +15,7 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from undergrowth.bench.protocol import FACTS, WEIGHTS
-from undergrowth.core import Context, Model, Packet, Shard, Uniform, View, Weights
+from undergrowth.core import Context, Model, Packet, Shard, UniformSampler, View, Weights
 from undergrowth.models import builder
 
 STRENGTH = 0.2  # of a class's pattern and of the noise on top: about that of written characters
@@ -129,7 +129,7 @@ class Contest:
         """The devices that a run with seed 0 asks in every round."""
         view = View(self.population.devices)
         contexts = [Context(0, "server", number) for number in range(self.warm + self.rounds)]
-        asked = [Uniform().choose(self.cohort, view, Packet(), context) for context in contexts]
+        asked = [UniformSampler().choose(self.cohort, view, Packet(), context) for context in contexts]
         return [[int(device[7:]) for device in cohort] for cohort in asked]
 
     def module(self) -> Model:

@@ -46,7 +46,7 @@ def bench(
     Example: undergrowth bench engines --with flower=flower/bin/python --with pfl=pfl/bin/python
     """
     from undergrowth.bench import BENCHMARKS
-    from undergrowth.core import InputError, nearest
+    from undergrowth.core import InputError, suggest
     from undergrowth.report.tables import table
 
     if name is None:
@@ -57,7 +57,7 @@ def bench(
             console().print(table(("benchmark", "what it shows"), rows))
         return
     if name not in BENCHMARKS:
-        raise InputError(f"benchmark '{name}' is not known; {nearest(name, BENCHMARKS)}")
+        raise InputError(f"benchmark '{name}' is not known; {suggest(name, BENCHMARKS)}")
     given = {
         "workload": workload, "device": device, "repeats": repeats, "devices": devices, "cohort": cohort,
         "others": _pythons(others) if others else None,

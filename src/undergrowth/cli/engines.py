@@ -13,14 +13,14 @@ def engines(name: EntryName = None, json: AsJson = False) -> None:
 
     Example: undergrowth engines processes
     """
-    from undergrowth.core import InputError, nearest
+    from undergrowth.core import InputError, suggest
     from undergrowth.engines import ENGINES
     from undergrowth.report.tables import table
     from undergrowth.runs.engine_choice import choose_engine
 
     engines = {"auto": choose_engine, **ENGINES}
     if name is not None and name not in engines:
-        raise InputError(f"engine '{name}' is not known; {nearest(name, engines)}")
+        raise InputError(f"engine '{name}' is not known; {suggest(name, engines)}")
     entries = [
         {"engine": each, "explanation": _module_docstring(engine), "example": f"undergrowth run --engine {each}"}
         for each, engine in engines.items()

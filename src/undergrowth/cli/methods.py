@@ -14,7 +14,7 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
 
     Example: undergrowth methods fedprox
     """
-    from undergrowth.core import InputError, nearest
+    from undergrowth.core import InputError, suggest
     from undergrowth.methods import METHODS
     from undergrowth.report.tables import table
 
@@ -32,7 +32,7 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
         console().print(table(("method", "description", "options"), shown))
         return
     if name not in METHODS:
-        raise InputError(f"method '{name}' is not known; {nearest(name, METHODS)}")
+        raise InputError(f"method '{name}' is not known; {suggest(name, METHODS)}")
     _print_method(name, METHODS[name], json)
 
 

@@ -1,35 +1,35 @@
 """The contracts that methods, engines and topologies share."""
 
 from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
-from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Updates, joined, shares
+from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Updates, join_updates, split_limit
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
-from undergrowth.core.errors import InputError, RunError, nearest
-from undergrowth.core.method import Fitted, Method
+from undergrowth.core.errors import InputError, RunError, suggest
+from undergrowth.core.method import Method, ModelWeights
 from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Command, Deadline, Drop, Node, RoundEnd
-from undergrowth.core.options import MOST, MOST_WHOLE, check_options, option
+from undergrowth.core.options import MAX_NUMBER, MAX_WHOLE_NUMBER, check_options, option
 from undergrowth.core.packet import Packet, Weights
-from undergrowth.core.pytree import Each, State, map_leaves, map_tensors, moved, pack, tensors_in, unpack
+from undergrowth.core.pytree import LazyMapping, State, map_leaves, map_tensors, move_to, pack, tensors_in, unpack
 from undergrowth.core.reducers import (
     PerCoordinateMean,
     Reducer,
     Sum,
     TiltedMean,
     WeightedMean,
+    add_upload,
     describe_misfit,
-    fold,
 )
-from undergrowth.core.selection import Knowledge, Selection, Uniform, View, sampled
-from undergrowth.core.selector import All, Selector
-from undergrowth.core.server import Inner, Plan, Progress, Server, finite, not_finite
+from undergrowth.core.samplers import DeviceKnowledge, Sampler, UniformSampler, View, sample_children
+from undergrowth.core.selector import AllSelector, Selector
+from undergrowth.core.server import InnerServer, Plan, Progress, Server, are_finite, find_non_finite
 from undergrowth.core.shard import Shard
 from undergrowth.core.task import Task, Train
 
 __all__ = [
-    "MOST",
-    "MOST_WHOLE",
-    "All",
+    "MAX_NUMBER",
+    "MAX_WHOLE_NUMBER",
+    "AllSelector",
     "Answer",
     "Ask",
     "AskId",
@@ -40,17 +40,17 @@ __all__ = [
     "Command",
     "Context",
     "Deadline",
+    "DeviceKnowledge",
     "Drop",
-    "Each",
-    "Fitted",
     "Grouped",
-    "Inner",
+    "InnerServer",
     "InputError",
-    "Knowledge",
+    "LazyMapping",
     "LoopClient",
     "Lost",
     "Method",
     "Model",
+    "ModelWeights",
     "Named",
     "Node",
     "Output",
@@ -64,7 +64,7 @@ __all__ = [
     "Refused",
     "RoundEnd",
     "RunError",
-    "Selection",
+    "Sampler",
     "Selector",
     "Server",
     "Shard",
@@ -74,25 +74,25 @@ __all__ = [
     "Task",
     "TiltedMean",
     "Train",
-    "Uniform",
+    "UniformSampler",
     "Updates",
     "View",
     "WeightedMean",
     "Weights",
+    "add_upload",
+    "are_finite",
     "check_options",
     "describe_misfit",
-    "finite",
-    "fold",
-    "joined",
+    "find_non_finite",
+    "join_updates",
     "map_leaves",
     "map_tensors",
-    "moved",
-    "nearest",
-    "not_finite",
+    "move_to",
     "option",
     "pack",
-    "sampled",
-    "shares",
+    "sample_children",
+    "split_limit",
+    "suggest",
     "tensors_in",
     "unpack",
 ]  # fmt: skip

@@ -93,12 +93,12 @@ class Updates:
         """Do one update after the other. `limit`: steps of all updates together, see `shares`."""
         clients = self.updates(task, down).values()
         counts = () if limit is None else [len(c.begin(task, down, shard, own, context)[1]) for c in clients]
-        limits = shares(limit, counts) if limit is not None else [None] * len(clients)
+        limits = split_limit(limit, counts) if limit is not None else [None] * len(clients)
         jobs = zip(clients, limits, strict=True)
-        return joined(own, [client.local(task, down, shard, own, context, most) for client, most in jobs])
+        return join_updates(own, [client.local(task, down, shard, own, context, most) for client, most in jobs])
 
 
-def joined(own: State, done: Iterable[tuple[Packet, State]]) -> tuple[Packet, State]:
+def join_updates(own: State, done: Iterable[tuple[Packet, State]]) -> tuple[Packet, State]:
     """One upload and one state from those of several updates. No two may send or change the same name."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, float] = {}
@@ -113,7 +113,7 @@ def joined(own: State, done: Iterable[tuple[Packet, State]]) -> tuple[Packet, St
     return Packet(tensors, scalars, tags), kept
 
 
-def shares(limit: int, counts: Sequence[int]) -> list[int]:
+def split_limit(limit: int, counts: Sequence[int]) -> list[int]:
     """`limit` steps divided over several updates in proportion to `counts`; at least one for an update that has any."""
     total = max(1, sum(counts))
     return [min(count, max(min(limit, 1), limit * count // total)) for count in counts]

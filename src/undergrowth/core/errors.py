@@ -14,7 +14,7 @@ class RunError(RuntimeError):
     """A run failed for a reason that is not the user's input: a full disk, a model that diverged."""
 
 
-def nearest(value: str, choices: Iterable[str]) -> str:
+def suggest(value: str, choices: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the nearest known name, or all known names."""
     names = sorted(choices)
     close = difflib.get_close_matches(value, names, n=1, cutoff=0.5)

@@ -10,11 +10,11 @@ from undergrowth.core.model import Model
 from undergrowth.core.names import MODEL
 from undergrowth.core.packet import Weights
 from undergrowth.core.pytree import State
-from undergrowth.core.server import Inner, Server
+from undergrowth.core.server import InnerServer, Server
 from undergrowth.core.task import Task
 
 
-class Fitted(NamedTuple):
+class ModelWeights(NamedTuple):
     """Weights with the model that they belong to, if that is not the run's model."""
 
     model: Model
@@ -47,9 +47,9 @@ class Method:
 
     def server_at(self, depth: int) -> Server:
         """The server of the nodes `depth` links below the root."""
-        return self.server if depth == 0 else Inner(self.server)
+        return self.server if depth == 0 else InnerServer(self.server)
 
-    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
+    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
         """The models to evaluate, by name, from the root's state and the devices' own states.
 
         The run's accuracy is that of "global", or the mean over all models if none has that name. Models whose names
@@ -59,7 +59,7 @@ class Method:
         """
         return {"global": state[MODEL]}
 
-    def personal(self, task: Task, state: State, own: State) -> Weights | Fitted:
+    def personal(self, task: Task, state: State, own: State) -> Weights | ModelWeights:
         """The model that one device would use, given its own state."""
         weights: Weights = state[MODEL]
         return weights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from undergrowth.core.binding import BoundModule, channels_last
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 from undergrowth.core.packet import Weights
 
 
@@ -173,5 +173,5 @@ class Model:
 
     def _first_above(self, level: str) -> str:
         if level not in self.levels:
-            raise InputError(f"split '{level}' is not a level of this model; {nearest(level, self.levels)}")
+            raise InputError(f"split '{level}' is not a level of this model; {suggest(level, self.levels)}")
         return self.levels[level]

@@ -16,8 +16,8 @@ from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.reducers import describe_misfit
-from undergrowth.core.selection import Knowledge, Nothing, View
-from undergrowth.core.server import Progress, Server, not_finite
+from undergrowth.core.samplers import DeviceKnowledge, NoKnowledge, View
+from undergrowth.core.server import Progress, Server, find_non_finite
 from undergrowth.core.task import Task
 
 
@@ -68,7 +68,7 @@ class Node:
     seed: int = 0
     is_root: bool = True
     nodes: frozenset[str] = frozenset()  # children that are nodes
-    knows: Knowledge = Nothing()  # facts about the devices
+    knowledge: DeviceKnowledge = NoKnowledge()  # facts about the devices
     away: Container[str] = frozenset()  # children that cannot be reached now; set by the driver
 
     state: State = field(default_factory=dict)
@@ -184,7 +184,7 @@ class Node:
         """Adds an upload or a partial result to the round; returns why that is not possible, or None."""
         reducer, age = self.server.reducer, self.round - ask.round
         packet = content.packet if isinstance(content, Partial) else content
-        problem = not_finite(packet)
+        problem = find_non_finite(packet)
         if problem is None and not isinstance(content, Partial):
             problem = self.server.check(self.task, packet)
         if problem is not None:
@@ -247,10 +247,10 @@ class Node:
             # A child that failed is not asked again in this round: it could fail in the same instant, for ever.
             gone = self._out.keys() | self._lost.keys() | self._refused.keys()
             idle = tuple(child for child in idle if child not in gone and child not in self.away)
-        view = View(idle, tuple(self._out), self.nodes, self.knows, self._heard)
+        view = View(idle, tuple(self._out), self.nodes, self.knowledge, self._heard)
         plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._plans))
         self._plans += 1
-        for child, packet in plan.sends.items():
+        for child, packet in plan.packets.items():
             turn = self._turns.get(child, 0)
             self._turns[child] = turn + 1
             self._out[child] = ask = AskId(child, self.round, turn)

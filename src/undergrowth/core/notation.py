@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def parse(field: str, text: str, forms: Mapping[str, Form]) -> tuple[str, list[f
         raise InputError(f"{field} is {text!r} and must be a text such as '{_example(forms)}'")
     name, *texts = (part.strip() for part in text.split(":"))
     if name not in forms:
-        raise InputError(f"{field} '{text}' is not known; {nearest(name, forms)}")
+        raise InputError(f"{field} '{text}' is not known; {suggest(name, forms)}")
     form = forms[name]
     numbers = [number.read(each) for number, each in zip(form.numbers, texts, strict=False)]
     numbers += [number.default for number in form.numbers[len(texts) :]]

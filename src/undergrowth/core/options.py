@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import field, fields, is_dataclass
 from typing import Any
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 
-MOST = 1e30  # largest value of a number: it still fits into single precision
-MOST_WHOLE = 2**31 - 1  # largest value of a whole number
+MAX_NUMBER = 1e30  # largest value of a number: it still fits into single precision
+MAX_WHOLE_NUMBER = 2**31 - 1  # largest value of a whole number
 
 
 def option(
@@ -36,14 +36,14 @@ def check_options(owner: Any, prefix: str) -> None:
         path = f"{prefix}.{described.name}"
         choices = described.metadata.get("choices", ())
         if choices and value not in choices:
-            raise InputError(f"{path} '{value}' is not known; {nearest(str(value), choices)}")
+            raise InputError(f"{path} '{value}' is not known; {suggest(str(value), choices)}")
         limits = described.metadata.get("limits", {})
         numbers = value if isinstance(value, tuple | list) else (value,)
         if limits and not all(_within(number, limits) for number in numbers if number is not None):
             wanted = " and ".join(f"{words} {limit:g}" for words, limit in limits.items())
             raise InputError(f"{path} {value!r} must be a finite number {wanted}")
         for number in (number for number in numbers if limits and number is not None):
-            most = MOST_WHOLE if isinstance(number, int) else MOST
+            most = MAX_WHOLE_NUMBER if isinstance(number, int) else MAX_NUMBER
             if number > most:
                 raise InputError(f"{path} {value!r} must be at most {most}")
 

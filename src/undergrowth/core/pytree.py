@@ -82,12 +82,12 @@ def signature(pytree: Any, describe: Callable[[Any], Hashable]) -> Hashable:
     return describe(pytree)
 
 
-def moved(pytree: Any, torch_device: str | torch.device) -> Any:
+def move_to(pytree: Any, torch_device: str | torch.device) -> Any:
     """The same pytree with every tensor on `torch_device`."""
     return map_tensors(lambda tensor: tensor.to(torch_device), pytree)
 
 
-class Each(Mapping[str, V]):
+class LazyMapping(Mapping[str, V]):
     """A mapping that reads a value on access and does not keep it: a thousand models need not fit into memory."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], V]) -> None:

@@ -50,7 +50,7 @@ class Reducer:
         raise TypeError(f"{type(self).__name__} cannot be summed")
 
 
-def fold(reducer: Reducer, partial: Packet | None, sender: str, up: Packet, age: int = 0) -> Packet:
+def add_upload(reducer: Reducer, partial: Packet | None, sender: str, up: Packet, age: int = 0) -> Packet:
     """`partial` with one more upload."""
     one = reducer.lift(sender, up, age)
     return one if partial is None else reducer.merge(partial, one)

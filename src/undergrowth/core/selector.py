@@ -26,7 +26,7 @@ class Selector:
 
 
 @dataclass(frozen=True)
-class All(Selector):
+class AllSelector(Selector):
     """Every sample."""
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:

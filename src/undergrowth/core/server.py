@@ -14,7 +14,7 @@ from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.reducers import Reducer
-from undergrowth.core.selection import View, share_of
+from undergrowth.core.samplers import View, count_of
 from undergrowth.core.task import Task
 
 
@@ -22,7 +22,7 @@ from undergrowth.core.task import Task
 class Plan:
     """What a server asks of its children now."""
 
-    sends: Mapping[str, Packet]  # child → packet
+    packets: Mapping[str, Packet]  # child → packet
     deadline: float | None = None  # seconds after which open asks are given up
     enough: int | None = None  # number of arrivals that end the round; None: all
 
@@ -86,9 +86,9 @@ class Server:
         The sampler chooses `count` devices, or by default `train.sample` of all × `train.over_select`.
         """
         train, devices = task.train, len(view.devices)
-        needed = share_of(train.sample, devices) if count is None else max(0, min(count, devices))
+        needed = count_of(train.sample, devices) if count is None else max(0, min(count, devices))
         asked = min(devices, _ceil(needed * train.over_select)) if count is None else needed
-        chosen = task.selection.choose(asked, view, down, context) if asked else ()
+        chosen = task.sampler.choose(asked, view, down, context) if asked else ()
         children = [*(child for child in view.idle if child in view.nodes), *chosen]
         if self.asynchronous:  # without rounds, there is nothing for a deadline or a quorum to end
             return Plan(dict.fromkeys(children, down))
@@ -107,7 +107,7 @@ class Server:
         enough = progress.enough is not None and progress.arrived >= progress.enough
         return enough or progress.out == 0 or progress.expired
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         """The state after a round, from all its uploads combined."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a server does with the uploads")
 
@@ -121,7 +121,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Inner(Server):
+class InnerServer(Server):
     """Puts any server at an inner node: it asks its children as the root would, and passes up what they sent.
 
     A tree of such nodes gives what a star gives, to float error, because only the root steps.
@@ -149,7 +149,7 @@ class Inner(Server):
     def check(self, task: Task, up: Packet) -> str | None:
         return self.root.check(task, up)
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         return state
 
 
@@ -158,10 +158,10 @@ def _ceil(number: float) -> int:
     return math.ceil(round(number, 9))
 
 
-def not_finite(up: Packet) -> str | None:
+def find_non_finite(up: Packet) -> str | None:
     """Which tensor or number of an upload is not finite, in words; None if all are."""
     tensors = {name: value for name, value in up.tensors.items() if value.is_floating_point() and value.numel()}
-    for name, is_finite in zip(tensors, finite(list(tensors.values())), strict=True):
+    for name, is_finite in zip(tensors, are_finite(list(tensors.values())), strict=True):
         if not is_finite:
             return f"'{name}' has values that are not finite"
     for name, number in up.scalars.items():
@@ -170,7 +170,7 @@ def not_finite(up: Packet) -> str | None:
     return None
 
 
-def finite(tensors: list[Tensor]) -> list[bool]:
+def are_finite(tensors: list[Tensor]) -> list[bool]:
     """For each tensor whether all its values are finite. Waits for a GPU once, not once a tensor."""
     if not tensors:
         return []

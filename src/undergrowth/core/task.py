@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from undergrowth.core.model import Model
-from undergrowth.core.selection import Selection, Uniform
-from undergrowth.core.selector import All, Selector
+from undergrowth.core.samplers import Sampler, UniformSampler
+from undergrowth.core.selector import AllSelector, Selector
 from undergrowth.core.shard import Shard
 
 
@@ -34,9 +34,9 @@ class Task:
     model: Model
     classes: int
     train: Train = Train()
-    selection: Selection = Uniform()
+    sampler: Sampler = UniformSampler()  # which devices are asked
     public: Shard | None = None  # data that the server holds, for methods that use such data
-    selector: Selector = All()  # the samples that devices train on, unless the method's client has its own selector
+    selector: Selector = AllSelector()  # which samples devices train on, unless the client has its own selector
     ladder: Mapping[str, Model] = field(default_factory=dict, hash=False)  # models of devices, if not all have `model`
 
     def to(self, torch_device: str) -> Task:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 from undergrowth.data.dataset import Dataset, to_numpy
 from undergrowth.data.dataset_entry import SAMPLE_OPTIONS, DatasetEntry
 from undergrowth.data.loaders import (
@@ -52,7 +52,7 @@ def names() -> list[str]:
 def describe(name: str) -> DatasetEntry:
     """The catalogue entry of a data set, without reading its files."""
     if name not in _TABLE:
-        raise InputError(f"data set {name!r} is not known; {nearest(str(name), _TABLE)}")
+        raise InputError(f"data set {name!r} is not known; {suggest(str(name), _TABLE)}")
     return _TABLE[name]
 
 
@@ -64,7 +64,7 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
     entry = describe(name)
     for option in options:
         if option not in entry.options:
-            raise InputError(f"data set '{name}' has no option '{option}'; {nearest(option, entry.options)}")
+            raise InputError(f"data set '{name}' has no option '{option}'; {suggest(option, entry.options)}")
     sample_counts = {option: options.pop(option, None) for option in SAMPLE_OPTIONS}
     if entry.embedded:
         if path is not None:

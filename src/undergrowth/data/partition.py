@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 from undergrowth.core.notation import Form, Number, parse
 from undergrowth.data import assignment
 from undergrowth.data.dataset import Dataset, to_numpy
@@ -122,7 +122,7 @@ def _group_field(dataset: Dataset, name: str | None) -> str:
             )
         return next(iter(dataset.fields))
     if name not in dataset.fields:
-        raise InputError(f"data set '{dataset.name}' has no field '{name}'; {nearest(name, dataset.fields)}")
+        raise InputError(f"data set '{dataset.name}' has no field '{name}'; {suggest(name, dataset.fields)}")
     return name
 
 

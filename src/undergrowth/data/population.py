@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 from undergrowth.core.shard import Shard
 from undergrowth.data.dataset import Dataset
 
@@ -107,6 +107,6 @@ class PartitionedPopulation:
             # Only two names are compared, because finding the nearest of 100 000 names is slow.
             raise InputError(
                 f"device {device!r} is not one of the {len(self.devices)} devices; "
-                f"{nearest(str(device), (self.devices[0], self.devices[-1]))}"
+                f"{suggest(str(device), (self.devices[0], self.devices[-1]))}"
             )
         return self._numbers[device]

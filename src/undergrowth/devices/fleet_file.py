@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 from undergrowth.devices.plain_yaml import DuplicateKeyError, load_yaml
 from undergrowth.devices.profile import Profile, find_profile, read_profile
 
@@ -55,7 +55,7 @@ def find_entries(name_or_path: str | Path) -> tuple[FleetEntry, ...]:
         return _read_file(path)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise InputError(f"fleet: there is no file '{text}'; give the path of a fleet file or the name of a fleet")
-    raise InputError(f"fleet: unknown name '{text}'; {nearest(text, fleets)}")
+    raise InputError(f"fleet: unknown name '{text}'; {suggest(text, fleets)}")
 
 
 @cache
@@ -94,7 +94,7 @@ def _read_entry(row: Any, place: str) -> FleetEntry:
         raise InputError(f"{place} is {row!r} and must have a 'profile', such as {{profile: raspberry-pi-4, share: 1}}")
     for key in row:
         if key not in _KEYS:
-            raise InputError(f"{place}: unknown key '{key}'; {nearest(str(key), _KEYS)}")
+            raise InputError(f"{place}: unknown key '{key}'; {suggest(str(key), _KEYS)}")
     if "share" in row and "count" in row:
         raise InputError(f"{place} has a share and a count; give one of them")
     given = row["profile"]

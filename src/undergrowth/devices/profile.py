@@ -10,7 +10,7 @@ from importlib import resources
 from numbers import Real
 from typing import Any
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 from undergrowth.devices.plain_yaml import load_yaml
 
 # Numeric field → whether 0 is allowed, and the unit in words.
@@ -72,7 +72,7 @@ def read_profile(values: Mapping[str, object]) -> Profile:
     known = {field.name: field for field in fields(Profile)}
     for key in values:
         if key not in known:
-            raise InputError(f"profile '{name}': unknown field '{key}'; {nearest(str(key), known)}")
+            raise InputError(f"profile '{name}': unknown field '{key}'; {suggest(str(key), known)}")
     for key, field in known.items():
         if key not in values and field.default is MISSING:
             unit = _NUMBERS[key][1] if key in _NUMBERS else "a text"
@@ -103,5 +103,5 @@ def find_profile(name: str) -> Profile:
     """The shipped profile with this name."""
     profiles = shipped_profiles()
     if name not in profiles:
-        raise InputError(f"profile: unknown name '{name}'; {nearest(name, profiles)}")
+        raise InputError(f"profile: unknown name '{name}'; {suggest(name, profiles)}")
     return profiles[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from undergrowth.core import Client, Context, InputError, Packet, RunError, Shard, State, Task, moved, tensors_in
+from undergrowth.core import Client, Context, InputError, Packet, RunError, Shard, State, Task, move_to, tensors_in
 from undergrowth.devices.meter import Meter
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TracedJobBuilder:
         self.tracer = tracer
         self.client = client
         self.real = (down, own)
-        self.on_meta = (moved(down, "meta"), moved(own, "meta"))
+        self.on_meta = (move_to(down, "meta"), move_to(own, "meta"))
         self.meta_task = tracer.task.to("meta")  # weights that a client initialises have no values either
         default = torch.device(tracer.task.model.torch_device)  # where a client initialises weights
         self.torch_device = next((tensor.device for tensor in tensors_in(self.real)), default)

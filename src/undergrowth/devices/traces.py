@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 
 _COLUMNS = ("device", "on", "off")
 _MAX_NAMES_IN_HINT = 100
@@ -163,7 +163,7 @@ def _columns(path: str | Path, header: list[str]) -> dict[str, int]:
 
 def _hint(device: str, devices: Sequence[str]) -> str:
     if 0 < len(devices) <= _MAX_NAMES_IN_HINT:
-        return nearest(device, devices)
+        return suggest(device, devices)
     return f"the {len(devices)} devices have names such as '{devices[0]}'" if devices else "there are no devices"
 
 

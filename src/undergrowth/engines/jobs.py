@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undergrowth.core import InputError, Packet, RunError, Shard, State, not_finite
+from undergrowth.core import InputError, Packet, RunError, Shard, State, find_non_finite
 from undergrowth.engines.world import Job, World
 
 
@@ -37,7 +37,7 @@ def run_job(world: World, job: Job) -> FinishedJob:
 def send_up(world: World, job: Job, up: Packet, kept: State, residual: State, check_finite: bool) -> FinishedJob:
     """Passes an upload through its link and checks it. `check_finite`: also look for values that are not finite."""
     up, size, residual = world.links.up(up, job.down.tensors, residual, job.context)
-    problem = (not_finite(up) if check_finite else None) or world.servers[job.node].check(world.task, up)
+    problem = (find_non_finite(up) if check_finite else None) or world.servers[job.node].check(world.task, up)
     return FinishedJob(up, size, kept, residual, problem)
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from undergrowth.core import InputError, nearest
+from undergrowth.core import InputError, suggest
 from undergrowth.engines.prediction import Array, JobTimes
 
 MAX_TRADES = 200  # moves and swaps per placement
@@ -106,7 +106,7 @@ PLACEMENTS: dict[str, type[RoundRobin] | type[Learned]] = {
 
 def placement(name: str) -> Placement:
     if name not in PLACEMENTS:
-        raise InputError(f"run.placement '{name}' is not known; {nearest(name, PLACEMENTS)}")
+        raise InputError(f"run.placement '{name}' is not known; {suggest(name, PLACEMENTS)}")
     return PLACEMENTS[name]()
 
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from undergrowth.core import Each, State, map_tensors, moved
+from undergrowth.core import LazyMapping, State, map_tensors, move_to
 from undergrowth.engines.spill_file import SpillFile
 
 MAX_CPU_BYTES = 2**28  # of states in memory; the system's page cache holds the file, so more would gain little
@@ -73,7 +73,7 @@ class States:
         state = self._lent.get(key)
         if state is None:
             read = self._file.get(self._slots[key])
-            read = read if self.torch_device == "cpu" else moved(read, self.torch_device)
+            read = read if self.torch_device == "cpu" else move_to(read, self.torch_device)
             if cache:
                 return self._hold(key, read)
             state = self._lent[key] = KeptState(read)
@@ -107,16 +107,16 @@ class States:
         names: Collection[str] = self._rows
         if NOTHING in self._slots[OWN::2]:
             names = {name: None for name, row in self._rows.items() if self._slots[2 * row + OWN] != NOTHING}
-        return Each(names, lambda device: self._part(device, OWN, cache=False))
+        return LazyMapping(names, lambda device: self._part(device, OWN, cache=False))
 
     def snapshot(self) -> Mapping[str, State]:
         """What a checkpoint stores of all devices, each read when it is accessed."""
-        return Each(self._rows, self._parts)
+        return LazyMapping(self._rows, self._parts)
 
     def take_changed(self) -> Mapping[str, State]:
         """What a checkpoint stores of the devices that changed since the last call."""
         changed, self._changed = self._changed, {}
-        return Each(changed, self._parts)
+        return LazyMapping(changed, self._parts)
 
     def _parts(self, device: str) -> State:
         return {"own": self._part(device, OWN, cache=False), "residual": self._part(device, RESIDUAL, cache=False)}
@@ -131,7 +131,7 @@ class States:
         for device, parts in stored:
             if device not in self._rows:
                 self._enter(device)
-            self.put(device, moved(parts["own"], self.torch_device), moved(parts["residual"], self.torch_device))
+            self.put(device, move_to(parts["own"], self.torch_device), move_to(parts["residual"], self.torch_device))
         self._changed = {}
 
     @property

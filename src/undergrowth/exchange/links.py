@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undergrowth.core import Context, InputError, Packet, State, Weights, nearest
+from undergrowth.core import Context, InputError, Packet, State, Weights, suggest
 from undergrowth.exchange.codecs import FORMATS, build_codec
 from undergrowth.exchange.stages import ChangeStage, CodecStage, Link, SignStage
 
@@ -17,7 +17,7 @@ class Links:
         if down.startswith("topk"):
             raise InputError(f"links.down '{down}': top-k would set most weights to 0; write {', '.join(DOWN_CODECS)}")
         if down not in DOWN_CODECS:
-            raise InputError(f"links.down '{down}' is not known; {nearest(down, DOWN_CODECS)}")
+            raise InputError(f"links.down '{down}' is not known; {suggest(down, DOWN_CODECS)}")
         self.uplink, self.downlink = Link(), Link()
         if up != "none":
             self.uplink = Link((SignStage(), ChangeStage(), CodecStage(build_codec("links.up", up), feedback)))

@@ -1,6 +1,6 @@
 """The parts that methods are composed of. Each is used by at least two methods."""
 
-from undergrowth.core import All, Selector
+from undergrowth.core import AllSelector, Selector
 from undergrowth.learning.contrastive import Contrastive, ContrastiveClient
 from undergrowth.learning.distillation import Distillation, train_on_server
 from undergrowth.learning.features import UpperModel, features_of, predictions
@@ -25,7 +25,7 @@ from undergrowth.learning.width import widths_of
 
 __all__ = [
     "Adam",
-    "All",
+    "AllSelector",
     "AveragingServer",
     "Contrastive",
     "ContrastiveClient",

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import All, Context, InputError, Model, Packet, Shard, Task, Weights
+from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Shard, Task, Weights
 from undergrowth.core.names import X, Y
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective
@@ -76,7 +76,7 @@ def train_on_server(
     split: str | None = None,
 ) -> dict[str, Tensor]:
     """The weights after plain SGD on `data`: inputs x, labels y, and other entries that the objective uses."""
-    student = GradientClient(objective, split, All(), Sgd(), lr, epochs, batch)
+    student = GradientClient(objective, split, AllSelector(), Sgd(), lr, epochs, batch)
     down, shard = Packet(weights), Shard(data[X], data[Y])
     carry, steps = student.begin(task, down, shard, {}, context)
     context.seed_torch(shard.x.device)

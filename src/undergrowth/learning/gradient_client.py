@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.core import All, Context, Model, Packet, Selector, Shard, State, Task, Weights
+from undergrowth.core import AllSelector, Context, Model, Packet, Selector, Shard, State, Task, Weights
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
 from undergrowth.core.names import BUFFERS, EPOCHS, FINISH, LOSS, MODEL_NAME, PARAMETERS, RUNG, SAMPLES, WEIGHT, X, Y
 from undergrowth.learning.descent import Descent
@@ -94,7 +94,7 @@ class GradientClient(LoopClient):
         }
         if name:
             carry[MODEL_NAME] = name
-        if task.selection.needs_loss:
+        if task.sampler.needs_loss:
             # Steps are counted as they are done, because a deadline may cut training short.
             carry[LOSS], carry["steps"] = torch.zeros(2, device=shard.x.device)
         return carry, self.batches(task, down, steps, shard, own, context)
@@ -151,7 +151,7 @@ def shuffled_steps(
     orders = []
     selected = None
     for _ in range(epochs):
-        if isinstance(selector, All):
+        if isinstance(selector, AllSelector):
             order = torch.randperm(len(shard), generator=generator)
         else:
             if selected is None or selector.again:

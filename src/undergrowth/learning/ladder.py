@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from undergrowth.core import Fitted, Model, Packet, Task, View, Weights
+from undergrowth.core import Model, ModelWeights, Packet, Task, View, Weights
 from undergrowth.core.names import RUNG
 
 
@@ -23,9 +23,9 @@ def with_ladder_model(task: Task, name: str) -> Task:
     return replace(task, model=task.ladder[name]) if name else task
 
 
-def fit(task: Task, name: str, weights: Weights) -> Weights | Fitted:
+def fit(task: Task, name: str, weights: Weights) -> Weights | ModelWeights:
     """Weights of the model of this name, in the form that evaluation takes."""
-    return Fitted(task.ladder[name], weights) if name else weights
+    return ModelWeights(task.ladder[name], weights) if name else weights
 
 
 def assign_models(task: Task, view: View, packet: Callable[[str], Packet]) -> dict[str, str]:
@@ -43,7 +43,7 @@ def assign_models(task: Task, view: View, packet: Callable[[str], Packet]) -> di
             return names[int(earlier)]
         if deadline is None or len(names) == 1:
             return names[position % len(names)]
-        in_time = (name for name in falling if view.knows.seconds(device, packet(name)) <= deadline)
+        in_time = (name for name in falling if view.knowledge.seconds(device, packet(name)) <= deadline)
         return next(in_time, falling[-1])
 
     return {device: assign(position, device) for position, device in enumerate(view.devices)}

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from undergrowth.core import InputError, Train, nearest
+from undergrowth.core import InputError, Train, suggest
 from undergrowth.core.notation import Form, Number, parse
 
 OptimiserState = dict[str, Any]
@@ -96,7 +96,7 @@ def build_optimiser(train: Train) -> Optimiser:
     if train.optimiser in ("adam", "adamw"):
         return Adam(weight_decay=train.weight_decay, decoupled=train.optimiser == "adamw")
     raise InputError(
-        f"train.optimiser '{train.optimiser}' is not known; {nearest(train.optimiser, ('sgd', 'adam', 'adamw'))}"
+        f"train.optimiser '{train.optimiser}' is not known; {suggest(train.optimiser, ('sgd', 'adam', 'adamw'))}"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from undergrowth.core import Collect, Context, Fitted, Packet, Plan, Server, State, Task, View, Weights
+from undergrowth.core import Collect, Context, ModelWeights, Packet, Plan, Server, State, Task, View, Weights
 from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, RUNG, SEED
 from undergrowth.learning.ladder import assign_models, fit, ladder_names, with_ladder_model
 from undergrowth.learning.planning import ask_each
@@ -84,8 +84,8 @@ class OwnModelsServer(Server):
             return f"its model is number {rung:g} of {len(names)}"
         return model_mismatch(with_ladder_model(task, names[int(rung)]), Packet(uploaded_weights(up)))
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        uploads = uploads_by_path(total)
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        uploads = uploads_by_path(combined)
         model, taught = self.teach(task, state[MODEL], uploads, context)
         devices = {
             path.rpartition("/")[2]: _device_state(task, path, uploads[path], weights)
@@ -112,7 +112,7 @@ def sender_task(task: Task, up: Packet) -> Task:
     return with_ladder_model(task, ladder_names(task)[int(up.scalars[RUNG])])
 
 
-def all_models(task: Task, state: State) -> dict[str, Weights | Fitted]:
+def all_models(task: Task, state: State) -> dict[str, Weights | ModelWeights]:
     """The global model and those of the devices, for `Method.models`."""
     devices = {
         f"devices/{device}": fit(task, kept["model"], kept["weights"]) for device, kept in state["devices"].items()

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from undergrowth.core import Context, Knowledge, Packet, Plan, Server, Task, View
+from undergrowth.core import Context, DeviceKnowledge, Packet, Plan, Server, Task, View
 
 
 @dataclass(frozen=True)
 class PacketKnowledge:
     """What is known about devices that get a packet each: `seconds` is the time for the device's own packet."""
 
-    knows: Knowledge
+    knowledge: DeviceKnowledge
     packets: Mapping[str, Packet]
 
     def samples(self, device: str) -> int:
-        return self.knows.samples(device)
+        return self.knowledge.samples(device)
 
     def seconds(self, device: str, down: Packet) -> float:
-        return self.knows.seconds(device, self.packets.get(device, down))
+        return self.knowledge.seconds(device, self.packets.get(device, down))
 
     def window(self, device: str) -> float:
-        return self.knows.window(device)
+        return self.knowledge.window(device)
 
-    def profile(self, device: str) -> object:
-        return self.knows.profile(device)
+    def speed(self, device: str) -> float:
+        return self.knowledge.speed(device)
 
 
 def ask_each(
@@ -35,9 +35,9 @@ def ask_each(
     if everybody:
         plan = Plan(dict.fromkeys(view.idle, Packet()))
     else:
-        plan = server.ask(task, replace(view, knows=PacketKnowledge(view.knows, packets)), context, Packet())
-    sends = {child: packets[child] for child in plan.sends}
-    return replace(plan, sends=group_by_packet(sends, packets.values()))
+        plan = server.ask(task, replace(view, knowledge=PacketKnowledge(view.knowledge, packets)), context, Packet())
+    sends = {child: packets[child] for child in plan.packets}
+    return replace(plan, packets=group_by_packet(sends, packets.values()))
 
 
 def group_by_packet(sends: Mapping[str, Packet], packets: Iterable[Packet]) -> dict[str, Packet]:

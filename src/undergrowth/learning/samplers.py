@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import torch
 
-from undergrowth.core import Context, InputError, Packet, Selection, Train, Uniform, View
+from undergrowth.core import Context, InputError, Packet, Sampler, Train, UniformSampler, View
 from undergrowth.core.names import LOSS
 from undergrowth.core.notation import Form, Number, parse
 
 
 @dataclass(frozen=True)
-class DataSampler(Selection):
+class DataSampler(Sampler):
     """Draws devices with a probability proportional to their number of samples."""
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
         devices = view.devices
-        weights = torch.tensor([float(view.knows.samples(device)) for device in devices])
+        weights = torch.tensor([float(view.knowledge.samples(device)) for device in devices])
         count = min(count, int((weights > 0).sum()))
         if not count:
             return []
@@ -28,18 +28,18 @@ class DataSampler(Selection):
 
 
 @dataclass(frozen=True)
-class AvailableSampler(Selection):
+class AvailableSampler(Sampler):
     """Draws uniformly among the devices that stay available until they finish."""
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
-        lasting = tuple(d for d in view.devices if view.knows.window(d) >= view.knows.seconds(d, down))
+        lasting = tuple(d for d in view.devices if view.knowledge.window(d) >= view.knowledge.seconds(d, down))
         if not lasting:  # ask the device that stays longest, so that the round is not empty
-            return sorted(view.devices, key=view.knows.window, reverse=True)[:1]
-        return Uniform().choose(count, View(lasting), down, context)
+            return sorted(view.devices, key=view.knowledge.window, reverse=True)[:1]
+        return UniformSampler().choose(count, View(lasting), down, context)
 
 
 @dataclass(frozen=True)
-class FedCSSampler(Selection):
+class FedCSSampler(Sampler):
     """The fastest devices among those that finish by the deadline (after Nishio and Yonetani 2019).
 
     In the paper all devices share one uplink; here every device has its own.
@@ -48,13 +48,13 @@ class FedCSSampler(Selection):
     deadline: float
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
-        times = {device: view.knows.seconds(device, down) for device in view.devices}
+        times = {device: view.knowledge.seconds(device, down) for device in view.devices}
         in_time = [device for device in sorted(times, key=times.__getitem__) if times[device] <= self.deadline]
         return in_time[:count]
 
 
 @dataclass(frozen=True)
-class PowerOfChoiceSampler(Selection):
+class PowerOfChoiceSampler(Sampler):
     """Draws candidates by their number of samples and takes those with the highest loss (Cho et al. 2022).
 
     The loss is the one that a device last reported, the paper's variant without extra messages. Devices that have not
@@ -70,7 +70,7 @@ class PowerOfChoiceSampler(Selection):
 
 
 @dataclass(frozen=True)
-class OortSampler(Selection):
+class OortSampler(Sampler):
     """The devices of highest utility, and a fraction of devices that were never asked (after Lai et al. 2021).
 
     Utility = samples · last training loss. For a device slower than the preferred time t it is multiplied by
@@ -84,16 +84,16 @@ class OortSampler(Selection):
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
         known = [device for device in view.devices if _last_loss(view, device) < math.inf]
         fresh = tuple(device for device in view.devices if device not in set(known))
-        times = {device: view.knows.seconds(device, down) for device in known}
+        times = {device: view.knowledge.seconds(device, down) for device in known}
         preferred = self.deadline or sorted(times.values() or (0.0,))[len(times) // 2]
 
         def utility(device: str) -> float:
             speed = min(1.0, (preferred / times[device]) ** 2) if times[device] else 1.0
-            return view.knows.samples(device) * _last_loss(view, device) * speed
+            return view.knowledge.samples(device) * _last_loss(view, device) * speed
 
         new = min(len(fresh), max(round(self.explore * count), count - len(known)))
         best = sorted(known, key=utility, reverse=True)[: count - new]
-        return [*best, *Uniform().choose(new, View(fresh), down, context)]
+        return [*best, *UniformSampler().choose(new, View(fresh), down, context)]
 
 
 def _last_loss(view: View, device: str) -> float:
@@ -115,7 +115,7 @@ FORMS = {
 }
 
 
-def build_sampler(text: str, train: Train) -> Selection:
+def build_sampler(text: str, train: Train) -> Sampler:
     """The sampler that `train.sampler` names: uniform, data, available, fedcs, power-of-choice[:TIMES] or oort."""
     name, numbers = parse("train.sampler", text, FORMS)
     if name == "power-of-choice":
@@ -126,4 +126,4 @@ def build_sampler(text: str, train: Train) -> Selection:
         return FedCSSampler(train.deadline)
     if name == "oort":
         return OortSampler(train.deadline)
-    return {"uniform": Uniform(), "data": DataSampler(), "available": AvailableSampler()}[name]
+    return {"uniform": UniformSampler(), "data": DataSampler(), "available": AvailableSampler()}[name]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import All, InputError, Selector, Shard, Task, Weights
+from undergrowth.core import AllSelector, InputError, Selector, Shard, Task, Weights
 from undergrowth.core.notation import Form, Number, parse
 from undergrowth.learning.clustering import representatives
 from undergrowth.learning.features import features_of, predictions
@@ -83,7 +83,7 @@ _FRACTION = Number("FRACTION", above=0, at_most=1)
 _TEMPERATURE = Number("TEMPERATURE", above=0, at_most=1e9, default=0.1)
 _SHOTS = Number("N", at_least=1, at_most=1e9, whole=True)
 SELECTORS: dict[str, tuple[Callable[..., Selector], Form]] = {
-    "all": (All, Form()),
+    "all": (AllSelector, Form()),
     "random": (RandomSelector, Form((_FRACTION,), "random:0.5")),
     "entropy": (EntropySelector, Form((_FRACTION, _TEMPERATURE), "entropy:0.1:0.1")),
     "loss": (HighestLossSelector, Form((_FRACTION,), "loss:0.5")),

@@ -23,11 +23,11 @@ class AveragingServer(Server):
     def check(self, task: Task, up: Packet) -> str | None:
         return model_mismatch(task, up)
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        if has_no_samples(total):
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        if has_no_samples(combined):
             return state
         old = state[MODEL]
-        mean = {name: value.to(old[name].dtype) for name, value in total.tensors.items()}
+        mean = {name: value.to(old[name].dtype) for name, value in combined.tensors.items()}
         updated = {
             # lerp with weight 1 is exactly its end, which `old + (mean - old)` is not.
             name: torch.lerp(old[name], value, self.lr) if name in task.model.parameters else value

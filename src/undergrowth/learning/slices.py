@@ -11,7 +11,7 @@ from torch import Tensor
 from undergrowth.core import Context, InputError, Output, Packet, Plan, Server, State, Task, View, Weights, option
 from undergrowth.core.compound_reducers import Grouped
 from undergrowth.core.names import MODEL, SAMPLES
-from undergrowth.core.reducers import PerCoordinateMean, Reducer, WeightedMean, fold
+from undergrowth.core.reducers import PerCoordinateMean, Reducer, WeightedMean, add_upload
 from undergrowth.learning.features import ModelView
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.planning import ask_each
@@ -106,13 +106,13 @@ class WidthServer(Server):
                 return f"'{name}' has shape {tuple(value.shape)} and the slice's is {tuple(shape)}"
         return None
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         widths, mean = widths_of(task.model), None
-        for name, part in sorted(total.parts().items()):
+        for name, part in sorted(combined.parts().items()):
             ratio, offset = name.split("@")
             values, masks = widths.spread(part.tensors, float(ratio), int(offset))
             placed = {**values, **{f"mask/{key}": mask for key, mask in masks.items()}}
-            mean = fold(PerCoordinateMean(), mean, name, Packet(placed, {SAMPLES: part.scalars[SAMPLES]}))
+            mean = add_upload(PerCoordinateMean(), mean, name, Packet(placed, {SAMPLES: part.scalars[SAMPLES]}))
         if mean is None:
             return state
         model = dict(state[MODEL])
@@ -131,7 +131,7 @@ def assign_ratios(view: View, widths: Widths, ratios: tuple[float, ...]) -> dict
     with the whole model. Devices of equal speed are assigned the ratios in turn.
     """
     devices = view.devices
-    rates = {device: float(getattr(view.knows.profile(device), "achieved_flops", 1.0)) for device in devices}
+    rates = {device: view.knowledge.speed(device) for device in devices}
     fastest = max(rates.values(), default=1.0)
     if fastest == min(rates.values(), default=1.0):
         return {device: ratios[position % len(ratios)] for position, device in enumerate(devices)}

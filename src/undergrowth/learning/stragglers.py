@@ -9,7 +9,7 @@ import torch
 
 from undergrowth.core import Context, InputError, Packet, Plan, Server, State, Task, View, option
 from undergrowth.core.names import EPOCHS, MODEL
-from undergrowth.core.selection import share_of
+from undergrowth.core.samplers import count_of
 from undergrowth.learning.planning import group_by_packet
 from undergrowth.learning.servers import AveragingServer
 
@@ -58,12 +58,12 @@ class StragglerOptions:
             fixed = self.stragglers == FIXED
             at = context._replace(round=0 if fixed else context.round, turn=0)
             order = sorted(devices, key=lambda device: at._replace(node=device).key("straggler"))
-            able = share_of(self.f_n, len(order))
+            able = count_of(self.f_n, len(order))
             taking_part = len(order) if self.f_fs is None else round(self.f_fs * len(order))
             return order[:able], order[able : able + taking_part]
         if deadline is None:
             return devices, ()
-        in_time = [device for device in devices if view.knows.seconds(device, full) <= deadline]
+        in_time = [device for device in devices if view.knowledge.seconds(device, full) <= deadline]
         return in_time, sorted(set(devices).difference(in_time))
 
     def epochs_of(self, device: str, task: Task, context: Context) -> int:
@@ -94,8 +94,8 @@ class StragglerOptions:
         if light is None:
             return plan
         stragglers = set(slow)
-        sends = {child: light(child) if child in stragglers else full for child in plan.sends}
-        return replace(plan, sends=group_by_packet(sends, (full, *sends.values())))
+        sends = {child: light(child) if child in stragglers else full for child in plan.packets}
+        return replace(plan, packets=group_by_packet(sends, (full, *sends.values())))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import Context, Each, Method, Packet, Plan, Server, State, Sum, Task, View, Weights, not_finite
+from undergrowth.core import (
+    Context,
+    LazyMapping,
+    Method,
+    Packet,
+    Plan,
+    Server,
+    State,
+    Sum,
+    Task,
+    View,
+    Weights,
+    find_non_finite,
+)
 from undergrowth.core.names import SEED
 from undergrowth.learning import GradientClient, Trained
 
@@ -28,7 +41,7 @@ class LocalClient(GradientClient):
         return own.get("model") or task.model.initial(int(down.scalars[SEED]))
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        problem = not_finite(trained.packet)
+        problem = find_non_finite(trained.packet)
         tags = {"problem": problem} if problem else {}  # no tensor is sent, so the device reports the problem itself
         return Packet(scalars=trained.scalars, tags=tags), {"model": dict(trained.tensors)}
 
@@ -51,7 +64,7 @@ class SeedServer(Server):
     def check(self, task: Task, up: Packet) -> str | None:
         return up.tags.get("problem")
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         return state
 
 
@@ -63,7 +76,7 @@ class Bound(Method):
     server = SeedServer()
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        trained = Each(own, lambda device: own[device]["model"])
+        trained = LazyMapping(own, lambda device: own[device]["model"])
         return trained or {"start": task.model.initial(int(state[SEED]))}
 
     def personal(self, task: Task, state: State, own: State) -> Weights:

@@ -35,9 +35,9 @@ class FedAsyncServer(Server):
     def ready(self, progress: Progress) -> bool:
         return progress.arrived >= 1
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         model, weight = state[MODEL], Staleness(self.options.staleness)
-        for _, up in sorted(total.parts().items()):
+        for _, up in sorted(combined.parts().items()):
             rate = self.options.alpha * weight(int(up.scalars["age"]))
             model = {
                 name: torch.lerp(value, up.tensors[name].to(value.dtype), rate)

@@ -29,7 +29,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Context, Fitted, Method, Packet, State, Task, WeightedMean, Weights, fold, option
+from undergrowth.core import (
+    Context,
+    Method,
+    ModelWeights,
+    Packet,
+    State,
+    Task,
+    WeightedMean,
+    Weights,
+    add_upload,
+    option,
+)
 from undergrowth.core.names import SAMPLES, X, Y
 from undergrowth.learning import CrossEntropy, GradientClient, LossInputs, Objective, RandomSelector, Trained
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_on_server
@@ -104,7 +115,7 @@ class FedATServer(OwnModelsServer):
         mean = None
         for path, up in uploads.items():
             copy = self._teach_copy(task, model, up, context)
-            mean = fold(WeightedMean(), mean, path, Packet(copy, {SAMPLES: up.scalars[SAMPLES]}))
+            mean = add_upload(WeightedMean(), mean, path, Packet(copy, {SAMPLES: up.scalars[SAMPLES]}))
         after = mean.tensors if mean is not None else model
         maps = self._attention(task, after)
         return after, {
@@ -168,5 +179,5 @@ class FedAT(Method):
     def server(self) -> FedATServer:
         return FedATServer(self)
 
-    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
+    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
         return all_models(task, state)

@@ -31,14 +31,14 @@ class MomentumServer(Server):
     def check(self, task: Task, up: Packet) -> str | None:
         return model_mismatch(task, up)
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        if has_no_samples(total):
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        if has_no_samples(combined):
             return state
         model, velocity = state[MODEL], dict(state["velocity"])
-        for name, change in mean_changes(task, model, total).items():
+        for name, change in mean_changes(task, model, combined).items():
             velocity[name] = velocity[name] * self.options.momentum + change
         updated = {name: model[name] + self.options.server_lr * velocity[name] for name in velocity}
-        return {**state, MODEL: {**with_mean_buffers(task, model, total), **updated}, "velocity": velocity}
+        return {**state, MODEL: {**with_mean_buffers(task, model, combined), **updated}, "velocity": velocity}
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,9 @@ class FedBuffServer(Server):
     def ready(self, progress: Progress) -> bool:
         return progress.arrived >= self.options.buffer
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        change, weight = total.part("change"), self.weight or "uploads"
-        undiscounted = total.part("count").scalars[weight]
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        change, weight = combined.part("change"), self.weight or "uploads"
+        undiscounted = combined.part("count").scalars[weight]
         if not undiscounted:
             return state
         # The mean is over discounted weights; a stale buffer must also make a smaller step.

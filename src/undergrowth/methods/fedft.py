@@ -26,7 +26,7 @@ from functools import partial
 
 from torch import Tensor
 
-from undergrowth.core import All, Context, Method, Packet, Plan, Selector, Shard, State, Task, View, option
+from undergrowth.core import AllSelector, Context, Method, Packet, Plan, Selector, Shard, State, Task, View, option
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
 from undergrowth.core.names import FINISH, MODEL, PHASE
 from undergrowth.learning import AveragingServer, EntropySelector, GradientClient, RandomSelector
@@ -108,13 +108,13 @@ class FedFTServer(AveragingServer):
         whole, upper = Packet(model), Packet({name: model[name] for name in names})
         holders = {child for child, heard in view.heard.items() if WARM not in heard}
         plan = self.ask(task, view, context, upper if holders.issuperset(view.idle) else whole)
-        return replace(plan, sends={child: upper if child in holders else whole for child in plan.sends})
+        return replace(plan, packets={child: upper if child in holders else whole for child in plan.packets})
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         rounds, warm_rounds = state["rounds"] + 1, self.options.warm_rounds
         after = HANDING if rounds == warm_rounds else ""
         phase = WARM if rounds < warm_rounds else after
-        return {**super().step(task, state, total, context), PHASE: phase, "rounds": rounds}
+        return {**super().step(task, state, combined, context), PHASE: phase, "rounds": rounds}
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class FedFTRDS(FineTuning):
 
     @property
     def selector(self) -> Selector:
-        return RandomSelector(self.share) if self.share < 1 else All()
+        return RandomSelector(self.share) if self.share < 1 else AllSelector()
 
 
 @dataclass(frozen=True)
@@ -165,4 +165,4 @@ class FedFTEDS(FineTuning):
 
     @property
     def selector(self) -> Selector:
-        return EntropySelector(self.share, self.temperature) if self.share < 1 else All()
+        return EntropySelector(self.share, self.temperature) if self.share < 1 else AllSelector()

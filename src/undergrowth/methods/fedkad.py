@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Context, Fitted, Method, Packet, Shard, State, Task, Weights, option
+from undergrowth.core import Context, Method, ModelWeights, Packet, Shard, State, Task, Weights, option
 from undergrowth.core.names import X, Y
 from undergrowth.learning.distillation import (
     LOSSES,
@@ -168,5 +168,5 @@ class FedKAD(Method):
     def server(self) -> FedKADServer:
         return FedKADServer(self)
 
-    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
+    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
         return all_models(task, state)

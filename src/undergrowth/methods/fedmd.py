@@ -28,7 +28,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import All, Context, Each, Fitted, Method, Packet, Shard, State, Task, View, Weights, option
+from undergrowth.core import (
+    AllSelector,
+    Context,
+    LazyMapping,
+    Method,
+    ModelWeights,
+    Packet,
+    Shard,
+    State,
+    Task,
+    View,
+    Weights,
+    option,
+)
 from undergrowth.core.client import Steps
 from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, SEED, X, Y
 from undergrowth.core.reducers import WeightedMean
@@ -89,7 +102,7 @@ class FedMDClient(GradientClient):
         data[TEACHER] = torch.cat([teacher, teacher.new_zeros(len(shard), teacher.shape[1])])
         data[PUBLIC] = torch.arange(count + len(shard), device=shard.x.device) < count
         shown, generator = Shard(data[X][:count], data[Y][:count]), context.generator("digest")
-        digesting = shuffled_steps(task, {}, shown, All(), self.options.digest_epochs, steps.batch, generator)
+        digesting = shuffled_steps(task, {}, shown, AllSelector(), self.options.digest_epochs, steps.batch, generator)
         first = without_small_batches(digesting, task.model.smallest_batch()).epochs
         return Steps(data, (*first, *(order + count for order in steps.epochs)), steps.batch)
 
@@ -162,9 +175,9 @@ class FedMDServer(Server):
             return f"it must be the logits of {count} public samples"
         return None
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         options, public, seed = self.options, public_data(task, "fedmd"), draw_seed(context)
-        logits = total.tensors["logits"]
+        logits = combined.tensors["logits"]
         drawn = public.take(draw_public(public, options.samples, seed))
         data = {X: drawn.x, Y: drawn.y, TEACHER: logits}
         training = (options.server_lr, options.server_epochs, options.server_batch)
@@ -193,8 +206,8 @@ class FedMD(Method):
     def server(self) -> FedMDServer:
         return FedMDServer(self)
 
-    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | Fitted]:
-        def read(name: str) -> Weights | Fitted:
+    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
+        def read(name: str) -> Weights | ModelWeights:
             if name == "global":
                 weights: Weights = state[MODEL]
                 return weights
@@ -202,4 +215,4 @@ class FedMD(Method):
             return fit(task, kept["model"], kept["weights"])
 
         names = {"global": "", **{f"devices/{device}": device for device in own}}
-        return Each(names, read)
+        return LazyMapping(names, read)

@@ -38,17 +38,17 @@ class AdaptiveServer(Server):
     def check(self, task: Task, up: Packet) -> str | None:
         return model_mismatch(task, up)
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        if has_no_samples(total):
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        if has_no_samples(combined):
             return state
         options = self.options
         model, mean, square = state[MODEL], dict(state["mean"]), dict(state["square"])
         updated = {}
-        for name, change in mean_changes(task, model, total).items():
+        for name, change in mean_changes(task, model, combined).items():
             mean[name] = options.beta1 * mean[name] + (1 - options.beta1) * change
             square[name] = options.next_square(square[name], change.square())
             updated[name] = model[name] + options.server_lr * mean[name] / (square[name].sqrt() + options.tau)
-        model = {**with_mean_buffers(task, model, total), **updated}
+        model = {**with_mean_buffers(task, model, combined), **updated}
         return {**state, MODEL: model, "mean": mean, "square": square}
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from undergrowth.core import All, Context, Method, Packet, Plan, Shard, State, Task, View, Weights, option
+from undergrowth.core import AllSelector, Context, Method, Packet, Plan, Shard, State, Task, View, Weights, option
 from undergrowth.core.client import Carry, Steps
 from undergrowth.core.compound_reducers import Collect, Named
 from undergrowth.core.names import FINISH, MODEL
@@ -70,7 +70,7 @@ class FedSplitClient(GradientClient):
         if options.selector == "kmeans":
             count = options.clusters
             return representatives(maps, shard.y, lambda size: min(size, count), options.components, generator)
-        selector = All() if options.selector == "all" else FewShotSelector(options.clusters)
+        selector = AllSelector() if options.selector == "all" else FewShotSelector(options.clusters)
         return selector.pick(task, {}, shard, generator)
 
 
@@ -101,9 +101,9 @@ class FedSplitServer(AveragingServer):
     def check(self, task: Task, up: Packet) -> str | None:
         return model_mismatch(task, up.part("model"))
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        after = super().step(task, state, total.part("model"), context)
-        sent = [part.tensors for _, part in sorted(total.part("maps").parts().items()) if part.tensors]
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        after = super().step(task, state, combined.part("model"), context)
+        sent = [part.tensors for _, part in sorted(combined.part("maps").parts().items()) if part.tensors]
         if not sent:
             return after
         options = self.options

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet, resnet, vgg, wrn
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.checks import check_classes, check_norm, check_options, check_shape, check_start
@@ -154,7 +154,7 @@ def _find(name: str) -> tuple[Architecture, dict[str, int]]:
         numbers = row.numbers_in(name)
         if numbers is not None:
             return row, numbers
-    raise InputError(f"model: unknown name '{name}'; {nearest(name.lower(), [row.example for row in TABLE])}")
+    raise InputError(f"model: unknown name '{name}'; {suggest(name.lower(), [row.example for row in TABLE])}")
 
 
 def _example_options(row: Architecture) -> list[str]:

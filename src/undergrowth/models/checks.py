@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 from undergrowth.models.architecture import Architecture, Option
 
 COMMON_OPTIONS = ("norm", "weights", "skip_head")
@@ -77,7 +77,7 @@ def check_options(architecture: Architecture, name: str, given: Mapping[str, obj
     """All options: the given values, and the defaults of the others."""
     for key in given:
         if key not in architecture.options:
-            hint = nearest(key, [*architecture.options, *COMMON_OPTIONS])
+            hint = suggest(key, [*architecture.options, *COMMON_OPTIONS])
             raise InputError(f"model {name}: unknown option '{key}'; {hint}")
     return {
         key: _check_option(name, key, given[key], default) if key in given else default

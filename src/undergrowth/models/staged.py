@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from undergrowth.core.errors import InputError, nearest
+from undergrowth.core.errors import InputError, suggest
 
 
 class Staged(nn.Sequential):
@@ -28,5 +28,5 @@ class Staged(nn.Sequential):
     def position(self, level: str) -> int:
         """The number of stages below a split level."""
         if level not in self.levels:
-            raise InputError(f"split level '{level}' is not a level of this model; {nearest(level, self.levels)}")
+            raise InputError(f"split level '{level}' is not a level of this model; {suggest(level, self.levels)}")
         return list(self._modules).index(self.levels[level])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from undergrowth.core import InputError, nearest
+from undergrowth.core import InputError, suggest
 from undergrowth.data import describe, names
 from undergrowth.data.catalogue import default_path
 from undergrowth.reproduce.table import Raw
@@ -49,6 +49,6 @@ def parse_data_paths(texts: list[str], known: set[str]) -> dict[str, str]:
         if not equals or not path:
             raise InputError(f"--data-path '{text}' must be NAME=FOLDER, such as cifar10=~/data/cifar10")
         if source not in known and source not in names():
-            raise InputError(f"--data-path '{text}': '{source}' is not known; {nearest(source, known)}")
+            raise InputError(f"--data-path '{text}': '{source}' is not known; {suggest(source, known)}")
         paths[source] = path
     return paths

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from undergrowth.core import InputError, nearest
+from undergrowth.core import InputError, suggest
 from undergrowth.runs.config import Section
 from undergrowth.runs.fields import Count
 
@@ -107,7 +107,7 @@ class Table(Section):
 
     def scale(self, name: str) -> Scale:
         if name not in self.scales:
-            raise InputError(f"scale '{name}' is not known; {nearest(name, self.scales)}")
+            raise InputError(f"scale '{name}' is not known; {suggest(name, self.scales)}")
         return self.scales[name]
 
     @property
@@ -171,5 +171,5 @@ def find_table(name: str) -> Table:
     """The table with the number `name`."""
     numbers = {number: table for table in load_tables().values() for number in table.tables}
     if name not in numbers:
-        raise InputError(f"table '{name}' is not known; {nearest(name, numbers)}")
+        raise InputError(f"table '{name}' is not known; {suggest(name, numbers)}")
     return numbers[name]

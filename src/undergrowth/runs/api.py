@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from undergrowth.core import InputError, Method, nearest
+from undergrowth.core import InputError, Method, suggest
 from undergrowth.data import Dataset, Population
 from undergrowth.runs import execution
 from undergrowth.runs.config import parse_experiment
@@ -152,7 +152,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         if rename.section in _PLACES and rename.old in extra:
             raise InputError(f"the argument {rename.old} is now called {rename.new}")
     if extra:
-        raise InputError(f"{min(extra)} is not an argument; {nearest(min(extra), known)}")
+        raise InputError(f"{min(extra)} is not an argument; {suggest(min(extra), known)}")
     given = {name: value for name, value in arguments.items() if value is not None}
     raw: dict[str, Any] = {section: {} for section in _PLACES}
     objects: dict[str, Any] = {}

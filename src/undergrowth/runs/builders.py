@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError, create_model
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, nearest
+from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, suggest
 from undergrowth.data import (
     Dataset,
     Population,
@@ -34,7 +34,7 @@ DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the
 def build_method(name: str, options: dict[str, Any]) -> Method:
     """The method `name` with `options`. Raises `InputError` if a name or the type of a value is wrong."""
     if name not in METHODS:
-        raise InputError(f"method '{name}' is not known; {nearest(name, METHODS)}")
+        raise InputError(f"method '{name}' is not known; {suggest(name, METHODS)}")
     kind = METHODS[name]
     hints = get_type_hints(kind)
     known: dict[str, Any] = {field.name: (_field_type(hints[field.name]), field.default) for field in fields(kind)}  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def _load(section: DataSection | PublicSection) -> Dataset:
     known = describe(section.name).options
     for key in section.options:
         if key not in known:
-            hint = nearest(key, [*known, *type(section).model_fields])
+            hint = suggest(key, [*known, *type(section).model_fields])
             raise InputError(f"data set '{section.name}' has no option '{key}'; {hint}")
     return load(section.name, section.path, **section.options)
 

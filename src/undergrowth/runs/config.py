@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from undergrowth.core import MOST, InputError, Train, nearest
+from undergrowth.core import MAX_NUMBER, InputError, Train, suggest
 from undergrowth.learning import learning_rate
 from undergrowth.runs.fields import (
     Above0,
@@ -84,7 +84,7 @@ class PublicSection(Section):
     def _consistent(self) -> PublicSection:
         if self.name is None and self.options:
             key = next(iter(self.options))
-            raise ValueError(f"has '{key}', which is not a known key; {nearest(key, PublicSection.model_fields)}")
+            raise ValueError(f"has '{key}', which is not a known key; {suggest(key, PublicSection.model_fields)}")
         if self.name is None and self.path is not None:
             raise ValueError("has a path; give the name of the data set there")
         if self.share is not None and self.samples is not None:
@@ -213,7 +213,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     place = [str(step) for step in first["loc"]]
     path = ".".join([prefix, *place] if prefix else place)
     if first["type"] == "extra_forbidden":
-        return f"{path} is not a known key; {nearest(place[-1], keys_of(model, place[:-1]))}"
+        return f"{path} is not a known key; {suggest(place[-1], keys_of(model, place[:-1]))}"
     if first["type"] == "invalid_key":  # a number, or a word that YAML reads as a number or as true
         section = ".".join([prefix, *place[:-1]] if prefix else place[:-1])
         key = f"the key {first['input']!r}"
@@ -225,8 +225,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         or_name = "a name, or " if "name" in keys else ""
         return f"{path} {first['input']!r} should be {or_name}a section with keys such as {keys[0]}"
     wanted = first["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("Value error, ")
-    if first.get("ctx", {}).get("le") == MOST:  # pydantic would write all its digits
-        wanted = f"should be less than or equal to {MOST:g}"
+    if first.get("ctx", {}).get("le") == MAX_NUMBER:  # pydantic would write all its digits
+        wanted = f"should be less than or equal to {MAX_NUMBER:g}"
     return f"{path} {first['input']!r} {wanted}"
 
 

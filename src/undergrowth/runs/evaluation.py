@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from undergrowth.core import Fitted, Method, Model, Shard, State, Task, Weights
+from undergrowth.core import Method, Model, ModelWeights, Shard, State, Task, Weights
 from undergrowth.data import Population
 
 BATCH = 512
@@ -67,19 +67,19 @@ def score_devices(
     return accuracies
 
 
-def with_model(task: Task, weights: Weights | Fitted) -> Fitted:
+def with_model(task: Task, weights: Weights | ModelWeights) -> ModelWeights:
     """Weights together with their model: the run's, unless `weights` names another one."""
-    return weights if isinstance(weights, Fitted) else Fitted(task.model, weights)
+    return weights if isinstance(weights, ModelWeights) else ModelWeights(task.model, weights)
 
 
 def _groups_by_model(
     method: Method, task: Task, state: State, own: Mapping[str, State], devices: Sequence[str]
-) -> Iterator[tuple[list[str], Weights | Fitted]]:
+) -> Iterator[tuple[list[str], Weights | ModelWeights]]:
     """Groups of devices that use the same model, so that their samples can share a forward pass."""
     step = max(1, -(-len(devices) // MAX_EVALUATED_DEVICES))
     models = method.models(task, state, own)
     group: list[str] = []
-    last: Weights | Fitted | None = None
+    last: Weights | ModelWeights | None = None
     for name in devices[::step]:
         weights = models.get(f"devices/{name}") or method.personal(task, state, own.get(name, {}))
         if group and (weights is not last or len(group) >= MAX_DEVICES_PER_PASS):

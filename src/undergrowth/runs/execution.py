@@ -13,7 +13,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor, nn
 
-from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, moved
+from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, move_to
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
@@ -286,7 +286,7 @@ def _restore(execution: Execution) -> None:
         except RunError as error:
             unread.append(str(error))
             continue
-        federation.driver.restore(moved(kept["simulation"], federation.world.torch_device))
+        federation.driver.restore(move_to(kept["simulation"], federation.world.torch_device))
         federation.world.states.restore(written, order)
         execution.scores, execution.wall_before = kept["scores"], kept["wall_seconds"]
         done = number

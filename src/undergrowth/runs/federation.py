@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, nearest
+from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, suggest
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
@@ -98,7 +98,7 @@ def federate(
     world = World(task, method.client, servers, population, States(torch_device=device), links, device)
     clock = build_clock(experiment, devices, population, world, sample.dtype)
     for node in nodes.values():
-        node.knows = clock
+        node.knowledge = clock
     return Federation(method, population, task, devices, topology, nodes, world, clock, engine, notes)
 
 
@@ -161,7 +161,7 @@ def build_engine(experiment: Experiment) -> Engine:
     """The engine that the experiment names, not opened. `auto` is chosen later, on the built federation."""
     name, names = experiment.run.engine, [*ENGINES, "auto"]
     if name not in names:
-        raise InputError(f"run.engine '{name}' is not known; {nearest(name, names)}")
+        raise InputError(f"run.engine '{name}' is not known; {suggest(name, names)}")
     return ENGINES["serial" if name == "auto" else name](engine_settings(experiment))
 
 

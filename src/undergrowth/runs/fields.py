@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from undergrowth.core import MOST, MOST_WHOLE
+from undergrowth.core import MAX_NUMBER, MAX_WHOLE_NUMBER
 
 
 def _refuse_booleans(value: Any) -> Any:
@@ -23,11 +23,11 @@ def _as_text(value: Any) -> Any:
 
 NO_BOOLEANS = BeforeValidator(_refuse_booleans)
 Number = Annotated[float, NO_BOOLEANS, Field(allow_inf_nan=False)]
-Above0 = Annotated[Number, Field(gt=0, le=MOST)]
-AtLeast0 = Annotated[Number, Field(ge=0, le=MOST)]
+Above0 = Annotated[Number, Field(gt=0, le=MAX_NUMBER)]
+AtLeast0 = Annotated[Number, Field(ge=0, le=MAX_NUMBER)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 FractionAbove0 = Annotated[Number, Field(gt=0, le=1)]
 FractionBelow1 = Annotated[Number, Field(ge=0, lt=1)]
 Whole = Annotated[int, NO_BOOLEANS]
-Count = Annotated[Whole, Field(ge=1, le=MOST_WHOLE)]
+Count = Annotated[Whole, Field(ge=1, le=MAX_WHOLE_NUMBER)]
 Place = Annotated[str, Field(min_length=1), BeforeValidator(_as_text)]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth import __version__
-from undergrowth.core import InputError, RunError, nearest
+from undergrowth.core import InputError, RunError, suggest
 from undergrowth.exchange import COLUMNS, Entry
 from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
 from undergrowth.runs.lock import is_locked
@@ -199,7 +199,7 @@ class Store:
             return str(found[0])
         if found:
             raise InputError(f"run '{name}' could be any of {', '.join(found[:MAX_RUNS_IN_MESSAGE])}; write more of it")
-        hint = nearest(name, ids) if ids else "it holds no runs yet"
+        hint = suggest(name, ids) if ids else "it holds no runs yet"
         if len(ids) > MAX_RUNS_IN_MESSAGE and not hint.startswith("did"):
             hint = f"the latest is {ids[-1]}, and `undergrowth list` shows all {len(ids)}"
         raise InputError(f"run '{name}' is not in '{self.folder}'; {hint}")

@@ -220,8 +220,8 @@ class FleetClock(Clock):
     def window(self, device: str) -> float:
         return math.inf if self.availability is None else self.availability.until(device, self.now) - self.now
 
-    def profile(self, device: str) -> object:
-        return self.fleet.profile(device)
+    def speed(self, device: str) -> float:
+        return self.fleet.profile(device).achieved_flops
 
     def snapshot(self) -> State:
         return {"used": dict(self._used), "empty": sorted(self._empty)}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from undergrowth.core import Context, InputError, Packet, RunError, State, moved
+from undergrowth.core import Context, InputError, Packet, RunError, State, move_to
 from undergrowth.engines.combining import JobReport, WorkerCombiner
 from undergrowth.engines.jobs import FinishedJob, run_job
 from undergrowth.engines.processes.arena import Arena, ArenaFull
@@ -167,7 +167,7 @@ class Worker:
 
     def _here(self, pytree: Any) -> Any:
         """The same pytree on the worker's torch device."""
-        return moved(pytree, self.world.torch_device)
+        return move_to(pytree, self.world.torch_device)
 
     def _commit(self, position: int, job: Job, finished: FinishedJob, report: JobReport, last: bool) -> None:
         """Writes down what became of a job. `last`: no other job of its node is left."""

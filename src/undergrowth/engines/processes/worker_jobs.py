@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from undergrowth.core import Packet, Server, State, fold
+from undergrowth.core import Packet, Server, State, add_upload
 from undergrowth.engines.combining import JobReport, RoundReport
 from undergrowth.engines.processes.arena import Arena
 from undergrowth.engines.processes.worker import EMPTY, UNCHANGED, Record
@@ -55,7 +55,7 @@ class WorkerJobs:
         for node, uploads in self._later.items():
             for device, upload in uploads:
                 partial_result = self._partial_results.get(node)
-                self._partial_results[node] = fold(servers[node].reducer, partial_result, device, upload)
+                self._partial_results[node] = add_upload(servers[node].reducer, partial_result, device, upload)
         self._later = {}
         return self._partial_results
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from undergrowth.core import InputError, Packet, moved
+from undergrowth.core import InputError, Packet, move_to
 from undergrowth.engines.combining import RoundReport, gather_outcomes
 from undergrowth.engines.jobs import count_batches
 from undergrowth.engines.placement import placement
@@ -58,7 +58,7 @@ class RayEngine:
         calls = self._calls(jobs, members, self._placement.place(batches, [member.machine for member in members]))
         torch_device = self.world.torch_device
         report = RoundReport(States(torch_device=torch_device, folder=self.world.states.folder))
-        report.partial_results = moved(self._pool.run(calls), torch_device)
+        report.partial_results = move_to(self._pool.run(calls), torch_device)
         failures = []
         for call in calls:
             assert call.report is not None
@@ -66,8 +66,8 @@ class RayEngine:
                 failures.append(call.report.failure)
             for position, (one, own, residual) in call.report.jobs.items():
                 self._placement.observe(call.member.machine, batches[position], one.seconds)
-                one = one._replace(upload=moved(one.upload, torch_device))
-                report.add(position, one, moved(own, torch_device), moved(residual, torch_device))
+                one = one._replace(upload=move_to(one.upload, torch_device))
+                report.add(position, one, move_to(own, torch_device), move_to(residual, torch_device))
         finish_times = [call.finish_time for call in calls]
         self._facts = {"workers": float(len(members)), "workers_timedelta": max(finish_times) - min(finish_times)}
         if failures:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import ray
 from ray import cloudpickle
 
-from undergrowth.core import RunError, State, moved
+from undergrowth.core import RunError, State, move_to
 from undergrowth.engines.combining import JobReport, WorkerCombiner, merge_partial_results
 from undergrowth.engines.jobs import run_job
 from undergrowth.engines.ray_cluster.serialization import SerializedObject, deserialize, serialize
@@ -61,13 +61,13 @@ class Worker:
     def run(self, messages: SerializedObject, *downs: SerializedObject) -> tuple[SerializedObject, SerializedObject]:
         """Runs jobs; returns the partial results and the report."""
         world, report = self.world, WorkerReport()
-        downloads = [moved(deserialize(down), world.torch_device) for down in downs]
+        downloads = [move_to(deserialize(down), world.torch_device) for down in downs]
         combiner = WorkerCombiner(world.servers)
         for position, job, down, own, residual in deserialize(messages):
             began = perf_counter()
             try:
                 states = world.states = States(math.inf)
-                states.put(job.device, moved(own, world.torch_device), moved(residual, world.torch_device))
+                states.put(job.device, move_to(own, world.torch_device), move_to(residual, world.torch_device))
                 before = states.get(job.device), states.residual(job.device)
                 finished = run_job(world, job._replace(down=downloads[down]))
                 one = combiner.add(job, finished)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from undergrowth.core import Packet, finite, not_finite
+from undergrowth.core import Packet, are_finite, find_non_finite
 from undergrowth.engines.jobs import FinishedJob
 from undergrowth.engines.world import Job
 
@@ -39,11 +39,11 @@ class FinishedStack:
         """The jobs in their order; those with values that are not finite have a `problem`."""
         all_finite = self._is_finite()
         for job, one in zip(self.jobs, self.finished, strict=True):
-            problem = not_finite(Packet({}, one.up.scalars) if all_finite else one.up)
+            problem = find_non_finite(Packet({}, one.up.scalars) if all_finite else one.up)
             yield job, one if problem is None else replace(one, problem=problem)
 
     def _is_finite(self) -> bool:
         if self._on_gpu:
             self._event.synchronize()
             return bool(self._all_finite)
-        return all(finite(self._stacks))
+        return all(are_finite(self._stacks))

@@ -24,9 +24,9 @@ from undergrowth.core import (
     State,
     Task,
     Updates,
-    joined,
+    join_updates,
     map_tensors,
-    shares,
+    split_limit,
 )  # fmt: skip
 from undergrowth.core.names import FINISH
 from undergrowth.engines.jobs import FinishedJob, job_error, run_job, send_up
@@ -140,7 +140,7 @@ class StackRunner:
         for each in begun:
             each.kind = self._kinds.setdefault(each.signature, len(self._kinds))
         if job.limit is not None:
-            for each, count in zip(begun, shares(job.limit, [each.count for each in begun]), strict=True):
+            for each, count in zip(begun, split_limit(job.limit, [each.count for each in begun]), strict=True):
                 each.count = count
         return begun
 
@@ -224,7 +224,7 @@ class StackRunner:
                 self._finished[job.device].append(sent)
                 if left[job.device]:
                     continue
-                sent = joined(each.own, self._finished.pop(job.device))
+                sent = join_updates(each.own, self._finished.pop(job.device))
             jobs.append(job)
             finished.append(send_up(world, job, *sent, world.states.residual(job.device), check_finite=False))
         return FinishedStack(jobs, finished)

@@ -85,8 +85,8 @@ class FedFSCServer(AveragingServer):
         sent = [part for part in (whole, few_shot) if part.tensors] or [up]
         return next((problem for part in sent if (problem := model_mismatch(task, part))), None)
 
-    def step(self, task: Task, state: State, total: Packet, context: Context) -> State:
-        base, full, few_shot = state[MODEL], total.part(FULL), total.part(FEW_SHOT)
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        base, full, few_shot = state[MODEL], combined.part(FULL), combined.part(FEW_SHOT)
         after = super().step(task, state, full, context) if full.tensors else state
         if not few_shot.tensors:
             return after

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import nn
 
-from undergrowth.core import InputError, Method, RunError, nearest
+from undergrowth.core import InputError, Method, RunError, suggest
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import restore_torch_settings
 from undergrowth.report.analyses.analysis import PROBLEM, Analysis, Numbers, RunNumbers
@@ -91,7 +91,7 @@ def _check_names(names: Sequence[str]) -> list[str]:
     """The names of the analyses to run, without duplicates; `all` is replaced by the names of all analyses."""
     for name in names:
         if name not in ANALYSES and name != "all":
-            raise InputError(f"analysis '{name}' is not known; {nearest(name, [*ANALYSES, 'all'])}")
+            raise InputError(f"analysis '{name}' is not known; {suggest(name, [*ANALYSES, 'all'])}")
     return list(ANALYSES) if "all" in names else list(dict.fromkeys(names))
 
 

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from undergrowth.core import Client, Context, InputError, Method, Packet, Shard, Task, Weights, not_finite
+from undergrowth.core import Client, Context, InputError, Method, Packet, Shard, Task, Weights, find_non_finite
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import set_torch
 from undergrowth.learning import AveragingServer, GradientClient
@@ -99,7 +99,7 @@ class ReopenedRun:
         model = {**self.weights, **up.tensors}
         if not fits_model(self.task, model):
             raise NotAModelError
-        problem = not_finite(Packet(model))
+        problem = find_non_finite(Packet(model))
         if problem:
             raise InputError(f"local training of the final model on {device} diverges: {problem}")
         return model
@@ -151,7 +151,7 @@ def reopen_run(
         raise InputError(f"the model of run '{record.run}' cannot be read: {error}") from None
     if not fits_model(federation.task, weights):
         raise InputError(f"'{path}' does not hold the weights of the run's model")
-    problem = not_finite(Packet(weights))
+    problem = find_non_finite(Packet(weights))
     if problem:
         raise InputError(f"the final model of run '{record.run}' has diverged: {problem}")
     return ReopenedRun(federation, weights, described.run.seed, described.train.rounds, max_devices, progress)

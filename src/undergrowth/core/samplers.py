@@ -13,7 +13,7 @@ from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
 
 
-class Knowledge(Protocol):
+class DeviceKnowledge(Protocol):
     """What a server knows about its devices before it asks them."""
 
     def samples(self, device: str) -> int:
@@ -28,12 +28,12 @@ class Knowledge(Protocol):
         """For how many seconds it stays available."""
         ...
 
-    def profile(self, device: str) -> object:
-        """Its device profile."""
+    def speed(self, device: str) -> float:
+        """FLOPs a second that it achieves."""
         ...
 
 
-class Nothing:
+class NoKnowledge:
     """No facts about devices: all are equal."""
 
     def samples(self, device: str) -> int:
@@ -45,8 +45,8 @@ class Nothing:
     def window(self, device: str) -> float:
         return math.inf
 
-    def profile(self, device: str) -> object:
-        return None
+    def speed(self, device: str) -> float:
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class View:
     idle: tuple[str, ...]  # may be asked now
     out: tuple[str, ...] = ()  # asked, without an answer yet
     nodes: frozenset[str] = frozenset()  # children that are nodes, not devices
-    knows: Knowledge = Nothing()
+    knowledge: DeviceKnowledge = NoKnowledge()
     heard: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # child → scalars of its last upload
 
     @property
@@ -65,7 +65,7 @@ class View:
         return [child for child in self.idle if child not in self.nodes] if self.nodes else self.idle
 
 
-class Selection:
+class Sampler:
     """The base of samplers. `needs_loss`: uploads must have the mean training loss."""
 
     needs_loss: bool = False
@@ -76,7 +76,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Uniform(Selection):
+class UniformSampler(Sampler):
     """All devices are equally likely."""
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
@@ -87,12 +87,12 @@ class Uniform(Selection):
         return [devices[position] for position in picked.tolist()]
 
 
-def share_of(fraction: float, count: int) -> int:
+def count_of(fraction: float, count: int) -> int:
     """`fraction` of `count`, rounded; at least 1 and at most `count`."""
     return min(count, max(1, round(fraction * count)))
 
 
-def sampled(fraction: float, view: View, context: Context) -> list[str]:
+def sample_children(fraction: float, view: View, context: Context) -> list[str]:
     """All idle nodes, and a random fraction of the idle devices, at least one. Nodes sample their own devices."""
     nodes = [child for child in view.idle if child in view.nodes]
-    return [*nodes, *Uniform().choose(share_of(fraction, len(view.devices)), view, Packet(), context)]
+    return [*nodes, *UniformSampler().choose(count_of(fraction, len(view.devices)), view, Packet(), context)]
