@@ -58,10 +58,7 @@ def test_a_table(type_command, tmp_path: Path) -> None:
         (["4.3", "--data-path", "cifar10"], "--data-path 'cifar10' must be NAME=FOLDER"),
         (["4.3", "--data-path", "cifr10=x"], "did you mean 'cifar10'?"),
         (["4.3", "--scale", "small", "--data-path", "cifar10=nowhere"], "there is no such folder or file"),
-        (
-            ["6.3", "--scale", "full"],
-            "table 6.3 needs missing data: cifar10 (give --data-path cifar10=FOLDER",
-        ),
+        (["6.3", "--scale", "full"], "table 6.3 needs missing data: cifar10 (give --data-path cifar10=FOLDER"),
         (["4.3", "-o", "no/such/page.md"], "there is no folder 'no/such'"),
         (["4.3", "--jobs", "0"], "jobs must be at least 1"),
     ],

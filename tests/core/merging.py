@@ -42,10 +42,7 @@ def uploads(draw: st.DrawFn, weights: Sequence[float] = WEIGHTS) -> list[Upload]
             "b": torch.randn((), generator=generator, dtype=torch.float64).to(dtype),
             "count": torch.randint(0, 100, (2,), generator=generator),
         }
-        scalars = {
-            "samples": draw(st.sampled_from(weights)),
-            "loss": draw(st.floats(0, 8, width=16)),
-        }
+        scalars = {"samples": draw(st.sampled_from(weights)), "loss": draw(st.floats(0, 8, width=16))}
         tags = {"kind": draw(st.sampled_from(("red", "green")))}
         result.append(Upload(f"device-{i}", Packet(tensors, scalars, tags), draw(st.integers(0, 3))))
     return result

@@ -188,8 +188,7 @@ def parent_of_workers(said: Connection, errors: str, busy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "busy"),
-    [(signal.SIGKILL, True), (signal.SIGKILL, False), (signal.SIGTERM, True), ("group", True)],
+    ("how", "busy"), [(signal.SIGKILL, True), (signal.SIGKILL, False), (signal.SIGTERM, True), ("group", True)]
 )
 def test_workers_end_with_their_parent(how, busy, tmp_path):
     errors = tmp_path / "errors"

@@ -43,10 +43,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]]
         lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
     ),
     "adam": ({"optimiser": "adam"}, lambda p: torch.optim.Adam(p, 0.05)),
-    "adamw": (
-        {"optimiser": "adamw", "weight_decay": 0.1},
-        lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.1),
-    ),
+    "adamw": ({"optimiser": "adamw", "weight_decay": 0.1}, lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.1)),
 }
 
 

@@ -200,10 +200,7 @@ def test_a_selector_by_name(text: str) -> None:
         ("random:nan", "must be random:FRACTION"),
         ("random:half", "must be random:FRACTION"),
         ("random:0.5:1", "must be random:FRACTION"),
-        (
-            "entropy:0.5:0",
-            "must be entropy:FRACTION[:TEMPERATURE]",
-        ),
+        ("entropy:0.5:0", "must be entropy:FRACTION[:TEMPERATURE]"),
         ("entropy:0.5:1:1", "must be entropy:FRACTION["),
         ("kmeans:", "must be kmeans:FRACTION"),
         ("few-shot:99999999999999999999", "must be few-shot:N"),

@@ -30,11 +30,7 @@ class Shards:
 
 
 def simulate(
-    method: Method,
-    rounds: int,
-    seconds: Mapping[str, float] = PACES,
-    client: Client | None = None,
-    task: Task = TASK,
+    method: Method, rounds: int, seconds: Mapping[str, float] = PACES, client: Client | None = None, task: Task = TASK
 ) -> Simulation:
     root = Node("root", method.server, task, tuple(seconds), rounds, seed=SEED)
     world = World(task, client or method.client, {"root": method.server}, Shards())

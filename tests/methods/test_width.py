@@ -11,20 +11,7 @@ import torch
 from torch import Tensor
 
 import undergrowth as ug
-from undergrowth.core import (
-    Answer,
-    Ask,
-    Context,
-    InputError,
-    Method,
-    Model,
-    Node,
-    Packet,
-    Receipt,
-    Shard,
-    Task,
-    Train,
-)
+from undergrowth.core import Answer, Ask, Context, InputError, Method, Model, Node, Packet, Receipt, Shard, Task, Train
 from undergrowth.learning import widths_of
 from undergrowth.methods import METHODS, FedRolex, FjORD, HeteroFL
 from undergrowth.models import builder

@@ -15,11 +15,7 @@ def example_table(**changes: Any) -> Table:
         "tables": ["9.1", "9.2"],
         "title": "two methods on two data sets",
         "source": "invented",
-        "experiment": {
-            "model": "logistic",
-            "data": {"clients": 4, "holdout": 0},
-            "train": {"rounds": 3},
-        },
+        "experiment": {"model": "logistic", "data": {"clients": 4, "holdout": 0}, "train": {"rounds": 3}},
         "columns": {
             "digits, even": {"data": {"name": "digits", "partition": "iid"}},
             "pictures, even": {"data": {"name": "cifar10", "partition": "iid"}},

@@ -48,11 +48,7 @@ def peak_memory() -> int:
 
 def main(count: int, out: str) -> None:
     crowd = Crowd(count)
-    settings = {
-        "model": "logistic",
-        "train": {"rounds": 3, "sample": 10 / count},
-        "run": {"out": out, "seed": 1},
-    }
+    settings = {"model": "logistic", "train": {"rounds": 3, "sample": 10 / count}, "run": {"out": out, "seed": 1}}
     result = start(settings, data=crowd)
     peak = peak_memory()
     asked = sum(row["rounds"] for row in result.clients)

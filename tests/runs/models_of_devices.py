@@ -28,11 +28,7 @@ def model() -> nn.Module:
 
 
 def main(out: str) -> None:
-    settings = {
-        "method": "local",
-        "data": {"name": "digits", "partition": "iid"},
-        "train": {"batch": 64, "epochs": 1},
-    }
+    settings = {"method": "local", "data": {"name": "digits", "partition": "iid"}, "train": {"batch": 64, "epochs": 1}}
     few = {**settings, "data": {**settings["data"], "clients": 3}, "run": {"out": f"{out}/few"}}
     start({**few, "train": {**settings["train"], "rounds": 1}}, model=model)  # what any run needs
     before, sizes = bytes_of("VmRSS"), []

@@ -21,13 +21,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def tree(out: str) -> dict[str, Any]:
-    return {
-        "data": {"clients": 4},
-        "model": "logistic",
-        "method": "local",
-        "train": {"rounds": 6},
-        "run": {"out": out},
-    }
+    return {"data": {"clients": 4}, "model": "logistic", "method": "local", "train": {"rounds": 6}, "run": {"out": out}}
 
 
 def after(round: int, act: Callable[[Any], None]) -> Callable[[Any, Any], None]:

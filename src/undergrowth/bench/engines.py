@@ -99,12 +99,7 @@ def measure(
 
 
 def compete(
-    name: str,
-    contest: Contest,
-    contenders: list[Contender],
-    folder: Path,
-    repeats: int,
-    failures: list[str],
+    name: str, contest: Contest, contenders: list[Contender], folder: Path, repeats: int, failures: list[str]
 ) -> Generator[Measurement | Row | str, None, dict[str, Row]]:
     """Runs the contenders in turns. Yields a line of text after each run, and all rows at the end.
 

@@ -34,12 +34,7 @@ from undergrowth.cli import (
 from undergrowth.cli.exit_codes import INTERRUPTED, WRONG_INPUT, exit_code_and_message, is_broken_pipe
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run experiments": {
-        "plan": plan.plan,
-        "run": run.run,
-        "resume": resume.resume,
-        "reproduce": reproduce.reproduce,
-    },
+    "Run experiments": {"plan": plan.plan, "run": run.run, "resume": resume.resume, "reproduce": reproduce.reproduce},
     "Inspect runs": {
         "list": list_runs.list_runs,
         "show": show.show,

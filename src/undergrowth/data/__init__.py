@@ -10,20 +10,7 @@ from undergrowth.data.population import PartitionedPopulation, Population
 from undergrowth.data.public import draw_public, hide_labels, remove_samples
 
 __all__ = [
-    "Array",
-    "Dataset",
-    "DatasetEntry",
-    "PartitionRule",
-    "PartitionedPopulation",
-    "PooledPopulation",
-    "Population",
-    "describe",
-    "draw_bubbles",
-    "draw_public",
-    "hide_labels",
-    "load",
-    "names",
-    "parse_rule",
-    "partition_dataset",
+    "Array", "Dataset", "DatasetEntry", "PartitionRule", "PartitionedPopulation", "PooledPopulation", "Population",
+    "describe", "draw_bubbles", "draw_public", "hide_labels", "load", "names", "parse_rule", "partition_dataset",
     "remove_samples",
-]
+]  # fmt: skip

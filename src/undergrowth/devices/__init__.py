@@ -7,19 +7,6 @@ from undergrowth.devices.profile import Profile, find_profile, read_profile, shi
 from undergrowth.devices.work import Tracer, Work
 
 __all__ = [
-    "Availability",
-    "Failures",
-    "Fleet",
-    "Price",
-    "Profile",
-    "Tracer",
-    "Work",
-    "build_availability",
-    "build_fleet",
-    "describe",
-    "find_profile",
-    "names",
-    "price_work",
-    "read_profile",
-    "shipped_profiles",
-]
+    "Availability", "Failures", "Fleet", "Price", "Profile", "Tracer", "Work", "build_availability", "build_fleet",
+    "describe", "find_profile", "names", "price_work", "read_profile", "shipped_profiles",
+]  # fmt: skip

@@ -18,17 +18,6 @@ ENGINES: dict[str, Callable[[EngineSettings], Engine]] = {
 }
 
 __all__ = [
-    "ENGINES",
-    "Engine",
-    "EngineSettings",
-    "Job",
-    "Outcome",
-    "ProcessesEngine",
-    "RayEngine",
-    "SerialEngine",
-    "States",
-    "VectorEngine",
-    "World",
-    "restore_torch_settings",
-    "set_torch",
-]
+    "ENGINES", "Engine", "EngineSettings", "Job", "Outcome", "ProcessesEngine", "RayEngine", "SerialEngine",
+    "States", "VectorEngine", "World", "restore_torch_settings", "set_torch",
+]  # fmt: skip

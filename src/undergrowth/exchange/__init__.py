@@ -6,15 +6,6 @@ from undergrowth.exchange.links import Links
 from undergrowth.exchange.stages import ChangeStage, CodecStage, Link, SignStage, Stage
 
 __all__ = [
-    "COLUMNS",
-    "ChangeStage",
-    "CodecStage",
-    "Driver",
-    "Entry",
-    "Ledger",
-    "Link",
-    "Links",
-    "SignStage",
-    "Stage",
+    "COLUMNS", "ChangeStage", "CodecStage", "Driver", "Entry", "Ledger", "Link", "Links", "SignStage", "Stage",
     "Totals",
-]
+]  # fmt: skip

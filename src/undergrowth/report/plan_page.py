@@ -23,11 +23,7 @@ COLUMNS = (
 )  # fmt: skip
 
 # The shortest and the longest time of each verdict.
-_VERDICTS = {
-    "fits": ("#bfe6d3", "#1f8a5f"),
-    "too slow": ("#f3cf7a", "#c9741c"),
-    "too big": ("#9aa0a6", "#9aa0a6"),
-}
+_VERDICTS = {"fits": ("#bfe6d3", "#1f8a5f"), "too slow": ("#f3cf7a", "#c9741c"), "too big": ("#9aa0a6", "#9aa0a6")}
 _PIXELS_PER_METHOD = 26
 
 

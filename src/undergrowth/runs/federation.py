@@ -123,10 +123,7 @@ def _population(
 
 
 def _task(
-    experiment: Experiment,
-    population: Population,
-    public: Shard | None,
-    model: Callable[[], nn.Module] | Model | None,
+    experiment: Experiment, population: Population, public: Shard | None, model: Callable[[], nn.Module] | Model | None
 ) -> Task:
     train = experiment.train_settings()
     functional, ladder = build_model(experiment, population, model), build_ladder(experiment, population, model)

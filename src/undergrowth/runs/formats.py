@@ -33,10 +33,7 @@ class Rename(NamedTuple):
         return self.method is None or section.get("name") == self.method
 
 
-RENAMES = (
-    Rename(1, "train", "selection", "sampler"),
-    Rename(1, "method", "selection", "selector", method="fedsplit"),
-)
+RENAMES = (Rename(1, "train", "selection", "sampler"), Rename(1, "method", "selection", "selector", method="fedsplit"))
 
 # Format 0 did not store the defaults of options; these have changed since.
 _DEFAULTS_OF_FORMAT_0 = {name: {"epochs": 5} for name in ("fedft", "fedft-rds", "fedft-eds")}

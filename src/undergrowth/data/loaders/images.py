@@ -18,12 +18,7 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 
 
 def load(
-    path: Path,
-    *,
-    size: int | Sequence[int] | None = None,
-    channels: int = 3,
-    test_share: float = 0.2,
-    seed: int = 0,
+    path: Path, *, size: int | Sequence[int] | None = None, channels: int = 3, test_share: float = 0.2, seed: int = 0
 ) -> Dataset:
     """Images from path/CLASS/*, or path/train/CLASS/* and path/test/CLASS/*, all resized to one size.
 

@@ -51,8 +51,5 @@ def render(page: Page, runs: Sequence[RunNumbers]) -> None:
 
 
 EFFICIENCY = Analysis(
-    "Learning efficiency",
-    "The best accuracy divided by the computing time of all devices together.",
-    compute,
-    render,
+    "Learning efficiency", "The best accuracy divided by the computing time of all devices together.", compute, render
 )
