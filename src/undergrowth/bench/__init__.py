@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,8 @@ class Row:
     memory: float  # peak MB
     loss: float  # after the last round
     difference: float | None = None  # of its averaged model from that of the serial engine
-    against: dict[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # reference → ratio of speeds, ratio of CPU times
+    # reference → ratio of speeds, ratio of CPU times
+    against: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def times(self, other: Row) -> tuple[float, float]:
         """Speed and CPU time divided by those of another contender."""
@@ -54,36 +53,26 @@ class Row:
 Line = Measurement | Row | str  # a text reports progress
 
 
-def _loop() -> Iterator[Measurement]:
-    from undergrowth.bench.loop import measure
-
-    return measure()
-
-
-def _clock() -> Iterator[Measurement]:
-    from undergrowth.bench.clock import measure
-
-    return measure()
-
-
-def _placement() -> Iterator[Measurement]:
-    from undergrowth.bench.placement import measure
-
-    return measure()
-
-
-def _engines(**options: Any) -> Iterator[Line]:
-    from undergrowth.bench.engines import measure
-
-    return measure(**options)
+def _measure(module: str) -> Callable[..., Iterator[Line]]:
+    """The function `measure` of a module of this package, which is imported when the function is called."""
+    return lambda **options: import_module(f"undergrowth.bench.{module}").measure(**options)
 
 
 # name → description, and the function that yields its lines
 BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
-    "loop": ("the serial engine against a hand-written PyTorch loop, one thread", _loop),
-    "engines": ("the engines side by side with a loop by hand, Flower and pfl-research, on the same clients", _engines),
-    "clock": ("a million device-rounds of bookkeeping, and what the clock and ledger add to training", _clock),
-    "placement": ("simulated: placement policies on workers of different speeds, against the lower bound", _placement),
+    "loop": ("the serial engine against a hand-written PyTorch loop, one thread", _measure("loop")),
+    "engines": (
+        "the engines side by side with a loop by hand, Flower and pfl-research, on the same clients",
+        _measure("engines"),
+    ),
+    "clock": (
+        "a million device-rounds of bookkeeping, and what the clock and ledger add to training",
+        _measure("clock"),
+    ),
+    "placement": (
+        "simulated: placement policies on workers of different speeds, against the lower bound",
+        _measure("placement"),
+    ),
 }
 
 __all__ = ["BENCHMARKS", "Line", "Measurement", "Row"]

@@ -12,29 +12,6 @@ from typing import Any
 from undergrowth.report.figures import Figure
 from undergrowth.report.tables import NO_VALUE
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; \
-style-src 'unsafe-inline'; img-src data: blob:">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-{body}
-<noscript><p>The figures need JavaScript. Nothing is loaded from a network.</p></noscript>
-<footer>Made by Undergrowth. This page is self-contained and opens without a network.</footer>
-</main>
-<script type="application/json" id="figures">{figures}</script>
-<script>{plotly}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
-
 
 @dataclass
 class Page:
@@ -75,7 +52,7 @@ class Page:
 
         # A closing tag in a text must not end the script element.
         figures = json.dumps(self._figures, allow_nan=False).replace("<", "\\u003c")
-        return _PAGE.format(
+        return _resource("page.html").format(
             title=escape(self.title),
             style=_resource("page.css"),
             body="\n".join(self._parts),

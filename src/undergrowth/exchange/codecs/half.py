@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undergrowth.core import Packet
-from undergrowth.exchange.codecs.pieces import Pieces, put_together, take_apart
+from undergrowth.exchange.codecs.pieces import Pieces, PiecesCodec
 
 
 @dataclass(frozen=True)
-class HalfCodec:
+class HalfCodec(PiecesCodec):
     """Values in `dtype` (torch.float16 or torch.bfloat16), rounded to the nearest.
 
     The largest float16 is 65504. Larger values arrive as infinity, and the server refuses the upload. Tensors that have
@@ -21,18 +20,12 @@ class HalfCodec:
 
     dtype: torch.dtype
 
-    def encode(self, packet: Packet) -> Packet:
-        return take_apart(packet, self._mark, self._split)
-
-    def decode(self, packet: Packet) -> Packet:
-        return put_together(packet, self._mark, self._join)
-
     @property
-    def _mark(self) -> str:
+    def mark(self) -> str:
         return "fp16" if self.dtype is torch.float16 else "bf16"
 
-    def _split(self, tensor: Tensor) -> Pieces | None:
+    def split(self, tensor: Tensor) -> Pieces | None:
         return {"values": tensor.to(self.dtype)} if tensor.element_size() > self.dtype.itemsize else None
 
-    def _join(self, pieces: Pieces, _count: int) -> Tensor:
+    def join(self, pieces: Pieces, _count: int) -> Tensor:
         return pieces["values"]

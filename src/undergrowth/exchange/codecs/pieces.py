@@ -8,7 +8,8 @@ weighs nothing, because names, types and shapes are not counted in any packet.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -19,52 +20,57 @@ FORM = "form"
 Pieces = Mapping[str, Tensor]
 
 
-def take_apart(packet: Packet, mark: str, split: Callable[[Tensor], Pieces | None]) -> Packet:
-    """The packet with every float tensor replaced by its pieces; a tensor stays whole if `split` returns None."""
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in packet.tensors.items():
-        if _prefix("", mark) in name:
-            raise ValueError(f"'{name}' looks like a piece made by the codec '{mark}': rename the tensor")
-        # Forms of an earlier codec in a chain pass too: they are empty.
-        pieces = split(tensor) if tensor.is_floating_point() and tensor.numel() else None
-        if pieces is None:
-            tensors[name] = tensor
-        else:
-            form = tensor.new_empty((0, *tensor.shape))
-            tensors |= {_prefix(name, mark) + piece: value for piece, value in {**pieces, FORM: form}.items()}
-    return Packet(tensors, packet.scalars, packet.tags)
+class PiecesCodec(ABC):
+    """The base of codecs that send every float tensor in pieces."""
 
+    @property
+    @abstractmethod
+    def mark(self) -> str:
+        """Part of the names of the pieces; every codec has its own."""
 
-def put_together(packet: Packet, mark: str, join: Callable[[Pieces, int], Tensor]) -> Packet:
-    """The packet with every tensor whole again, in the original order.
+    @abstractmethod
+    def split(self, tensor: Tensor) -> Pieces | None:
+        """The pieces of a tensor, or None if it stays whole."""
 
-    `join` gets the pieces and the number of values and returns the values in a row; this function restores shape and
-    type.
-    """
-    groups: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in packet.tensors.items():
-        owner, separator, piece = name.rpartition(_prefix("", mark))
-        if separator:
-            groups.setdefault(owner, {})[piece] = tensor
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in packet.tensors.items():
-        owner, separator, _ = name.rpartition(_prefix("", mark))
-        if not separator:
-            tensors[name] = tensor
-        elif owner not in tensors:
-            tensors[owner] = _whole(owner, groups[owner], mark, join)
-    return Packet(tensors, packet.scalars, packet.tags)
+    @abstractmethod
+    def join(self, pieces: Pieces, count: int) -> Tensor:
+        """The `count` values of a tensor in a row; `decode` restores shape and type."""
 
+    def encode(self, packet: Packet) -> Packet:
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in packet.tensors.items():
+            if f"#{self.mark}." in name:
+                raise ValueError(f"'{name}' looks like a piece made by the codec '{self.mark}': rename the tensor")
+            # Forms of an earlier codec in a chain pass too: they are empty.
+            pieces = self.split(tensor) if tensor.is_floating_point() and tensor.numel() else None
+            if pieces is None:
+                tensors[name] = tensor
+            else:
+                form = tensor.new_empty((0, *tensor.shape))
+                tensors |= {f"{name}#{self.mark}.{piece}": value for piece, value in {**pieces, FORM: form}.items()}
+        return Packet(tensors, packet.scalars, packet.tags)
 
-def _whole(name: str, pieces: Pieces, mark: str, join: Callable[[Pieces, int], Tensor]) -> Tensor:
-    try:
-        form = pieces[FORM]
-        shape = form.shape[1:]
-        return join(pieces, math.prod(shape)).to(form.dtype).reshape(shape)
-    except (KeyError, IndexError, RuntimeError) as error:
-        # Only a packet that this codec did not make gets here; the server refuses it with this message.
-        raise ValueError(f"'{name}' cannot be put together from the pieces of codec '{mark}' that came") from error
+    def decode(self, packet: Packet) -> Packet:
+        """The packet with every tensor whole again, in the original order."""
+        parts = {name: name.rpartition(f"#{self.mark}.") for name in packet.tensors}
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, (owner, separator, piece) in parts.items():
+            if separator:
+                groups.setdefault(owner, {})[piece] = packet.tensors[name]
+        tensors: dict[str, Tensor] = {}
+        for name, (owner, separator, _) in parts.items():
+            if not separator:
+                tensors[name] = packet.tensors[name]
+            elif owner not in tensors:
+                tensors[owner] = self._whole(owner, groups[owner])
+        return Packet(tensors, packet.scalars, packet.tags)
 
-
-def _prefix(name: str, mark: str) -> str:
-    return f"{name}#{mark}."
+    def _whole(self, name: str, pieces: Pieces) -> Tensor:
+        try:
+            form = pieces[FORM]
+            shape = form.shape[1:]
+            return self.join(pieces, math.prod(shape)).to(form.dtype).reshape(shape)
+        except (KeyError, IndexError, RuntimeError) as error:
+            # Only a packet that this codec did not make gets here; the server refuses it with this message.
+            problem = f"'{name}' cannot be put together from the pieces of codec '{self.mark}' that came"
+            raise ValueError(problem) from error

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from undergrowth.core import Packet
-from undergrowth.exchange.codecs.pieces import Pieces, put_together, take_apart
+from undergrowth.exchange.codecs.pieces import Pieces, PiecesCodec
 
 
 @dataclass(frozen=True)
-class QuantiseCodec:
+class QuantiseCodec(PiecesCodec):
     """Rounds each value to one of 2^bits − 1 evenly spaced values between ± the largest magnitude in its block.
 
     `bits`: 8 (one byte a value, error at most largest / 254) or 4 (two values a byte, error at most largest / 14).
@@ -29,21 +28,15 @@ class QuantiseCodec:
     bits: Literal[8, 4]
     block: int = 256
 
-    def encode(self, packet: Packet) -> Packet:
-        return take_apart(packet, self._mark, self._split)
-
-    def decode(self, packet: Packet) -> Packet:
-        return put_together(packet, self._mark, self._join)
-
     @property
-    def _mark(self) -> str:
+    def mark(self) -> str:
         return f"int{self.bits}"
 
     @property
     def _top(self) -> int:
         return (1 << (self.bits - 1)) - 1  # 127 or 7
 
-    def _split(self, tensor: Tensor) -> Pieces:
+    def split(self, tensor: Tensor) -> Pieces:
         # float64 needs float64 scales: its largest values exceed float32.
         wide = tensor.dtype if tensor.dtype is torch.float64 else torch.float32
         blocks = self._in_blocks(tensor.to(wide).flatten())
@@ -55,7 +48,7 @@ class QuantiseCodec:
         codes = (relative * self._top).round().nan_to_num(0, 0, 0).to(torch.int8).flatten()[: tensor.numel()]
         return {"codes": codes if self.bits == 8 else _pairs(codes), "scales": scales}
 
-    def _join(self, pieces: Pieces, count: int) -> Tensor:
+    def join(self, pieces: Pieces, count: int) -> Tensor:
         codes = pieces["codes"] if self.bits == 8 else _singles(pieces["codes"], count)
         scales = pieces["scales"]
         relative = self._in_blocks(codes).to(scales.dtype) / self._top

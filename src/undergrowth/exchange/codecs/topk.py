@@ -7,14 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undergrowth.core import Packet
-from undergrowth.exchange.codecs.pieces import Pieces, put_together, take_apart
-
-_MARK = "topk"
+from undergrowth.exchange.codecs.pieces import Pieces, PiecesCodec
 
 
 @dataclass(frozen=True)
-class TopKCodec:
+class TopKCodec(PiecesCodec):
     """Keeps the `fraction` of a tensor's values with the largest magnitude, at least one; the others arrive as zeros.
 
     Each kept value needs four more bytes for its position, so for float32 a fraction above 0.5 takes more bytes than
@@ -24,13 +21,11 @@ class TopKCodec:
 
     fraction: float
 
-    def encode(self, packet: Packet) -> Packet:
-        return take_apart(packet, _MARK, self._split)
+    @property
+    def mark(self) -> str:
+        return "topk"
 
-    def decode(self, packet: Packet) -> Packet:
-        return put_together(packet, _MARK, self._join)
-
-    def _split(self, tensor: Tensor) -> Pieces | None:
+    def split(self, tensor: Tensor) -> Pieces | None:
         row = tensor.flatten()
         kept = max(1, round(self.fraction * row.numel()))
         if kept >= row.numel():
@@ -40,6 +35,6 @@ class TopKCodec:
         narrow = row.numel() <= 2**31
         return {"values": row[positions], "places": positions.to(torch.int32) if narrow else positions}
 
-    def _join(self, pieces: Pieces, count: int) -> Tensor:
+    def join(self, pieces: Pieces, count: int) -> Tensor:
         values = pieces["values"]
         return values.new_zeros(count).scatter(0, pieces["places"].long(), values)
