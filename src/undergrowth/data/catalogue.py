@@ -10,19 +10,7 @@ from typing import Any
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.data.dataset import Dataset, to_numpy
 from undergrowth.data.dataset_entry import SAMPLE_OPTIONS, DatasetEntry
-from undergrowth.data.loaders import (
-    agnews,
-    cifar10,
-    cifar100,
-    digits,
-    fashion_mnist,
-    femnist,
-    images,
-    mnist,
-    npz,
-    shakespeare,
-    speech_commands,
-)
+from undergrowth.data.loaders import agnews, cifar, digits, femnist, images, mnist, npz, shakespeare, speech_commands
 from undergrowth.data.loaders.files import MissingFilesError
 from undergrowth.data.split import proportional_sample
 
@@ -30,10 +18,10 @@ FOLDER_VARIABLE = "UNDERGROWTH_DATA"
 
 _ENTRIES = (
     digits.ENTRY,
-    mnist.ENTRY,
-    fashion_mnist.ENTRY,
-    cifar10.ENTRY,
-    cifar100.ENTRY,
+    mnist.MNIST,
+    mnist.FASHION_MNIST,
+    cifar.CIFAR10,
+    cifar.CIFAR100,
     femnist.ENTRY,
     shakespeare.ENTRY,
     agnews.ENTRY,

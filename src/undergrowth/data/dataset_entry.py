@@ -16,17 +16,17 @@ SAMPLE_OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DatasetEntry:
     """One data set of the catalogue. None means that the value depends on the user's files."""
 
     name: str
     title: str
-    shape: tuple[int, ...] | None  # of one input
-    classes: int | None
-    train: int | None  # samples
-    test: int | None
-    megabytes: float | None  # in memory once loaded
+    shape: tuple[int, ...] | None = None  # of one input
+    classes: int | None = None
+    train: int | None = None  # samples
+    test: int | None = None
+    megabytes: float | None = None  # in memory once loaded
     licence: str
     how_to_get: str  # where to download the files, and where to put them
     layout: str  # the files below the folder `path`

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from undergrowth.core.shard import Shard
@@ -12,27 +10,13 @@ from undergrowth.data.population import Population
 POOL = "pool"
 
 
-@dataclass(frozen=True)
 class PooledPopulation:
     """All samples of a population on one device."""
 
-    population: Population
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        return (POOL,)
-
-    @property
-    def classes(self) -> int:
-        return self.population.classes
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.population.shape
-
-    @property
-    def name(self) -> str:
-        return self.population.name
+    def __init__(self, population: Population) -> None:
+        self.population = population
+        self.devices = (POOL,)
+        self.name, self.shape, self.classes = population.name, population.shape, population.classes
 
     def train(self, device: str) -> Shard:
         return _concatenate([self.population.train(name) for name in self.population.devices])

@@ -1,1 +1,1 @@
-"""One module per data set, and modules for formats that several data sets share (idx, cifar, leaf)."""
+"""One module per data set or family of data sets, and modules for formats that several share (idx, leaf)."""

@@ -104,11 +104,6 @@ def _read(pillow: Any, files: list[Path], size: tuple[int, int] | None, channels
 ENTRY = DatasetEntry(
     name="images",
     title="Any folder of images with one folder per class",
-    shape=None,
-    classes=None,
-    train=None,
-    test=None,
-    megabytes=None,
     licence="that of the images",
     how_to_get="put the images there, in one folder per class, and pip install 'undergrowth[images]'",
     layout="CLASS/*.png, or train/CLASS/*.png and test/CLASS/*.png (also jpg, bmp, gif, webp, tiff)",

@@ -110,11 +110,6 @@ def _labels(file: Path, part: str, y: np.ndarray) -> np.ndarray:
 ENTRY = DatasetEntry(
     name="npz",
     title="Any .npz file",
-    shape=None,
-    classes=None,
-    train=None,
-    test=None,
-    megabytes=None,
     licence="that of the file",
     how_to_get="write one with numpy.savez(file, x=inputs, y=labels) and give its path",
     layout="arrays x, y, optionally x_test, y_test, class_names; other arrays as long as y are fields",
