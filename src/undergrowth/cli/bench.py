@@ -86,7 +86,7 @@ def _print_lines(lines: Iterable[Line], json: bool) -> list[Measurement]:
                 typer.echo(line, err=True)
                 continue
             if not json:
-                if not done or _kind(done[-1]) != _kind(line):
+                if not done or getattr(done[-1], "workload", None) != getattr(line, "workload", None):
                     typer.echo(_head(line))
                 typer.echo(_row(line) if isinstance(line, Row) else _line(line))
             done.append(line)
@@ -104,11 +104,6 @@ def _pythons(others: list[str]) -> dict[str, str]:
         if not all(text.partition("=")):
             raise InputError(f"--with '{text}' must be NAME=PYTHON, such as flower=/there/bin/python")
     return dict(text.split("=", 1) for text in others)
-
-
-def _kind(line: Measurement | Row) -> str | None:
-    """Lines of one kind share a head."""
-    return getattr(line, "workload", None)
 
 
 def _head(line: Measurement | Row) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
+from undergrowth.cli.methods import module_docstring
 from undergrowth.cli.output import AsJson, EntryName, console, print_json
 
 
@@ -22,7 +20,7 @@ def engines(name: EntryName = None, json: AsJson = False) -> None:
     if name is not None and name not in engines:
         raise InputError(f"engine '{name}' is not known; {suggest(name, engines)}")
     entries = [
-        {"engine": each, "explanation": _module_docstring(engine), "example": f"undergrowth run --engine {each}"}
+        {"engine": each, "explanation": module_docstring(engine), "example": f"undergrowth run --engine {each}"}
         for each, engine in engines.items()
         if name in (None, each)
     ]
@@ -33,7 +31,3 @@ def engines(name: EntryName = None, json: AsJson = False) -> None:
         console().print(table(("engine", "description"), rows))
     else:
         console().print(f"{name}\n\n{entries[0]['explanation']}\n\nexample: {entries[0]['example']}")
-
-
-def _module_docstring(engine: Any) -> str:
-    return inspect.cleandoc(getattr(inspect.getmodule(engine), "__doc__", None) or "")

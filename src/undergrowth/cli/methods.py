@@ -46,12 +46,12 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
     if option_rows:
         example += f" -s method.{option_rows[0]['option']}={option_rows[0]['default']}"
     if json:
-        text = explanation(method)
+        text = module_docstring(method)
         print_json({"method": name, "explanation": text, "options": option_rows, "example": example})
         return
     screen = console()
     screen.print(f"{name}\n")
-    screen.print(explanation(method))
+    screen.print(module_docstring(method))
     if option_rows:
         columns = ("option", "default", "limits", "description")
         rows = [(row["option"], row["default"], row["limits"], row["explanation"]) for row in option_rows]
@@ -78,13 +78,13 @@ def options(method: type[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def explanation(method: type[Any]) -> str:
-    """The docstring of the method's module."""
-    return inspect.cleandoc(getattr(inspect.getmodule(method), "__doc__", None) or "")
+def module_docstring(defined: Any) -> str:
+    """The docstring of the module that defines a class or function."""
+    return inspect.cleandoc(getattr(inspect.getmodule(defined), "__doc__", None) or "")
 
 
 def title(method: type[Any]) -> str:
     """The first line of the class docstring, or of the module's if the class only has the one of `dataclass`."""
     docstring = inspect.cleandoc(method.__doc__ or "")
     generated = not docstring or docstring.startswith(f"{method.__name__}(")
-    return (explanation(method) if generated else docstring).partition("\n")[0]
+    return (module_docstring(method) if generated else docstring).partition("\n")[0]

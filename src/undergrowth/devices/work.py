@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -43,10 +44,6 @@ class Work:
     calls: int = 0
 
 
-def _plain_bytes(packet: Packet) -> int:
-    return packet.nbytes
-
-
 class _Trace(Protocol):
     """The counts of one kind of job, from which the work for any shard follows."""
 
@@ -68,7 +65,7 @@ class Tracer:
         client: Client,
         shape: tuple[int, ...],
         dtype: torch.dtype = torch.float32,
-        weigh: Callable[[Packet], int] = _plain_bytes,
+        weigh: Callable[[Packet], int] = attrgetter("nbytes"),
     ) -> None:
         self.task = task
         self.weigh = weigh  # the bytes of an upload on its link

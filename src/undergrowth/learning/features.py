@@ -72,17 +72,10 @@ class LowerModel(ModelView):
         )
 
     def run(
-        self,
-        weights: Weights,
-        x: Tensor,
-        *,
-        training: str | bool = False,
-        maps: Sequence[str] = (),
-        start: str | None = None,
-        stop: str | None = None,
+        self, weights: Weights, x: Tensor, *, training: str | bool = False, maps: Sequence[str] = (), **part: Any
     ) -> Output:
-        if not training or start or stop:
-            return self.whole.run(weights, x, training=training, maps=maps, start=start, stop=stop)
+        if not training or any(part.values()):  # `start` or `stop`
+            return self.whole.run(weights, x, training=training, maps=maps, **part)
         below = [level for level in maps if level in self.inside]
         lower = self.whole.run(weights, x, training=True, maps=below, stop=self.level)
         crossing = lower.logits.float() if lower.logits.dtype is torch.bfloat16 else lower.logits

@@ -27,8 +27,8 @@ class Architecture:
     # a last feature map of more than one pixel, because otherwise a batch of one sample has no variance.
     norms: Mapping[str, int]
     # The input for which the number of parameters is stated.
-    shape: tuple[int, ...]
-    classes: int
+    shape: tuple[int, ...] = (3, 32, 32)
+    classes: int = 10
     options: Mapping[str, Option] = field(default_factory=dict)
     meanings: Mapping[str, str] = field(default_factory=dict)  # of the options, for users
     # The meanings of the numbers in the name, with their values in the example.

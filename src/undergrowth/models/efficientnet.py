@@ -60,8 +60,6 @@ EFFICIENTNET_B0 = Architecture(
     make=make,
     takes="images",
     norms=MIN_IMAGE_SIDE,
-    shape=(3, 32, 32),
-    classes=10,
     options={"stride": 1},
     meanings={"stride": STRIDE_HELP},
 )

@@ -23,5 +23,4 @@ LOGISTIC = Architecture(
     takes="anything",
     norms={"none": 1},
     shape=(1, 28, 28),
-    classes=10,
 )

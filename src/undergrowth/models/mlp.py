@@ -38,7 +38,6 @@ MLP = Architecture(
     takes="anything",
     norms={"none": 1},
     shape=(1, 28, 28),
-    classes=10,
     options={"hidden": (200,)},
     meanings={"hidden": "units of each hidden layer"},
 )

@@ -57,8 +57,6 @@ MOBILENETV3_SMALL = Architecture(
     make=make,
     takes="images",
     norms=MIN_IMAGE_SIDE,
-    shape=(3, 32, 32),
-    classes=10,
     options={"stride": 1},
     meanings={"stride": STRIDE_HELP},
 )

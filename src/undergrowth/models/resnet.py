@@ -71,8 +71,6 @@ def architecture(depth: int, form: str, width: int, blocks: tuple[int, ...], nor
         make=partial(make, blocks=blocks),
         takes="images",
         norms=norms,
-        shape=(3, 32, 32),
-        classes=10,
         options={"width": width},
         meanings={"width": "channels of the first group; each later group has twice as many"},
     )

@@ -44,8 +44,6 @@ VGG_16 = Architecture(
     takes="images",
     # Five poolings: 32 pixels become one.
     norms={"batch": 32, "group": 32, "none": 32},
-    shape=(3, 32, 32),
-    classes=10,
     options={"width": 64, "hidden": 4096},
     meanings={"width": "channels of the first block", "hidden": "units of each of the two hidden layers"},
 )

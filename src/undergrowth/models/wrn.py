@@ -60,7 +60,5 @@ WRN = Architecture(
     takes="images",
     # Two halvings, rounded up: five pixels become two.
     norms={"batch": 5, "group": 4},
-    shape=(3, 32, 32),
-    classes=10,
     numbers={"depth": 16, "width": 1},
 )

@@ -70,9 +70,8 @@ def outcomes_by_tier(record: RunRecord, label: str, tiers: Mapping[str, str]) ->
             "hovertemplate": f"%{{y}}<br>%{{customdata[0]}} of %{{customdata[1]}} {outcome}: %{{x:.0%}}<extra></extra>",
         })  # fmt: skip
     x_axis = axis("fraction of requests", tickformat=".0%", range=[0, 1], dtick=0.25)
-    figure = build_figure(bars, label, x_axis, axis("", type="category"), barmode="stack", bargap=0.25)
-    figure["layout"]["height"] = max(300, 150 + 28 * len(shown))
-    return add_legend(figure)
+    layout = {"barmode": "stack", "bargap": 0.25, "height": max(300, 150 + 28 * len(shown))}
+    return add_legend(build_figure(bars, label, x_axis, axis("", type="category"), **layout))
 
 
 def lost_classes(record: RunRecord, label: str, population: Any) -> Figure | None:

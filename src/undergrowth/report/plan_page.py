@@ -113,9 +113,8 @@ def participants_figure(rows: Sequence[Row]) -> Figure:
             "insidetextanchor": "middle", "textangle": 0, "hovertemplate": f"%{{y}}: %{{x}} {words}<extra></extra>",
         })  # fmt: skip
     x_axis = axis("devices", rangemode="tozero", range=[0, max(totals.values())])
-    figure = build_figure(bars, "", x_axis, _methods_axis(), barmode="stack", bargap=0.25)
-    figure["layout"]["height"] = 150 + _PIXELS_PER_METHOD * len(methods)
-    return add_legend(figure)
+    height = 150 + _PIXELS_PER_METHOD * len(methods)
+    return add_legend(build_figure(bars, "", x_axis, _methods_axis(), barmode="stack", bargap=0.25, height=height))
 
 
 def _methods_axis() -> dict[str, Any]:

@@ -31,6 +31,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keys other than the fields of the section, if it allows any."""
+        return dict(self.model_extra or {})
+
 
 class Named(Section):
     """A section that may be written as a bare name. Keys other than its fields are options of what is named."""
@@ -43,10 +48,6 @@ class Named(Section):
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class MethodSection(Named):
@@ -103,10 +104,6 @@ class PublicSection(Section):
         """Whether the data is taken from the devices' data set."""
         return self.name is None and (self.share is not None or self.samples is not None)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
 
 class Rung(Named):
     """A model that a device may use instead of the run's model."""
@@ -122,17 +119,14 @@ class ModelSection(Named):
     ladder: tuple[Rung, ...] = ()
 
 
-class FleetSection(Section):
+class FleetSection(Named):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     name: Place = "uniform"
     deadline: Above0 | None = None
     availability: str = "always"
     dropout: Fraction = 0.0
     failure: Fraction = 0.0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 class TrainSection(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from math import isfinite
 from os import PathLike
@@ -174,14 +175,11 @@ def start(
     federation = federate(experiment, method, data, model)
     try:
         experiment = _open(experiment, federation)
-        store = Store(experiment.run.out, create=True)
-        try:
+        with closing(Store(experiment.run.out, create=True)) as store:
             given = {"method": method, "data": data, "model": model}
             run = _enter(store, experiment, federation, given)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 return _carry_out(Execution(store, run, experiment, federation), model, on_start, on_round)
-        finally:
-            store.close()
     finally:
         federation.driver.close()
 
@@ -244,8 +242,7 @@ def resume(
     on_round: OnRound | None = None,
 ) -> Result:
     """The result of a run that continues after its last finished round. It needs the same objects as at its start."""
-    store = Store(out, write=True)
-    try:
+    with closing(Store(out, write=True)) as store:
         name = store.find(run)
         row = store.run(name)
         if row["status"] == "done" and (store.folder / name / MODEL_FILE).exists():
@@ -271,8 +268,6 @@ def resume(
                 return _carry_out(execution, model, on_start, on_round)
             finally:
                 federation.driver.close()
-    finally:
-        store.close()
 
 
 def _restore(execution: Execution) -> None:

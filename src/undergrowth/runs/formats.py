@@ -47,12 +47,10 @@ EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults}
 EXPERIMENT_FORMAT = 1
 
 
-def _upgrade_simulation(state: State) -> State:
-    return {**state, "simulation": upgrade_from_1(state["simulation"])}
-
-
 # Upgrades take and return the state that a run saves. A checkpoint without a number has format 1.
-CHECKPOINT_UPGRADES: dict[int, Callable[[State], State]] = {1: _upgrade_simulation}
+CHECKPOINT_UPGRADES: dict[int, Callable[[State], State]] = {
+    1: lambda state: {**state, "simulation": upgrade_from_1(state["simulation"])}
+}
 CHECKPOINT_FORMAT = 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -36,11 +37,8 @@ class LedgerView:
 
     def rows(self) -> Iterator[Entry]:
         """Every exchange of the run, by round."""
-        store = Store(self._folder)
-        try:
+        with closing(Store(self._folder)) as store:
             yield from store.links(self._run)
-        finally:
-            store.close()
 
 
 @dataclass(frozen=True)
@@ -82,15 +80,12 @@ def load(run: str = "last", out: str | PathLike[str] = "runs", model: Callable[[
 
     `model`: the model object of the run, if it was given one.
     """
-    store = Store(out)
-    try:
+    with closing(Store(out)) as store:
         name = store.find(run)
         row = store.run(name)
         if row["status"] != "done":
             raise InputError(f"run '{name}' is {row['status']}; `{store.resume_command(name)}` finishes it")
         return result_of(store, name, model)
-    finally:
-        store.close()
 
 
 def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = None) -> Result:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import wave
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from undergrowth.core.errors import InputError
 from undergrowth.data.dataset import Dataset
@@ -46,18 +45,9 @@ def load(path: Path, *, train: str = "training", test: str = "testing", cache: s
     if not for_training.any() or not for_test.any():
         empty = _LISTS[test] if for_training.any() else _LISTS.get(train, "training (those in no list)")
         raise MissingFilesError(f"{folder} contains no recordings for {empty}")
-    return Dataset(
-        "speech-commands",
-        x[for_training],
-        y[for_training],
-        x[for_test],
-        y[for_test],
-        len(words),
-        words,
-        {"speaker": speakers[for_training]},
-        (0.5,),
-        (0.5,),
-    )
+    arrays = (x[for_training], y[for_training], x[for_test], y[for_test])
+    fields = {"speaker": speakers[for_training]}
+    return Dataset("speech-commands", *arrays, len(words), words, fields, (0.5,), (0.5,))
 
 
 def _words(folder: Path) -> tuple[str, ...]:
@@ -75,12 +65,9 @@ def _spectrograms(folder: Path, files: Sequence[str]) -> np.ndarray:
     spectrograms = np.empty((len(files), 1, BANDS, BANDS), dtype=np.uint8)
     for start in range(0, len(files), _BATCH):
         batch = files[start : start + _BATCH]
-        spectrograms[start : start + len(batch)] = to_pixels(_read_waves(folder / file for file in batch))
+        waves = np.stack([_read_wave(folder / file) for file in batch])
+        spectrograms[start : start + len(batch)] = to_pixels(torch.from_numpy(waves))
     return spectrograms
-
-
-def _read_waves(files: Iterable[Path]) -> Tensor:
-    return torch.from_numpy(np.stack([_read_wave(file) for file in files]))
 
 
 def _read_wave(file: Path) -> np.ndarray:

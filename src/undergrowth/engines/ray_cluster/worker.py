@@ -45,14 +45,8 @@ class Worker:
     ) -> None:
         set_torch(settings.tf32)
         task, client, servers, links = deserialize(world)
-        self.world = World(
-            task.to(torch_device),
-            client,
-            servers,
-            deserialize(shards, copy=False),
-            links=links,
-            torch_device=torch_device,
-        )
+        population = deserialize(shards, copy=False)
+        self.world = World(task.to(torch_device), client, servers, population, links=links, torch_device=torch_device)
 
     def machine(self) -> str:
         """The id of the machine that the worker runs on."""

@@ -49,9 +49,9 @@ def heat_map(
         "type": "heatmap", "x": list(columns), "y": list(rows), "z": values, "colorscale": COLOUR_SCALE,
         "hovertemplate": "%{y}<br>%{x}<br>%{z:.3f}<extra></extra>", "hoverongaps": False, **more,
     }  # fmt: skip
-    figure = build_figure([trace], title, axis("", type="category"), axis("", type="category", autorange="reversed"))
-    figure["layout"]["height"] = max(320, min(900, 130 + 22 * len(rows)))
-    return figure
+    y_axis = axis("", type="category", autorange="reversed")
+    height = max(320, min(900, 130 + 22 * len(rows)))
+    return build_figure([trace], title, axis("", type="category"), y_axis, height=height)
 
 
 def add_run_heading(page: Page, runs: Sequence[RunNumbers], run: RunNumbers) -> None:

@@ -87,9 +87,8 @@ def _attention_figure(numbers: Numbers) -> Figure:
     plain = {"showgrid": False, "tickmode": "array", "constrain": "domain"}
     x_axis = axis("", tickvals=_centres(columns), ticktext=captions, range=[0, len(columns)], **plain)
     y_axis = axis("", tickvals=_centres(rows), ticktext=rows, range=[len(rows), 0], scaleanchor="x", **plain)
-    figure = build_figure(traces, "Attention: Σ over channels of |f|²", x_axis, y_axis)
-    figure["layout"]["height"] = 100 + 125 * len(rows)
-    return figure
+    title = "Attention: Σ over channels of |f|²"
+    return build_figure(traces, title, x_axis, y_axis, height=100 + 125 * len(rows))
 
 
 def _centres(items: Sequence[Any]) -> list[float]:

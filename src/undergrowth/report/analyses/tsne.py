@@ -102,9 +102,7 @@ def _map_figure(numbers: Numbers) -> Figure:
         traces.append(_points(numbers, numbers["selected"][kind]) | {"name": words, "marker": marker})
     plain = {"showticklabels": False, "showgrid": False}
     title = f"{count(numbers['samples'])} samples of {numbers['device']} at {numbers['level']}, by class"
-    figure = add_legend(build_figure(traces, title, axis("", **plain), axis("", **plain)))
-    figure["layout"]["height"] = 560
-    return figure
+    return add_legend(build_figure(traces, title, axis("", **plain), axis("", **plain), height=560))
 
 
 def _points(numbers: Numbers, members: Sequence[int]) -> dict[str, Any]:
