@@ -15,39 +15,32 @@ import typer
 from typer.core import TyperGroup
 
 from undergrowth import __version__
-from undergrowth.cli import (
-    bench,
-    compare,
-    datasets,
-    engines,
-    fleets,
-    list_runs,
-    methods,
-    models,
-    plan,
-    report,
-    reproduce,
-    resume,
-    run,
-    show,
-)
+from undergrowth.cli.bench import bench
+from undergrowth.cli.compare import compare
+from undergrowth.cli.datasets import datasets
+from undergrowth.cli.engines import engines
 from undergrowth.cli.exit_codes import INTERRUPTED, WRONG_INPUT, exit_code_and_message, is_broken_pipe
+from undergrowth.cli.fleets import fleets
+from undergrowth.cli.list_runs import list_runs
+from undergrowth.cli.methods import methods
+from undergrowth.cli.models import models
+from undergrowth.cli.plan import plan
+from undergrowth.cli.report import report
+from undergrowth.cli.reproduce import reproduce
+from undergrowth.cli.resume import resume
+from undergrowth.cli.run import run
+from undergrowth.cli.show import show
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run experiments": {"plan": plan.plan, "run": run.run, "resume": resume.resume, "reproduce": reproduce.reproduce},
-    "Inspect runs": {
-        "list": list_runs.list_runs,
-        "show": show.show,
-        "compare": compare.compare,
-        "report": report.report,
-    },
+    "Run experiments": {"plan": plan, "run": run, "resume": resume, "reproduce": reproduce},
+    "Inspect runs": {"list": list_runs, "show": show, "compare": compare, "report": report},
     "List what is available": {
-        "methods": methods.methods,
-        "datasets": datasets.datasets,
-        "models": models.models,
-        "fleets": fleets.fleets,
-        "engines": engines.engines,
-        "bench": bench.bench,
+        "methods": methods,
+        "datasets": datasets,
+        "models": models,
+        "fleets": fleets,
+        "engines": engines,
+        "bench": bench,
     },
 }
 

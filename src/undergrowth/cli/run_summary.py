@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from undergrowth.core import RunError
 from undergrowth.report.run_record import learning_efficiency
 from undergrowth.report.tables import cost_table, count, facts, score
 from undergrowth.runs import Result
+from undergrowth.runs.store import out_option
 
 JSON_KEYS = (
     "run", "method", "data", "model", "seed", "rounds", "clients", "engine", "accuracy", "loss", "bytes_down",
@@ -44,7 +44,7 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     if page:
         rows.append(("report", page))
     else:
-        rows.append(("more", f"undergrowth report {result.run}{_out_option(result)} -o report.html"))
+        rows.append(("more", f"undergrowth report {result.run}{out_option(result.folder.parent)} -o report.html"))
     screen.print(facts(rows))
 
 
@@ -67,8 +67,3 @@ def _print_notes(notes: list[str], stderr: bool = False) -> None:
         screen.print(f"note: {len(notes) - _MAX_NOTES} more; `undergrowth show` and the report list all notes")
     if notes and not stderr:
         screen.print()
-
-
-def _out_option(result: Result) -> str:
-    folder = result.folder.parent
-    return "" if folder == Path("runs") else f" --out {shlex.quote(str(folder))}"

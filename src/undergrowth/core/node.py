@@ -269,16 +269,9 @@ class Node:
             dropped = tuple(self._out.values())
             self._out.clear()
         commands.extend(Drop(ask) for ask in dropped)
-        commands.append(
-            RoundEnd(
-                self.round,
-                tuple(self._arrived),
-                dict(self._lost),
-                dict(self._refused),
-                tuple(ask.node for ask in dropped),
-                dict(partial.scalars) if partial else {},
-            )
-        )
+        unanswered, scalars = tuple(ask.node for ask in dropped), dict(partial.scalars) if partial else {}
+        lost, refused = dict(self._lost), dict(self._refused)
+        commands.append(RoundEnd(self.round, tuple(self._arrived), lost, refused, unanswered, scalars))
         if not self.left and self._asked_by is not None:
             report = self.server.report(self.task, self.state, partial, self.context())
             commands.append(Answer(self._asked_by, report or Lost("none of its children came back")))

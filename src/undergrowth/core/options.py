@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import field, fields, is_dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from undergrowth.core.errors import InputError, suggest
 
 MAX_NUMBER = 1e30  # largest value of a number: it still fits into single precision
 MAX_WHOLE_NUMBER = 2**31 - 1  # largest value of a whole number
+_COMPARISONS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
 
 
 def option(
@@ -49,15 +51,6 @@ def check_options(owner: Any, prefix: str) -> None:
 
 
 def _within(number: Any, limits: dict[str, float]) -> bool:
-    return (
-        isinstance(number, int | float)
-        and not isinstance(number, bool)
-        and -math.inf < number < math.inf
-        and all(
-            (words == "at least" and number >= limit)
-            or (words == "above" and number > limit)
-            or (words == "at most" and number <= limit)
-            or (words == "below" and number < limit)
-            for words, limit in limits.items()
-        )
-    )
+    if isinstance(number, bool) or not isinstance(number, int | float) or not -math.inf < number < math.inf:
+        return False
+    return all(_COMPARISONS[words](number, limit) for words, limit in limits.items())

@@ -121,7 +121,8 @@ class WeightedMean(Reducer):
         known = [k for k in parts[0].scalars if _finite(*(part.scalars.get(k) for part in parts))]
         pairs = list(zip(fractions, parts, strict=True))
         scalars = {k: math.fsum(fraction * part.scalars[k] for fraction, part in pairs) for k in known}
-        factors = {kind: _beside(torch.tensor(fractions, dtype=kind), parts[0]) for kind in _float_types(parts[0])}
+        kinds = {value.dtype for value in parts[0].tensors.values() if value.is_floating_point()}
+        factors = {kind: _beside(torch.tensor(fractions, dtype=kind), parts[0]) for kind in kinds}
         tensors = {name: _mean(values, factors) for name, values in columns.items()}
         return Packet(tensors, {**scalars, self._total: total})
 
@@ -302,10 +303,6 @@ def _beside(factors: Tensor, packet: Packet) -> Tensor:
     """`factors` on the torch device of the packet's tensors, without waiting for a GPU."""
     torch_device = next(iter(packet.tensors.values()), factors).device
     return factors.pin_memory().to(torch_device, non_blocking=True) if torch_device.type == "cuda" else factors
-
-
-def _float_types(packet: Packet) -> set[torch.dtype]:
-    return {value.dtype for value in packet.tensors.values() if value.is_floating_point()}
 
 
 def _mean(values: list[Tensor], fractions: Mapping[torch.dtype, Tensor]) -> Tensor:

@@ -48,48 +48,29 @@ def _figure(table: np.ndarray, names: list[str], labels: list[str], title: str) 
     diameter = float(np.clip(min(_PAGE_WIDTH / devices, (height - 120) / classes), 9, 36))
     row, column = np.nonzero(table)
     amount = table[row, column]
+    area = {"size": amount, "sizemode": "area", "sizeref": 2 * float(table.max() or 1) / diameter**2, "sizemin": 1}
     bubble = graph_objects.Scatter(
         x=row,
         y=column,
         mode="markers",
-        marker={
-            "size": amount,
-            "sizemode": "area",
-            "sizeref": 2 * float(table.max() or 1) / diameter**2,
-            "sizemin": 1,
-            "color": "#2a7f62",
-            "opacity": 0.75,
-            "line": {"width": 0},
-        },
+        marker={**area, "color": "#2a7f62", "opacity": 0.75, "line": {"width": 0}},
         customdata=[[names[d], labels[c]] for d, c in zip(row, column, strict=True)],
         hovertemplate="%{customdata[0]}<br>class %{customdata[1]}<br>%{marker.size} samples<extra></extra>",
     )
-    devices_shown, classes_shown = _ticks(devices, _MAX_DEVICE_TICKS), _ticks(classes, (height - 120) // 14)
-    return graph_objects.Figure(
-        bubble,
-        layout={
-            "title": {"text": title},
-            "template": "plotly_white",
-            "height": height,
-            "showlegend": False,
-            "xaxis": {
-                "title": {"text": "device"},
-                "range": [-0.6, devices - 0.4],
-                "tickvals": devices_shown,
-                "ticktext": [names[number].removeprefix("device-") for number in devices_shown],
-                "showgrid": False,
-                "zeroline": False,
-            },
-            "yaxis": {
-                "title": {"text": "class"},
-                "range": [-0.7, classes - 0.3],
-                "tickvals": classes_shown,
-                "ticktext": [labels[number] for number in classes_shown],
-                "zeroline": False,
-            },
-        },
-    )
+    numbers = [name.removeprefix("device-") for name in names]
+    layout = {
+        "title": {"text": title},
+        "template": "plotly_white",
+        "height": height,
+        "showlegend": False,
+        "xaxis": _axis("device", [-0.6, devices - 0.4], numbers, _MAX_DEVICE_TICKS, showgrid=False),
+        "yaxis": _axis("class", [-0.7, classes - 0.3], labels, (height - 120) // 14),
+    }
+    return graph_objects.Figure(bubble, layout=layout)
 
 
-def _ticks(count: int, at_most: int) -> list[int]:
-    return list(range(0, count, -(-count // at_most)))
+def _axis(title: str, limits: list[float], labels: list[str], max_ticks: int, **more: Any) -> dict[str, Any]:
+    """An axis with at most `max_ticks` of the labels, at equal distances."""
+    shown = list(range(0, len(labels), -(-len(labels) // max_ticks)))
+    ticks = {"tickvals": shown, "ticktext": [labels[number] for number in shown]}
+    return {"title": {"text": title}, "range": limits, **ticks, **more, "zeroline": False}

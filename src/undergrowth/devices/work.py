@@ -215,15 +215,8 @@ class _LoopTrace:
                 meter.peak, before = meter.live, meter.flops
                 up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
                 finish_flops, finish_peak = meter.flops - before, meter.peak
-        return _StepCost(
-            step_flops,
-            first_peak - begin.resident,
-            later_peak - begin.resident,
-            finish_flops,
-            finish_peak - begin.resident,
-            self.builder.tracer.weigh(up),
-            step_calls,
-        )
+        first, later, finish = (peak - begin.resident for peak in (first_peak, later_peak, finish_peak))
+        return _StepCost(step_flops, first, later, finish_flops, finish, self.builder.tracer.weigh(up), step_calls)
 
 
 class _SequenceTrace:

@@ -15,21 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import (
-    Context,
-    LazyMapping,
-    Method,
-    Packet,
-    Plan,
-    Server,
-    State,
-    Sum,
-    Task,
-    View,
-    Weights,
-    find_non_finite,
-)
+from undergrowth.core import Context, LazyMapping, Method, Packet, State, Sum, Task, View, Weights
 from undergrowth.core.names import SEED
+from undergrowth.core.server import Plan, Server, find_non_finite
 from undergrowth.learning import GradientClient, Trained
 
 

@@ -29,19 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import (
-    Context,
-    Method,
-    ModelWeights,
-    Packet,
-    State,
-    Task,
-    WeightedMean,
-    Weights,
-    add_upload,
-    option,
-)
+from undergrowth.core import Context, Method, ModelWeights, Packet, State, Task, Weights, option
 from undergrowth.core.names import SAMPLES, X, Y
+from undergrowth.core.reducers import WeightedMean, add_upload
 from undergrowth.learning import CrossEntropy, GradientClient, LossInputs, Objective, RandomSelector, Trained
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_on_server
 from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of

@@ -31,20 +31,17 @@ from torch import Tensor
 
 from undergrowth.core import Context, Method, ModelWeights, Packet, Shard, State, Task, Weights, option
 from undergrowth.core.names import X, Y
+from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained, train_on_server
 from undergrowth.learning.distillation import (
     LOSSES,
     TEACHER,
-    Distillation,
     check_same_shapes,
     consensus,
     draw_public,
     draw_seed,
     public_data,
-    train_on_server,
 )
 from undergrowth.learning.features import features_of, predictions
-from undergrowth.learning.gradient_client import GradientClient, Trained
-from undergrowth.learning.objectives import LossInputs, Objective
 from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
 
 

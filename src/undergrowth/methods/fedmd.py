@@ -28,21 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import (
-    AllSelector,
-    Context,
-    LazyMapping,
-    Method,
-    ModelWeights,
-    Packet,
-    Shard,
-    State,
-    Task,
-    View,
-    Weights,
-    option,
-)
+from undergrowth.core import AllSelector, Context, LazyMapping, Packet, Shard, State, Task, View, Weights, option
 from undergrowth.core.client import Steps
+from undergrowth.core.method import Method, ModelWeights
 from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, SEED, X, Y
 from undergrowth.core.reducers import WeightedMean
 from undergrowth.core.server import Plan, Server

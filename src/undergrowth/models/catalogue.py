@@ -134,15 +134,10 @@ def builder(
     """
     row, numbers = _find(name)
     kind = check_norm(row, name, norm)
-    recipe = Recipe(
-        row,
-        check_shape(row, name, shape, kind),
-        check_classes(name, classes),
-        kind,
-        {**check_options(row, name, options), **numbers},
-        check_start(name, weights, skip_head),
-        skip_head,
-    )
+    checked_shape, checked_classes = check_shape(row, name, shape, kind), check_classes(name, classes)
+    chosen = {**check_options(row, name, options), **numbers}
+    file = check_start(name, weights, skip_head)
+    recipe = Recipe(row, checked_shape, checked_classes, kind, chosen, file, skip_head)
     skeleton = recipe.skeleton()
     if recipe.weights is not None:
         check_weights(skeleton, recipe.weights, skip_head=skip_head)

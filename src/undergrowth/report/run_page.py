@@ -51,9 +51,8 @@ def build_page(records: Sequence[RunRecord], analyses: AnalysisNumbers | None = 
     labels = short_labels(records)
     page = Page(_title(records))
     page.section(page.title, _subtitle(records), level=1)
-    cards = "".join(
-        _card(record, label, place) for place, (record, label) in enumerate(zip(records, labels, strict=True))
-    )
+    runs = enumerate(zip(records, labels, strict=True))
+    cards = "".join(_card(record, label, place) for place, (record, label) in runs)
     page.add(f'<div class="cards">{cards}</div>')
     if len(records) > 1:
         page.add(_legend(labels))

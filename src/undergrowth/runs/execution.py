@@ -121,10 +121,7 @@ class Execution:
             "lost": len(end.lost),
             "refused": len(end.refused),
             "late": len(end.dropped),
-            "bytes_down": totals.bytes_down,
-            "bytes_up": totals.bytes_up,
-            "flops": totals.flops,
-            "joules": totals.joules,
+            **{name: getattr(totals, name) for name in ("bytes_down", "bytes_up", "flops", "joules")},
             **facts,
         }
 
@@ -140,20 +137,13 @@ class Execution:
             notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")
 
     def _summary(self, weights: Weights) -> dict[str, Any]:
-        experiment, driver = self.experiment, self.federation.driver
-        totals = asdict(driver.ledger.totals)
+        driver = self.federation.driver
         return {
             "run": self.run,
-            "method": experiment.method.name,
-            "data": self.federation.population.name,
-            "model": experiment.model.name,
-            "seed": experiment.run.seed,
-            "rounds": experiment.train.rounds,
-            "clients": len(self.federation.population.devices),
-            "engine": experiment.run.engine,
+            **_run_facts(self.experiment, self.federation.population),
             "accuracy": self.scores["accuracy"],
             "loss": self.scores["loss"],
-            **totals,
+            **asdict(driver.ledger.totals),
             "wall_seconds": self.wall_seconds,
             "clients_per_second": driver.clients_per_second,
             "model_digest": digest(weights),
@@ -176,8 +166,7 @@ def start(
     try:
         experiment = _open(experiment, federation)
         with closing(Store(experiment.run.out, create=True)) as store:
-            given = {"method": method, "data": data, "model": model}
-            run = _enter(store, experiment, federation, given)
+            run = _enter(store, experiment, federation, {"method": method, "data": data, "model": model})
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 return _carry_out(Execution(store, run, experiment, federation), model, on_start, on_round)
     finally:
@@ -210,15 +199,6 @@ def _with_run(experiment: Experiment, chosen: Mapping[str, Any]) -> Experiment:
 def _enter(store: Store, experiment: Experiment, federation: Federation, given: Mapping[str, Any]) -> str:
     """Enters the run in the store; returns its id."""
     population = federation.population
-    facts = {
-        "method": experiment.method.name,
-        "data": population.name,
-        "model": experiment.model.name,
-        "seed": experiment.run.seed,
-        "rounds": experiment.train.rounds,
-        "clients": len(population.devices),
-        "engine": experiment.run.engine,
-    }
     kept = {
         "settings": json.loads(experiment.model_dump_json()),
         "defaults": option_defaults(experiment),
@@ -227,7 +207,20 @@ def _enter(store: Store, experiment: Experiment, federation: Federation, given: 
         "classes": population.classes,
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
     }
-    return store.create(facts, kept)
+    return store.create(_run_facts(experiment, population), kept)
+
+
+def _run_facts(experiment: Experiment, population: Population) -> dict[str, Any]:
+    """What the store and the summary say about a run before its first round."""
+    return {
+        "method": experiment.method.name,
+        "data": population.name,
+        "model": experiment.model.name,
+        "seed": experiment.run.seed,
+        "rounds": experiment.train.rounds,
+        "clients": len(population.devices),
+        "engine": experiment.run.engine,
+    }
 
 
 @restore_torch_settings()

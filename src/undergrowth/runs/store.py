@@ -105,8 +105,7 @@ class Store:
 
     def resume_command(self, run: str) -> str:
         """The command that resumes a run."""
-        place = "" if self.folder == Path("runs") else f" --out {shlex.quote(str(self.folder))}"
-        return f"undergrowth resume {run}{place}"
+        return f"undergrowth resume {run}{out_option(self.folder)}"
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -252,9 +251,8 @@ class Store:
 
     def servers(self, run: str) -> set[str]:
         """The nodes that asked a child: the root and, in a deeper topology, the inner nodes."""
-        return {
-            row["parent"] for row in self._connection.execute("SELECT DISTINCT parent FROM links WHERE run=?", (run,))
-        }
+        rows = self._connection.execute("SELECT DISTINCT parent FROM links WHERE run=?", (run,))
+        return {row["parent"] for row in rows}
 
     def checkpoints(self, run: str) -> list[tuple[int, str, int]]:
         """Round, file and checksum of every checkpoint, the newest first."""
@@ -262,6 +260,11 @@ class Store:
             "SELECT round, file, checksum FROM checkpoints WHERE run=? ORDER BY round DESC", (run,)
         )
         return [(row["round"], row["file"], row["checksum"]) for row in rows]
+
+
+def out_option(folder: Path) -> str:
+    """The option of a command that names the folder of the runs; empty for the default folder."""
+    return "" if folder == Path("runs") else f" --out {shlex.quote(str(folder))}"
 
 
 def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from undergrowth.core import AskId, Context, State
 from undergrowth.engines import Job, Outcome
@@ -27,11 +27,8 @@ def to_state(ask: OpenAsk) -> State:
     """The ask as a pytree."""
     job, outcome = ask.job, ask.outcome
     return {
+        **{field.name: getattr(ask, field.name) for field in fields(ask)},
         "id": tuple(ask.id),
-        "order": ask.order,
-        "parent": ask.parent,
-        "bytes_down": ask.bytes_down,
-        "start": ask.start,
         "timing": tuple(ask.timing),
         "job": job and {**job._asdict(), "context": tuple(job.context)},
         "outcome": outcome and dict(vars(outcome)),

@@ -15,23 +15,9 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-from undergrowth.core import (
-    Answer,
-    Ask,
-    AskId,
-    Command,
-    Context,
-    Deadline,
-    Drop,
-    Lost,
-    Node,
-    Packet,
-    Partial,
-    Receipt,
-    Refused,
-    RoundEnd,
-    State,
-)
+from undergrowth.core import Context, Packet, State
+from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
+from undergrowth.core.node import Command, Deadline, Drop, Node, RoundEnd
 from undergrowth.engines import Engine, Job, Outcome, World
 from undergrowth.exchange import Entry, Ledger, Totals
 from undergrowth.simulation.clock import Clock, Timing

@@ -10,17 +10,14 @@ import numpy as np
 
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
-from undergrowth.data.loaders.leaf import find_leaf, read_leaf
+from undergrowth.data.loaders.leaf import load_leaf
 
 _CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 
 
 def load(path: Path) -> Dataset:
     """28×28 grey images in [0, 1], where 1 is white paper; the field is `writer`."""
-    folder = find_leaf(path, "femnist")
-    x, y, writers = read_leaf(folder, "train", _convert)
-    test_x, test_y, _ = read_leaf(folder, "test", _convert)
-    return Dataset("femnist", x, y, test_x, test_y, len(_CLASSES), _CLASSES, {"writer": writers})
+    return load_leaf("femnist", path, _convert, _CLASSES, "writer")
 
 
 def _convert(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -15,18 +15,14 @@ _UNSIGNED_BYTES = 0x08
 
 
 def load_idx(
-    name: str,
-    path: Path,
-    inside: tuple[str, ...],
-    class_names: tuple[str, ...],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    name: str, path: Path, inside: tuple[str, ...], class_names: tuple[str, ...], mean: float, std: float
 ) -> Dataset:
     """A data set of the MNIST family from `path`, or from one of the folders `inside` it that other tools create."""
     folder = find_folder(path, inside, ("train-images?idx3-ubyte", "train-images?idx3-ubyte.gz"))
     x, y = _read_part(folder, "train", len(class_names))
     test_x, test_y = _read_part(folder, "t10k", len(class_names))
-    return Dataset(name, x, y, test_x, test_y, len(class_names), class_names, _read_writers(folder, len(y)), mean, std)
+    fields = _read_writers(folder, len(y))
+    return Dataset(name, x, y, test_x, test_y, len(class_names), class_names, fields, (mean,), (std,))
 
 
 def _read_part(folder: Path, part: str, classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 
 from undergrowth.core.errors import InputError
+from undergrowth.data.dataset import Dataset
 from undergrowth.data.loaders.files import MissingFilesError, file_error, find_folder, read_bytes
 
 # Converts the raw x and y of one user to arrays; raises a ValueError if they are wrong.
 Convert = Callable[[list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
 
 
-def find_leaf(path: Path, name: str) -> Path:
-    """The folder with train/ and test/: `path`, or the folder below it in which LEAF's scripts put them."""
-    return find_folder(path, ("data", name, f"{name}/data"), ("train/*.json",))
+def load_leaf(name: str, path: Path, convert: Convert, class_names: tuple[str, ...], field: str) -> Dataset:
+    """A data set of LEAF, with its users as `field`. LEAF's scripts put train/ and test/ into a folder below `path`."""
+    folder = find_folder(path, ("data", name, f"{name}/data"), ("train/*.json",))
+    x, y, users = _read_part(folder, "train", convert)
+    test_x, test_y, _ = _read_part(folder, "test", convert)
+    return Dataset(name, x, y, test_x, test_y, len(class_names), class_names, {field: users})
 
 
-def read_leaf(folder: Path, part: str, convert: Convert) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _read_part(folder: Path, part: str, convert: Convert) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs, labels and users of all samples in folder/part. Files are read one by one to save memory."""
     users: list[str] = []
     inputs: list[np.ndarray] = []

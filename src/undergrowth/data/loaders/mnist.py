@@ -14,13 +14,13 @@ _CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "sh
 
 def load_mnist(path: Path) -> Dataset:
     """28×28 grey images. The file train-writers.npy (one id per image), if present, is the field `writer`."""
-    return load_idx("mnist", path, ("mnist", "MNIST/raw", "raw"), tuple("0123456789"), (0.1307,), (0.3081,))
+    return load_idx("mnist", path, ("mnist", "MNIST/raw", "raw"), tuple("0123456789"), 0.1307, 0.3081)
 
 
 def load_fashion_mnist(path: Path) -> Dataset:
     """28×28 grey images."""
     inside = ("fashion-mnist", "FashionMNIST/raw", "raw")
-    return load_idx("fashion-mnist", path, inside, _CLOTHES, (0.2860,), (0.3530,))
+    return load_idx("fashion-mnist", path, inside, _CLOTHES, 0.2860, 0.3530)
 
 
 MNIST = DatasetEntry(

@@ -9,7 +9,7 @@ import numpy as np
 
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
-from undergrowth.data.loaders.leaf import find_leaf, read_leaf
+from undergrowth.data.loaders.leaf import load_leaf
 
 # LEAF's alphabet, in LEAF's order, so that results and models can be compared.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -22,11 +22,8 @@ _TOKENS[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
 
 def load(path: Path) -> Dataset:
     """Inputs of 80 characters; the label is the next character; the field is `role`."""
-    folder = find_leaf(path, "shakespeare")
-    x, y, roles = read_leaf(folder, "train", _convert)
-    test_x, test_y, _ = read_leaf(folder, "test", _convert)
     # Tokens stay bytes until a shard is built, because the full set would take 2.7 GB as int64.
-    return Dataset("shakespeare", x, y, test_x, test_y, len(ALPHABET), tuple(ALPHABET), {"role": roles})
+    return load_leaf("shakespeare", path, _convert, tuple(ALPHABET), "role")
 
 
 def _convert(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:

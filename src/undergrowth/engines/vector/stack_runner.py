@@ -15,19 +15,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from undergrowth.core import (
-    Batch,
-    Carry,
-    InputError,
-    LoopClient,
-    Packet,
-    State,
-    Task,
-    Updates,
-    join_updates,
-    map_tensors,
-    split_limit,
-)  # fmt: skip
+from undergrowth.core import InputError, Packet, State, Task, map_tensors
+from undergrowth.core.client import Batch, Carry, LoopClient, Updates, join_updates, split_limit
 from undergrowth.core.names import FINISH
 from undergrowth.engines.jobs import FinishedJob, job_error, run_job, send_up
 from undergrowth.engines.states import memory_limit
