@@ -71,8 +71,7 @@ class Combiner:
 
     def _append(self, one: Packet) -> None:
         if not self._pending:
-            on_gpu = all(value.is_cuda for value in one.tensors.values())
-            can_wait = on_gpu and type(self._reducer) is WeightedMean
+            can_wait = type(self._reducer) is WeightedMean and _on_gpu(one)
             self._max_pending = min(MAX_PENDING_UPLOADS, MAX_PENDING_BYTES // max(1, one.nbytes)) if can_wait else 1
             self._pending = [one]
         elif self._max_pending > 2 and one.signature == self._pending[0].signature:
@@ -84,6 +83,10 @@ class Combiner:
 
     def outcome(self) -> Outcome:
         return Outcome(self.node, self.partial_result, self.sent, self.refused, self.scalars, combined=True)
+
+
+def _on_gpu(packet: Packet) -> bool:
+    return all(value.is_cuda for value in packet.tensors.values())
 
 
 def combine_finished(world: World, finished_jobs: Iterable[tuple[Job, FinishedJob]]) -> Iterator[Outcome]:
