@@ -144,13 +144,15 @@ class Node:
         `uploads` has the ask and the scalars of each. One ask that is not open spoils the whole: its upload cannot be
         taken out of the sum, so all of it is ignored.
         """
+        out, answered, heard = self._out, self._answered, self._heard  # a simulation comes here a million times
         for ask in uploads:
-            if self._out.get(ask.node) != ask:
+            if out.get(ask[0]) != ask:
                 return self._ignored(ask.node, ask.turn)
-        for ask, scalars in uploads.items():
-            self._close(ask)
-            self._heard[ask.node] = dict(scalars)
-            self._arrived.append(ask.node)
+        for (child, _, turn), scalars in uploads.items():
+            del out[child]
+            answered[child] = turn
+            heard[child] = dict(scalars)
+        self._arrived.extend(child for child, _, _ in uploads)
         self._merge(partial)
         return Receipt.TAKEN
 

@@ -12,6 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -132,21 +133,22 @@ class Simulation:
     def _book(self, node: Node, outcomes: list[Outcome]) -> None:
         """Hands finished work to its node and books it, in the order in which the devices were asked."""
         sizes: dict[str, int] = {}
+        open_asks = self._asks
         for outcome in outcomes:
             sizes.update(outcome.sent)
             for device, problem in outcome.refused.items():
                 sizes[device] = 0
-                node.receive(Answer(self._asks[device].id, Refused(problem)))
+                node.receive(Answer(open_asks[device].id, Refused(problem)))
             if outcome.up is not None and outcome.combined:
-                scalars = {self._asks[device].id: values for device, values in outcome.scalars.items()}
+                scalars = {open_asks[device].id: values for device, values in outcome.scalars.items()}
                 node.receive_combined(scalars, outcome.up)
             elif outcome.up is not None:
                 (device,) = outcome.sent
-                node.receive(Answer(self._asks[device].id, outcome.up))
-        for ask in sorted((self._asks[device] for device in sizes), key=lambda ask: ask.order):
-            why = node.problem(ask.id.node)
+                node.receive(Answer(open_asks[device].id, outcome.up))
+        for ask in sorted([open_asks[device] for device in sizes], key=attrgetter("order")):
+            why = node.problem(ask.id[0])
             if why is None:
-                self._end(ask, "arrived", bytes_up=sizes[ask.id.node])
+                self._end(ask, "arrived", "", sizes[ask.id[0]])
             else:
                 self._end(ask, "refused", why)
 
@@ -208,15 +210,18 @@ class Simulation:
     def _carry_out(self, node: Node, commands: list[Command]) -> list[RoundEnd]:
         """Does what a node commands; returns the rounds that ended, if the node is the root."""
         ended: list[RoundEnd] = []
-        asks: dict[AskId, Ask] = {}
+        asks: list[Ask] = []  # of devices
         deadline: float | None = None
         for command in commands:
-            if isinstance(command, Ask):
-                asks[command.id] = command
+            if isinstance(command, Ask) and command.id.node in self.nodes:
+                self._open(node, command.id, command.packet.nbytes, Timing())
+                self._push(self.now, "ask", command.child, (tuple(command.id), command.packet))
+            elif isinstance(command, Ask):
+                asks.append(command)
             elif isinstance(command, Drop):
-                if asks.pop(command.id, None) is None:
-                    # The root has already begun its next round when it drops an ask.
-                    self._drop(command.id, self.root.round + (node is not self.root))
+                asks = [ask for ask in asks if ask.id != command.id]
+                # The root has already begun its next round when it drops an ask.
+                self._drop(command.id, self.root.round + (node is not self.root))
             elif isinstance(command, Deadline):
                 deadline = command.seconds
                 self._push(self.now + deadline, "deadline", node.name, command.round)
@@ -225,12 +230,14 @@ class Simulation:
                 self._push(self.now, "node answers", self.parents[node.name], content)
             elif node is self.root:
                 ended.append(command)
-        self._ask_nodes(node, [ask for ask in asks.values() if ask.child in self.nodes])
-        self._ask_devices(node, [ask for ask in asks.values() if ask.child not in self.nodes], deadline)
+        if asks:
+            self._ask_devices(node, asks, deadline)
         return ended
 
     def _drop(self, id: AskId, round: int) -> None:
         """Gives up an ask, and the asks of the nodes below it."""
+        if id.node not in self._asks:
+            return  # it was given out and dropped in the same instant
         self._waiting.pop(id.node, None)
         if id.node in self.nodes:
             self._combined.pop(id.node, None)
@@ -241,42 +248,37 @@ class Simulation:
         for drop in drops:
             self._drop(drop.id, self.root.round + 1 if round is None else round)
 
-    def _ask_nodes(self, node: Node, asks: Sequence[Ask]) -> None:
-        for ask in asks:
-            self._open(node, ask, ask.packet.nbytes, Timing())
-            self._push(self.now, "ask", ask.child, (tuple(ask.id), ask.packet))
-
     def _ask_devices(self, node: Node, asks: Sequence[Ask], deadline: float | None) -> None:
         """Schedules the answers of devices. Answers that are not needed before the last one are one event."""
         synchronous = not node.server.asynchronous
         together = node.server.waits_for_all and synchronous and node.enough is None
         partial = deadline if node.server.accepts_partial and synchronous else None
-        due: list[tuple[float, AskId]] = []
-        for ask in asks:
-            down, size = self.world.links.down(ask.packet)
-            context = Context(node.seed, *ask.id)
-            timing = self.clock.timing(ask.child, down, size, context, self.now, partial)
-            opened = self._open(node, ask, size, timing)
+        due: list[tuple[float, str]] = []
+        links, clock, now = self.world.links, self.clock, self.now
+        for id, packet in asks:
+            down, size = links.down(packet)
+            context = Context(node.seed, *id)
+            timing = clock.timing(id.node, down, size, context, now, partial)
+            opened, seconds = self._open(node, id, size, timing), timing.seconds
             if timing.lost:
-                self._push(self.now + timing.seconds, "device answers", node.name, tuple(ask.id))
-            elif deadline is None or timing.seconds <= deadline or not synchronous:
-                opened.job = Job(node.name, ask.child, down, context, together, timing.limit)
-                due.append((self.now + timing.seconds, ask.id))
+                self._push(now + seconds, "device answers", node.name, tuple(id))
+            elif deadline is None or seconds <= deadline or not synchronous:
+                opened.job = Job(node.name, id.node, down, context, together, timing.limit)
+                due.append((now + seconds, id.node))
             # The node will drop a device that is later than the deadline: its result is not needed.
         surely_needed = math.inf  # later answers are needed only if an earlier one is refused
         if synchronous and node.enough is not None and len(due) > node.enough:
             surely_needed = sorted(due)[node.enough - 1][0]
-        for time, id in due:
-            self._waiting[id.node] = time if time > surely_needed else self.now
+        for time, device in due:
+            self._waiting[device] = time if time > surely_needed else now
             if not together:
-                self._push(time, "device answers", node.name, tuple(id))
+                self._push(time, "device answers", node.name, tuple(self._asks[device].id))
         if together and due:
-            self._push(max(due)[0], "group", node.name, due[0][1].round)
+            self._push(max(due)[0], "group", node.name, asks[0].id.round)
 
-    def _open(self, node: Node, ask: Ask, bytes_down: int, timing: Timing) -> OpenAsk:
+    def _open(self, node: Node, id: AskId, bytes_down: int, timing: Timing) -> OpenAsk:
         self._order += 1
-        opened = OpenAsk(ask.id, self._order, node.name, bytes_down, self.now, timing)
-        self._asks[ask.child] = opened
+        opened = self._asks[id.node] = OpenAsk(id, self._order, node.name, bytes_down, self.now, timing)
         return opened
 
     def _push(self, time: float, kind: str, node: str, content: Any) -> None:
