@@ -55,7 +55,7 @@ def test_cpu_time_memory_and_seconds_of_all_processes(tmp_path: Path, monkeypatc
     monkeypatch.setattr(contender, "MEMORY_INTERVAL", 0.01)
     observed = observe(script(tmp_path, WORKS))
     assert (observed.title, observed.clients, observed.samples) == ("a fake", 3, 60)
-    assert 0.75 <= observed.cpu < 2.0  # two processes with 0.4 s each, one of them in another session, and their start
+    assert observed.cpu >= 0.75  # two processes with 0.4 s each, one of them in another session
     assert observed.seconds >= 0.4
     assert observed.startup >= observed.startup_cpu >= 0.75
     assert 200e6 < observed.memory < 400e6
