@@ -39,7 +39,7 @@ from undergrowth.core import (
 
 @dataclass(frozen=True)
 class Rule(Server):
-    """Synchronous (with a deadline, or content with `goal` uploads), or a buffer of `goal` with so many at work."""
+    """Synchronous (with a deadline, or satisfied with `goal` uploads), or a buffer of `goal` uploads."""
 
     asynchronous: bool = False
     deadline: float | None = None
@@ -61,7 +61,7 @@ class Rule(Server):
 
     def ready(self, progress: Progress) -> bool:
         if self.asynchronous or self.quorum:
-            # Says nothing of the case that nobody is out: a node must not hang on that.
+            # Does not handle the case of no open ask: the node itself must end such a round.
             return progress.arrived >= self.goal or progress.expired
         return super().ready(progress)
 

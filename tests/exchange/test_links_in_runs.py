@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def values(name: str, count: int, width: int) -> int:
-    """Bytes of so many float values as such, without their places."""
+    """Bytes of `count` float values, without their positions."""
     scales = 4 * math.ceil(count / SCALES)
     return {
         "none": width * count, "fp16": 2 * count, "bf16": 2 * count, "int8": count + scales,

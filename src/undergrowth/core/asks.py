@@ -44,7 +44,7 @@ class Lost(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The child answered, and whoever took the upload in (an engine, a link) found that it cannot be used."""
+    """The child answered with an upload that an engine or a link found unusable."""
 
     reason: str
 

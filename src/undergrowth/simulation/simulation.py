@@ -1,6 +1,6 @@
 """The simulation: moves packets between nodes and devices in virtual time.
 
-One queue holds all future events. The nodes are told all events of an instant before any node acts, so that the order
+One queue holds all future events. The nodes receive all events of an instant before any node acts, so that the order
 of devices with equal times does not matter; then the nodes act from the bottom up, so that the answer of an edge server
 counts before its parent ends a round in the same instant. A device's work is done when its result is first needed,
 together with all other work that is due by then: an engine gets as many jobs at once as possible.

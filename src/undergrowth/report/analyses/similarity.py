@@ -1,8 +1,8 @@
-"""Similarity of models by what they make of the same samples: linear CKA, estimated batch by batch without bias.
+"""Similarity of models by their features of the same samples: linear CKA, estimated batch by batch without bias.
 
 As in Nguyen et al. 2021: CKA = Σ HSIC(K, L) / √(Σ HSIC(K, K)·Σ HSIC(L, L)) with sums over batches, the unbiased
-estimate of HSIC, and K = X·Xᵀ for features X. So the result does not hang on the size of the batches, and nobody has to
-keep the features of all samples at once.
+estimate of HSIC, and K = X·Xᵀ for features X. So the result does not depend on the batch size, and the
+features of all samples are never in memory at once.
 """
 
 from __future__ import annotations
