@@ -10,7 +10,8 @@ as in FedAvg. With mu = 0 it is FedAvg, bit for bit. With reduced_epochs straggl
 
 Departures: the paper puts a projection of two layers before the comparison; here the model is unchanged. z_glob and
 z_prev are computed once per job instead of in every epoch. Their models are fixed and in evaluation mode, as in the
-authors' code, so the values are the same at a fraction of the price.
+authors' code, so the values are the same at a fraction of the price. With `data.augment` every epoch has other inputs,
+and they are computed for each.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="moon", options={"mu": 0.1}, rounds=2)

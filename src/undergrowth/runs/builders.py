@@ -15,6 +15,7 @@ from torch import nn
 from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, suggest
 from undergrowth.data import (
     Dataset,
+    PartitionedPopulation,
     Population,
     describe,
     draw_public,
@@ -86,7 +87,7 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
-        data = _load(section)
+        data = _normalise_alike(_load(section), section, experiment, population)
         shard = data.shard(_public_indices(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
         if section.labelled and data.classes != population.classes:
@@ -111,6 +112,15 @@ def _load(section: DataSection | PublicSection) -> Dataset:
             hint = suggest(key, [*known, *type(section).model_fields])
             raise InputError(f"data set '{section.name}' has no option '{key}'; {hint}")
     return load(section.name, section.path, **section.options)
+
+
+def _normalise_alike(data: Dataset, section: PublicSection, experiment: Experiment, population: Population) -> Dataset:
+    """`data` with the normalisation that `data.normalise` gives the devices, unless `section` has its own."""
+    wanted = experiment.data.options.get("normalise"), section.options.get("normalise")
+    if wanted[0] is None or wanted[1] is not None or data.shape != population.shape:
+        return data
+    assert isinstance(population, PartitionedPopulation)  # the option goes with a named data set
+    return replace(data, mean=population.dataset.mean, std=population.dataset.std)
 
 
 def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
