@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from undergrowth.core import Augmentation, InputError, Steps, Task
+from undergrowth.core import Augmentation, Context, InputError, Steps, Task
 from undergrowth.core.names import AUGMENT, X
 from undergrowth.core.notation import Form, Number, parse
 from undergrowth.learning.features import EVALUATION_BATCH
@@ -130,10 +130,11 @@ def build_augmentation(text: str, shape: Sequence[int], black: Sequence[float] |
     return ImageAugmentation(tuple(shape), values, "crop" in names, "flip" in names, cutout)
 
 
-def draw_augmentation(task: Task, steps: Steps, generator: torch.Generator) -> Steps:
+def draw_augmentation(task: Task, steps: Steps, context: Context) -> Steps:
     """The steps with random choices for every visit of a sample, if the task has an augmentation."""
     if task.augmentation is None:
         return steps
+    generator = context.generator(AUGMENT)
     draws = tuple(task.augmentation.draw(len(order), generator) for order in steps.epochs)
     return replace(steps, visits={**steps.visits, AUGMENT: draws})
 

@@ -96,7 +96,7 @@ class GradientClient(LoopClient):
             context.generator("order"),
         )
         steps = without_small_batches(selected, task.model.smallest_batch(self.split), task.train.drop_last)
-        steps = draw_augmentation(task, steps, context.generator(AUGMENT))
+        steps = draw_augmentation(task, steps, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
         carry: Carry = {

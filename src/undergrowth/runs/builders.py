@@ -21,6 +21,7 @@ from undergrowth.data import (
     draw_public,
     hide_labels,
     load,
+    normalise,
     partition_dataset,
     remove_samples,
 )
@@ -87,7 +88,10 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
-        data = _normalise_alike(_load(section), section, experiment, population)
+        data, figures = _load(section), device_normalisation(experiment, population)
+        # Inputs of another shape are refused below.
+        if figures is not None and section.options.get("normalise") is None and data.shape == population.shape:
+            data = normalise(data, figures)
         shard = data.shard(_public_indices(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
         if section.labelled and data.classes != population.classes:
@@ -114,13 +118,13 @@ def _load(section: DataSection | PublicSection) -> Dataset:
     return load(section.name, section.path, **section.options)
 
 
-def _normalise_alike(data: Dataset, section: PublicSection, experiment: Experiment, population: Population) -> Dataset:
-    """`data` with the normalisation that `data.normalise` gives the devices, unless `section` has its own."""
-    wanted = experiment.data.options.get("normalise"), section.options.get("normalise")
-    if wanted[0] is None or wanted[1] is not None or data.shape != population.shape:
-        return data
+def device_normalisation(experiment: Experiment, population: Population) -> bool | dict[str, Any] | None:
+    """The option `normalise` for other data sets of the run, which get the devices' figures; None: as they are read."""
+    if experiment.data.options.get("normalise") is None:
+        return None
     assert isinstance(population, PartitionedPopulation)  # the option goes with a named data set
-    return replace(data, mean=population.dataset.mean, std=population.dataset.std)
+    mean, std = population.dataset.mean, population.dataset.std
+    return False if mean is None or std is None else {"mean": list(mean), "std": list(std)}
 
 
 def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:

@@ -108,14 +108,12 @@ class Batches:
         # The same for what belongs to visits: a pool of all visits, client by client.
         self.visits = {name: _visit_pool(begun, name, torch_device) for name in first.visits}
         table = np.zeros((places, steps, batch), dtype=np.int64)
-        visit_table = np.zeros_like(table)
         real = np.zeros((places, steps), dtype=np.int64)  # samples of a client's batch that are no padding
-        start, visit = 0, 0
+        start = 0
         for place, each in enumerate(begun):
             table[place] = start
-            _fill(table[place], visit_table[place], real[place], each, start, visit)
+            _fill(table[place], real[place], each, start)
             start += len(next(iter(each.steps.data.values())))
-            visit += sum(len(order) for order in each.steps.epochs)
         self.active = (real > 0).sum(0).tolist()  # step → clients that run it
         self._full = (real == batch).all(0, where=real > 0).tolist()
         inside = np.arange(batch) < real[:, :, None]
@@ -126,7 +124,9 @@ class Batches:
         mask = (inside | (real[:, :, None] == 0)).astype(dtype)
         # By step, then client, so that the values of one step are contiguous.
         self._table = _to_torch(table.transpose(1, 0, 2), torch_device)
-        self._visit_table = _to_torch(visit_table.transpose(1, 0, 2), torch_device) if self.visits else self._table
+        self._visit_table = self._table
+        if self.visits:
+            self._visit_table = _to_torch(_visit_table(begun, real).transpose(1, 0, 2), torch_device)
         self._weights = _to_torch(np.stack([weight, mask]).transpose(2, 0, 1, 3), torch_device)
 
     def at(self, step: int, places: int) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -162,6 +162,19 @@ def _visit_pool(begun: Sequence[Begun], name: str, torch_device: str) -> Tensor:
     return pool if pool.device.type != "cpu" else _to_torch(pool.numpy(), torch_device)
 
 
+def _visit_table(begun: Sequence[Begun], real: NDArray[Any]) -> NDArray[Any]:
+    """Positions in the pool of visits, places × steps × batch. The visits of a client follow each other in the pool.
+
+    Padding has any position: its weight is 0.
+    """
+    sizes = [sum(len(order) for order in each.steps.epochs) for each in begun]
+    starts = np.zeros((len(real), 1), dtype=np.int64)
+    starts[: len(begun), 0] = np.cumsum(sizes) - sizes
+    first = starts + real.cumsum(1) - real
+    positions: NDArray[Any] = first[:, :, None] + np.arange(begun[0].steps.batch)
+    return positions.clip(max=sum(sizes) - 1)
+
+
 def _to_torch(values: NDArray[Any], torch_device: str) -> Tensor:
     """A tensor on `torch_device`. To a GPU from pinned memory, which does not wait for work it was given before."""
     found = torch.from_numpy(np.ascontiguousarray(values))
@@ -169,8 +182,8 @@ def _to_torch(values: NDArray[Any], torch_device: str) -> Tensor:
     return found.pin_memory().to(torch_device, non_blocking=True) if on_gpu else found
 
 
-def _fill(table: NDArray[Any], visits: NDArray[Any], real: NDArray[Any], each: Begun, start: int, visit: int) -> None:
-    """Writes the positions of one client's samples and visits into its rows of the tables."""
+def _fill(table: NDArray[Any], real: NDArray[Any], each: Begun, start: int) -> None:
+    """Writes the positions of one client's samples into its rows of the table."""
     row, batch = 0, each.steps.batch
     for order in each.steps.epochs:
         values = order.numpy()
@@ -179,10 +192,6 @@ def _fill(table: NDArray[Any], visits: NDArray[Any], real: NDArray[Any], each: B
         positions[: len(values)] = values + start
         left = min(rows, each.count - row)
         table[row : row + left] = positions.reshape(rows, batch)[:left]
-        # Padding repeats the last visit; its weight is 0.
-        places = np.arange(rows * batch).clip(max=len(values) - 1) + visit
-        visits[row : row + left] = places.reshape(rows, batch)[:left]
-        visit += len(values)
         real[row : row + left] = batch
         if left == rows and len(values) % batch:
             real[row + rows - 1] = len(values) % batch
