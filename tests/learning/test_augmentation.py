@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from undergrowth.core import Context, InputError, Model, Packet, Shard, Task, Train
+from undergrowth.data import Dataset
 from undergrowth.devices import Tracer
 from undergrowth.learning import EntropySelector, GradientClient, ImageAugmentation, build_augmentation, features_of
 from undergrowth.methods import FedMD, Moon
@@ -86,6 +87,24 @@ def test_cutout_of_an_even_side_is_that_of_the_paper() -> None:
         expected = torch.ones(SHAPE)
         expected[:, max(y - 3, 0) : min(y + 3, 8), max(x - 3, 0) : min(x + 3, 10)] = 0
         assert torch.equal(image, expected)
+
+
+def test_the_result_is_that_of_fedmls_order() -> None:
+    """Raw pixels are padded with black, cropped and flipped, then normalised, then cut out."""
+    pixels = np.random.default_rng(1).integers(0, 256, (40, 3, 32, 32), dtype=np.uint8)
+    mean, std = np.array([0.49, 0.48, 0.44]), np.array([0.24, 0.2, 0.26])
+    labels = np.arange(40) % 3
+    data = Dataset("photos", pixels, labels, pixels, labels, 3, mean=tuple(mean), std=tuple(std))
+    changes = build_augmentation("crop+flip+cutout:16", data.shape, data.black)
+    assert changes is not None
+    draws = changes.draw(40, CONTEXT.generator("augment"))
+    found = changes.apply(data.shard(np.arange(40)).x, draws)
+    for image, raw, (top, left, flipped, y, x) in zip(found, pixels, draws.tolist(), strict=True):
+        window = np.pad(raw, ((0, 0), (4, 4), (4, 4)))[:, top : top + 32, left : left + 32]
+        window = window[:, :, ::-1] if flipped else window
+        expected = (window / 255 - mean[:, None, None]) / std[:, None, None]
+        expected[:, max(y - 8, 0) : min(y + 8, 32), max(x - 8, 0) : min(x + 8, 32)] = 0
+        np.testing.assert_allclose(image, expected, atol=1e-5)
 
 
 def test_all_choices_are_equally_frequent() -> None:
