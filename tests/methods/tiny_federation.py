@@ -1,13 +1,14 @@
 """A tiny federation in float64, and the parts of plain PyTorch that the reference loops of all methods need.
 
-A reference loop computes a method by its paper's formulas, with modules and optimisers of PyTorch. It has in common with
-the package only the weights to start from, the order of the samples and the draws, all of which come from contexts.
+A reference loop computes a method by its paper's formulas, with modules and optimisers of PyTorch. It shares with the
+package only the weights to start from, the order of the samples and the draws, all of which come from contexts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ Loss = Callable[[nn.Module, Tensor], Tensor]  # of a module on the samples at so
 
 
 def build(hidden: int = 6) -> Staged:
-    """Two layers with BatchNorm and a classifier; features at `mid` and `head` have sizes that `hidden` leaves alone."""
+    """A lower part, an upper part and a classifier. `hidden` changes the size of the model, but not of its maps."""
     lower = nn.Sequential(nn.Linear(4, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 5))
     upper = nn.Sequential(nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 6), nn.Tanh())
     levels = {"low": "upper", "mid": "upper", "up": "upper", "head": "head"}
@@ -52,23 +53,28 @@ class Devices:
         return SHARDS[device]
 
 
-class StepLimits(Clock):
-    """Every device takes a second; some stop after a number of steps, as if that were all they can do in time."""
+@dataclass(frozen=True)
+class GivenClock(Clock):
+    """A device takes the seconds in `paces`, or one, and stops after the number of steps in `limits`, if it has one."""
 
-    def __init__(self, limits: Mapping[str, int]) -> None:
-        self.limits = limits
+    limits: Mapping[str, int]
+    paces: Mapping[str, float]
 
     def timing(self, device: str, *_: object) -> Timing:
-        return Timing(0.0, 1.0, 0.0, limit=self.limits.get(device))
+        return Timing(0.0, self.paces.get(device, 1.0), 0.0, limit=self.limits.get(device))
 
 
 def simulate(
-    method: Method, rounds: int, task: Task = TASK, limits: Mapping[str, int] | None = None
+    method: Method,
+    rounds: int,
+    task: Task = TASK,
+    limits: Mapping[str, int] = MappingProxyType({}),
+    paces: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[State, dict[str, Any]]:
     """The root's state and the devices' own states after some rounds of a star on the serial engine."""
     root = Node("root", method.server, task, tuple(SHARDS), rounds, seed=SEED)
     world = World(task, method.client, {"root": method.server}, Devices())
-    simulation = Simulation({"root": root}, {}, SerialEngine(), world, StepLimits(limits or {}))
+    simulation = Simulation({"root": root}, {}, SerialEngine(), world, GivenClock(limits, paces))
     simulation.start()
     for _ in simulation.rounds():
         pass
