@@ -93,7 +93,7 @@ def test_central(tmp_path: Path) -> None:
     assert_same(model, weights_of(module))
 
 
-def federated_average(rounds: int, train_device: Callable[[Weights, str, int], Weights], server_lr: float = 1.0):  # type: ignore[no-untyped-def]
+def federated_average(rounds: int, train_device: Callable[[Weights, str, int], Weights], server_lr: float = 1.0):
     """w ← w + η·(Σ n_k·w_k / Σ n − w); buffers are averaged."""
     model = initial()
     for number in range(rounds):
@@ -141,7 +141,7 @@ def test_fedprox(limits: dict[str, int]) -> None:
 def test_stragglers_that_train_fewer_epochs(kind: type[FedAvg | FedProx], reduced: int, random: bool) -> None:
     """The variants `+` of the thesis: stragglers do E_r epochs, or a random number from E_r to E."""
     settings = {"f_n": 0.34, "reduced_epochs": reduced, "random_epochs": random}
-    method = kind(**settings, **({"mu": 0.7} if kind is FedProx else {}))  # type: ignore[arg-type]
+    method = kind(**settings, **({"mu": 0.7} if kind is FedProx else {}))
 
     def train_device(received: Weights, device: str, number: int) -> Weights:
         full = min(SHARDS, key=lambda each: Context(SEED, each, number).key("straggler"))

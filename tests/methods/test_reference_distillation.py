@@ -71,7 +71,7 @@ def logits_of(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def train_on_server(module: nn.Module, number: int, loss: Loss) -> None:
-    orders = shuffles(server_context(number), SAMPLES, SERVER["server_epochs"])  # type: ignore[arg-type]
+    orders = shuffles(server_context(number), SAMPLES, SERVER["server_epochs"])
     optimiser = torch.optim.SGD(module.parameters(), SERVER["server_lr"])
     descend(module, orders, loss, optimiser, batch=5)
 
@@ -102,9 +102,9 @@ def test_fedmd(loss: str) -> None:
             return distance(loss, module(x[rows]), t[rows])
 
         train_on_server(model, number, distil)
-    method = FedMD(loss=loss, digest_epochs=DIGEST_EPOCHS, **OPTIONS)  # type: ignore[arg-type]
+    method = FedMD(loss=loss, digest_epochs=DIGEST_EPOCHS, **OPTIONS)
     state, own = simulate(method, 3, TWO_SIZES)
-    assert_same(state["known"].tensors, {"consensus": consensus})  # type: ignore[dict-item]
+    assert_same(state["known"].tensors, {"consensus": consensus})
     assert_same(state["model"], weights_of(model))
     for device, module in devices.items():
         assert_same(own[device]["weights"], weights_of(module))
@@ -113,7 +113,7 @@ def test_fedmd(loss: str) -> None:
 def prototypes(module: nn.Module, shard: Shard) -> dict[int, Tensor]:
     """F_k,c: the mean map of every class that the device has."""
     with torch.no_grad():
-        maps = module.eval().lower(shard.x)  # type: ignore[operator]
+        maps = module.eval().lower(shard.x)
     module.train()
     return {label: maps[shard.y == label].mean(0) for label in shard.y.unique().tolist()}
 
@@ -131,7 +131,7 @@ def fedkad(rounds: int, loss: str, beta: float, device_beta: float, classes: str
         consensus = sum(logits) / len(logits)
         held = sorted(set().union(*sent))
         means = [[each[label] for each in sent if label in each] for label in held]
-        maps = torch.stack([sum(each) / len(each) for each in means])  # type: ignore[arg-type,misc]
+        maps = torch.stack([sum(each) / len(each) for each in means])
 
         def teach(
             module: nn.Module, rows: Tensor, t: Tensor = consensus, public: Shard = public, maps: Tensor = maps,
@@ -139,7 +139,7 @@ def fedkad(rounds: int, loss: str, beta: float, device_beta: float, classes: str
         ) -> Tensor:  # fmt: skip
             distilled = distance(loss, module(public.x[rows]), t[rows])
             module.eval()  # the prototypes do not change BatchNorm's statistics
-            refined = functional.cross_entropy(module.head(module.upper(maps)), torch.tensor(held), reduction="none")  # type: ignore[operator]
+            refined = functional.cross_entropy(module.head(module.upper(maps)), torch.tensor(held), reduction="none")
             module.train()
             return distilled + weight * (refined.sum() if classes == "sum" else refined.sum() / len(held))
 
@@ -160,17 +160,17 @@ def check(method: FedKAD, expected: tuple[Weights, dict[str, Weights]]) -> None:
 def test_fedkad(loss: str) -> None:
     """Device c does not hold class 2: it has no part in that prototype."""
     assert 2 not in SHARDS["c"].y and 2 in SHARDS["a"].y
-    method = FedKAD(beta=0.7, loss=loss, level="mid", **OPTIONS)  # type: ignore[arg-type]
+    method = FedKAD(beta=0.7, loss=loss, level="mid", **OPTIONS)
     check(method, fedkad(2, loss, 0.7, 0.7, "mean"))
 
 
 def test_fedkad_with_the_sum_over_classes_and_another_beta_for_devices() -> None:
-    method = FedKAD(beta=0.7, device_beta=0.2, prototype_reduction="sum", level="mid", **OPTIONS)  # type: ignore[arg-type]
+    method = FedKAD(beta=0.7, device_beta=0.2, prototype_reduction="sum", level="mid", **OPTIONS)
     check(method, fedkad(2, "l1", 0.7, 0.2, "sum"))
 
 
 def test_a_class_that_no_device_holds_has_no_prototype(monkeypatch: pytest.MonkeyPatch) -> None:
     for device, shard in list(SHARDS.items()):
         monkeypatch.setitem(SHARDS, device, replace(shard, y=shard.y.clamp_max(1)))
-    method = FedKAD(beta=0.7, prototype_reduction="sum", level="mid", **OPTIONS)  # type: ignore[arg-type]
+    method = FedKAD(beta=0.7, prototype_reduction="sum", level="mid", **OPTIONS)
     check(method, fedkad(2, "l1", 0.7, 0.7, "sum"))

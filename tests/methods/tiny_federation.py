@@ -157,7 +157,7 @@ def mean(models: Sequence[Weights], sizes: Sequence[float] | None = None) -> dic
     """Σ n_k·w_k / Σ n, with equal n_k by default. Counters are the largest, because a mean of them is no count."""
     numbers = [1.0] * len(models) if sizes is None else sizes
     return {
-        name: sum(n * model[name] for n, model in zip(numbers, models, strict=True)) / sum(numbers)  # type: ignore[misc]
+        name: sum(n * model[name] for n, model in zip(numbers, models, strict=True)) / sum(numbers)
         if value.is_floating_point()
         else torch.stack([model[name] for model in models]).amax(0)
         for name, value in models[0].items()
