@@ -47,7 +47,9 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
         example += f" -s method.{option_rows[0]['option']}={option_rows[0]['default']}"
     if json:
         text = module_docstring(method)
-        print_json({"method": name, "explanation": text, "options": option_rows, "example": example})
+        ignored = sorted(method().ignored_settings)
+        facts = {"method": name, "explanation": text, "options": option_rows, "ignored_settings": ignored}
+        print_json({**facts, "example": example})
         return
     screen = console()
     screen.print(f"{name}\n")
@@ -58,6 +60,8 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
         screen.print(table(columns, rows))
     else:
         screen.print("\nThis method has no options.\n")
+    if method().ignored_settings:
+        screen.print(f"settings without effect: {', '.join(sorted(method().ignored_settings))}\n")
     screen.print(f"example: {example}")
 
 

@@ -60,6 +60,11 @@ class LoopClient:
     step returned, because nothing else reads it. Values that only `finish` needs go into ``carry["finish"]``.
     """
 
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        """Settings of an experiment that this client does not use, such as "train.epochs"."""
+        return frozenset()
+
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
 

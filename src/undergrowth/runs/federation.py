@@ -29,6 +29,7 @@ from undergrowth.runs.builders import (
 )
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.preview import FirstRound, preview_first_round
+from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology, build_topology
 
@@ -87,6 +88,7 @@ def federate(
     task = _task(experiment, population, public, model)
     if not isinstance(model, Model) or task.ladder:
         task = check_models(task, sample.to(task.model.torch_device))
+    notes.extend(unused_settings(experiment, method, task))
     topology = build_topology("star" if method.pooled else experiment.topology, population.devices)
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
