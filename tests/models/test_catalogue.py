@@ -150,7 +150,11 @@ IMAGE = (3, 32, 32)
         (("mlp", (4,), 0), {}, "classes must be a whole number of at least 1, not 0"),
         (("mlp", (4,), 2.0), {}, "classes must be a whole number of at least 1, not 2.0"),
         (("mlp", (4,), 2), {"hiden": 3}, "model mlp: unknown option 'hiden'; did you mean 'hidden'?"),
-        (("wrn-16-1", IMAGE, 2), {"depth": 22}, "unknown option 'depth'; choose one of: norm, skip_head, weights"),
+        (
+            ("wrn-16-1", IMAGE, 2),
+            {"depth": 22},
+            "unknown option 'depth'; choose one of: init, norm, skip_head, weights",
+        ),
         (("mlp", (4,), 2), {"hidden": (3, 0)}, "option hidden must be a list of whole numbers of at least 1"),
         (("mlp", (4,), 2), {"hidden": "200"}, "such as [200], not '200'"),
         (("cnn", IMAGE, 2), {"hidden": (3,)}, "option hidden must be a whole number of at least 1, such as 512"),

@@ -108,8 +108,12 @@ class PublicSection(Section):
 class Rung(Named):
     """A model that a device may use instead of the run's model."""
 
+    count: Count | None = None  # how many devices get it; None: it depends on the deadline
+    init: str | None = None
+
     @property
     def label(self) -> str:
+        """Names the model in packets and checkpoints. Its start is not part of the name."""
         options = ", ".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.name} ({options})" if options else self.name
 
