@@ -38,6 +38,7 @@ class Task:
     public: Shard | None = None  # data that the server holds, for methods that use such data
     selector: Selector = AllSelector()  # which samples devices train on, unless the client has its own selector
     ladder: Mapping[str, Model] = field(default_factory=dict, hash=False)  # models of devices, if not all have `model`
+    assigned: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its model, if the run fixes it
 
     def to(self, torch_device: str) -> Task:
         """The task with its models and the server's data on `torch_device`."""
