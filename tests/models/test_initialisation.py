@@ -17,7 +17,8 @@ from undergrowth.models.layers import Layers
 
 from .test_zoo import CASES, Case, title
 
-ONE_OF_EACH = list({case[0]: case for case in CASES}.values())
+WITH_PROJECTION: Case = ("cnn", (1, 8, 8), "none", {"hidden": 16, "projection": 12})
+ONE_OF_EACH = [*{case[0]: case for case in reversed(CASES)}.values(), WITH_PROJECTION]
 
 
 def module(case: Case, init: str | None, seed: int = 0) -> nn.Module:

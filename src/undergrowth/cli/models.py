@@ -40,6 +40,7 @@ def models(name: EntryName = None, json: AsJson = False) -> None:
         ("initial weights", f"init: {', '.join(entry.inits)} (the first is the default)"),
         ("options", options or "none"),
         ("weights", "weights: FILE (.safetensors or .pt) replaces them, with skip_head: true all but the head's"),
+        ("projection", "projection: SIZE puts MOON's projection head, two linear layers, before the last layer"),
         ("source", entry.source),
         ("example", f"undergrowth run --model {_example_name(entry)}"),
         ("in a file", entry.example),
