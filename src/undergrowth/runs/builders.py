@@ -151,7 +151,8 @@ def build_ladder(
         if rung.label in ladder:
             raise InputError(f"model.ladder: '{rung.label}' is in it twice; each must differ from the others")
         try:
-            ladder[rung.label] = Model(builder(rung.name, population.shape, population.classes, **rung.options))
+            build = builder(rung.name, population.shape, population.classes, init=rung.init, **rung.options)
+            ladder[rung.label] = Model(build)
         except InputError as error:
             raise InputError(f"model.ladder: {error}") from None
     return ladder
