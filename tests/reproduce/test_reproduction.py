@@ -11,12 +11,13 @@ import pytest
 from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError, RunError
 from undergrowth.data import load
-from undergrowth.reproduce import Table, TableResult, reproduce_table, worker, worker_pool
+from undergrowth.reproduce import Table, TableResult, reproduce_table
 from undergrowth.reproduce import table as table_module
 from undergrowth.reproduce.data_paths import parse_data_paths
 from undergrowth.reproduce.results import measure
 from undergrowth.reproduce.table import pair_sides
 from undergrowth.runs import Store
+from undergrowth.sweeps import worker, worker_pool
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from undergrowth.cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
     from undergrowth.reproduce import TableResult
-    from undergrowth.reproduce.jobs import Job
+    from undergrowth.sweeps.jobs import Job
 
 
 def reproduce(

@@ -8,12 +8,13 @@ from contextlib import closing
 from undergrowth.core import InputError
 from undergrowth.data import describe
 from undergrowth.reproduce.data_paths import DataPaths
-from undergrowth.reproduce.jobs import Job, RunIndex, build_jobs
+from undergrowth.reproduce.jobs import build_jobs
 from undergrowth.reproduce.results import CellResult, TableResult, measure, run_cost
 from undergrowth.reproduce.table import Raw, Table, find_table
 from undergrowth.reproduce.table_cells import Cell, build_cells, data_sections, data_source
-from undergrowth.reproduce.worker_pool import JobResults, WorkerPool
 from undergrowth.runs import Store
+from undergrowth.sweeps.jobs import Job, RunIndex
+from undergrowth.sweeps.worker_pool import JobResults, WorkerPool
 
 
 def reproduce_table(

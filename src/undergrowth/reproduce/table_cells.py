@@ -8,11 +8,7 @@ from typing import Any
 
 from undergrowth.core import InputError
 from undergrowth.reproduce.table import CellSettings, Figure, Raw, Table, matches, matches_cell
-
-# Keys of a section that stay when a later layer names another method, data set or model.
-_GENERAL_KEYS = {"data": ("partition", "clients", "holdout")}
-_NAMED_SECTIONS = ("method", "data", "public", "model", "fleet")
-
+from undergrowth.sweeps.layers import merge_layers, merge_section
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that a cell can be a dictionary key
 class Cell:
@@ -65,29 +61,6 @@ def _matching(settings: Iterable[CellSettings], row: str, column: str) -> list[R
     return [each.experiment for each in settings if matches(row, each.rows) and matches(column, each.columns)]
 
 
-def merge_layers(*layers: Raw) -> Raw:
-    """Merge raw experiments section by section. Later layers override earlier ones, key by key.
-
-    A section that names another method, data set or model drops the options of the earlier one.
-    """
-    merged: Raw = {}
-    for layer in layers:
-        for section, value in layer.items():
-            merged[section] = _merge_section(section, merged.get(section), value)
-    return merged
-
-
-def _merge_section(section: str, earlier: Any, later: Any) -> Any:
-    if isinstance(later, str) and section in _NAMED_SECTIONS:
-        later = {"name": later}
-    if not isinstance(later, dict):
-        return later
-    earlier = earlier if isinstance(earlier, dict) else {}
-    if "name" in earlier and later.get("name", earlier["name"]) != earlier["name"]:
-        earlier = {key: earlier[key] for key in _GENERAL_KEYS.get(section, ()) if key in earlier}
-    return {**earlier, **later}
-
-
 def _replace_data(raw: Raw, replacements: Mapping[str, Raw]) -> Raw:
     for name, section in data_sections(raw).items():
         raw = merge_layers(raw, {name: replacements.get(data_source(section), {})})
@@ -96,7 +69,7 @@ def _replace_data(raw: Raw, replacements: Mapping[str, Raw]) -> Raw:
 
 def data_sections(raw: Raw) -> dict[str, Raw]:
     """The sections of `raw` that name a data set: `data`, and `public` if the server uses another data set."""
-    sections = {name: _merge_section(name, None, raw[name]) for name in ("data", "public") if name in raw}
+    sections = {name: merge_section(name, None, raw[name]) for name in ("data", "public") if name in raw}
     return {name: section for name, section in sections.items() if isinstance(section, dict) and "name" in section}
 
 

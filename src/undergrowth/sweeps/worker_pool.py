@@ -12,8 +12,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from undergrowth.reproduce.jobs import Job, RunIndex
-from undergrowth.reproduce.worker import run_job
+from undergrowth.sweeps.jobs import Job, RunIndex
+from undergrowth.sweeps.worker import run_job
 
 OnProgress = Callable[[Job, float], None]
 Reply = dict[str, Any]  # {"run": id}, or {"failed": reason, "input": whether the input is invalid}
@@ -35,7 +35,7 @@ class WorkerProcess:
 
     def run(self, request: Mapping[str, Any], on_progress: Callable[[float], None]) -> Reply:
         if self._process is None:
-            command = [sys.executable, "-c", "from undergrowth.reproduce.worker import main; main()"]
+            command = [sys.executable, "-c", "from undergrowth.sweeps.worker import main; main()"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         process = self._process
         assert process.stdin and process.stdout
