@@ -7,10 +7,11 @@ frozen, and the part φ below it learns CE on public data + beta·AT from w_k at
 Then w ← Σ p_k·copy_k, p_k = n_k / Σ n, and every w_k learns CE on public data + beta·AT from w.
 AT = Σ over levels of the mean of (Q − Q')² over samples and map elements; Q = Σ over channels of f², flattened, over
 its ℓ2 norm. This is the code of Zagoruyko and Komodakis, from which the source takes beta = 1000. Eq. 5.14 prints
-Σ over levels of ‖Q − Q'‖₂, mean over the samples: `form: printed`. At beta = 1000 that form leaves models at chance.
+Σ over levels of ‖Q − Q'‖₂, mean over the samples: `form: printed`. With beta = 1000 that form dominates the loss, and
+models learn next to nothing (docs/decisions/0023).
 
-The mean divides by the number of map elements, so beta depends on the size of the maps: 1000 is for maps of 32×32
-pixels at `low`. For maps of another size, scale beta with the number of pixels: 1000·16/1024 ≈ 16 for maps of 4×4.
+The mean divides by the number of map elements, so beta depends on the size of the maps: 1000 belongs to maps of 32×32
+pixels at `low`. For smaller maps, scale it down with the number of pixels: 1000·16/1024 ≈ 16 for maps of 4×4.
 
 The public data has labels: `public: 0.1`. Device models are those of `model.ladder`. All models must have the same maps
 at `level`, and maps of the same height and width at the other levels they share. Local training is that of the run:
