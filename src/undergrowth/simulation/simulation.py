@@ -90,7 +90,7 @@ class Simulation:
         if kind == "ask":
             self._drop_all(node.start(Ask(AskId(*content[0]), content[1])))
         elif kind == "deadline":
-            node.expire(content)
+            node.expire(*content)
         elif kind == "node answers":
             return self._node_answers(node, Answer(AskId(*content[0]), _read_content(*content[1])))
         elif kind == "group":
@@ -220,11 +220,10 @@ class Simulation:
                 asks.append(command)
             elif isinstance(command, Drop):
                 asks = [ask for ask in asks if ask.id != command.id]
-                # The root has already begun its next round when it drops an ask.
-                self._drop(command.id, self.root.round + (node is not self.root))
+                self._drop(command.id, self._round_of_drop(node, command.id))
             elif isinstance(command, Deadline):
                 deadline = command.seconds
-                self._push(self.now + deadline, "deadline", node.name, command.round)
+                self._push(self.now + deadline, "deadline", node.name, (command.round, command.phase))
             elif isinstance(command, Answer):
                 content = (tuple(command.id), _write_content(command.content))
                 self._push(self.now, "node answers", self.parents[node.name], content)
@@ -233,6 +232,13 @@ class Simulation:
         if asks:
             self._ask_devices(node, asks, deadline)
         return ended
+
+    def _round_of_drop(self, node: Node, id: AskId) -> int:
+        """The round of the root, counted from 1, in which an ask that `node` dropped is booked."""
+        if node is not self.root:
+            return self.root.round + 1
+        # The root may have begun its next round; an asynchronous root keeps asks open over several rounds.
+        return self.root.round if node.server.asynchronous else id.round + 1
 
     def _drop(self, id: AskId, round: int) -> None:
         """Gives up an ask, and the asks of the nodes below it."""
@@ -313,7 +319,11 @@ class Simulation:
         self.now, self._order = snapshot["now"], snapshot["order"]
         self.jobs_done, self.work_seconds = snapshot["jobs_done"], snapshot["work_seconds"]
         self.ledger = Ledger(Totals(**snapshot["totals"]))
-        self._events = [(time, order, kind, node, what) for time, order, kind, node, what in snapshot["events"]]
+        # Earlier versions kept only the round of a deadline.
+        self._events = [
+            (time, order, kind, node, (what, 0) if kind == "deadline" and isinstance(what, int) else what)
+            for time, order, kind, node, what in snapshot["events"]
+        ]
         self._waiting = dict(snapshot["waiting"])
         self._asks = {child: from_state(ask) for child, ask in snapshot["asks"].items()}
         self._combined = {
