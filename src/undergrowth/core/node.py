@@ -77,9 +77,9 @@ class Node:
 
     state: State = field(default_factory=dict)
     round: int = 0
+    phase: int = 0  # position of the open phase in the server's phases of this round
     left: int = 0  # rounds still to do for the current ask of the parent
     _asked_by: AskId | None = None  # the parent's ask
-    _phase: int = 0  # position of the open phase in the server's phases of this round
     _open: bool = False
     _expired: bool = False
     _enough: int | None = None  # arrivals that end the round; None: all
@@ -108,13 +108,17 @@ class Node:
     def start(self, ask: Ask | None = None) -> list[Drop]:
         """Begins the run (root, without an ask) or the work for the parent's ask; returns asks that it gives up.
 
-        A repeated or older ask of the parent is ignored. A newer one ends the work for the one before it.
+        A repeated or older ask of the parent is ignored. A newer one ends the work for the one before it. Asks of one
+        round of the parent, in different phases, are of one round of this node too.
         """
-        if ask is not None and self._asked_by is not None and ask.id[1:] <= self._asked_by[1:]:
+        before = self._asked_by
+        if ask is not None and before is not None and ask.id[1:] <= before[1:]:
             return []
         dropped = self.stop() if self.left else []
         self.initialise()
         if ask is not None:
+            if ask.phase and before is not None and before.round == ask.id.round:
+                self.round, self.phase = self.round - 1, ask.phase
             self._asked_by = ask.id
             self.state = self.server.adopt(self.task, self.state, ask.packet, self.context())
         self.left = self.cycles
@@ -170,7 +174,7 @@ class Node:
 
     def expire(self, round: int, phase: int = 0) -> None:
         """The deadline of that phase of that round has passed."""
-        if (round, phase) == (self.round, self._phase) and self._open:
+        if (round, phase) == (self.round, self.phase) and self._open:
             self._expired = True
 
     def stop(self) -> list[Drop]:
@@ -184,7 +188,7 @@ class Node:
     def _ignored(self, ask: AskId) -> Receipt:
         if ask == self._answered.get(ask.node):
             return Receipt.REPEATED
-        extra = max(self._phase, ask.round < self.round)  # asks of later phases are not counted as turns
+        extra = max(self.phase, ask.round < self.round)  # asks of later phases are not counted as turns
         return Receipt.UNKNOWN if ask.turn >= self._turns.get(ask.node, 0) + extra else Receipt.LATE
 
     def _close(self, ask: AskId) -> None:
@@ -259,22 +263,21 @@ class Node:
             gone = self._out.keys() | self._lost.keys() | self._refused.keys()
             idle = tuple(child for child in idle if child not in gone and child not in self.away)
         phases = self.server.phases(self.task, self.context())
-        view = View(idle, tuple(self._out), self.nodes, self.knowledge, self._heard, phases[self._phase], self._before)
+        phase = phases[self.phase] if self.phase < len(phases) else ""  # below the root, the packet says the phase
+        view = View(idle, tuple(self._out), self.nodes, self.knowledge, self._heard, phase, self._before)
         plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._plans))
         self._plans += 1
         for child, packet in plan.packets.items():
             turn = self._turns.get(child, 0)
-            if self._phase:
-                # Not counted, so that the turns of other rounds, and with them random numbers, do not depend on how
-                # many phases this round has.
-                turn += self._phase - 1
+            if self.phase:
+                turn += self.phase - 1  # not counted, so that random numbers of other rounds do not depend on it
             else:
                 self._turns[child] = turn + 1
             self._out[child] = ask = AskId(child, self.round, turn)
-            commands.append(Ask(ask, packet))
+            commands.append(Ask(ask, packet, self.phase))
         self._enough = plan.enough
         if plan.deadline is not None:
-            commands.append(Deadline(self.round, plan.deadline, self._phase))
+            commands.append(Deadline(self.round, plan.deadline, self.phase))
 
     def _end(self, commands: list[Command]) -> None:
         """Ends the open phase and, if it is the last one or nobody arrived, the round."""
@@ -282,7 +285,7 @@ class Node:
         if partial is not None:
             phases = self.server.phases(self.task, self.context())
             self.state = self.server.step(self.task, self.state, partial, self.context())
-            if self._phase + 1 < len(phases):
+            if self.phase + 1 < len(phases):
                 self._next_phase(commands)
                 return
         self.left -= 1
@@ -301,26 +304,27 @@ class Node:
 
     def _all_arrived(self) -> list[str]:
         """The children that arrived in any phase of this round."""
-        return list(dict.fromkeys((*self._before, *self._arrived))) if self._phase else self._arrived
+        return list(dict.fromkeys((*self._before, *self._arrived))) if self.phase else self._arrived
 
     def _next_phase(self, commands: list[Command]) -> None:
         """Gives up open asks and turns to the next phase of the same round."""
         commands.extend(Drop(ask) for ask in self._out.values())
         self._dropped.extend(self._out)
         self._out.clear()
-        self._before, self._arrived = self._all_arrived(), []
-        self._phase += 1
-        self._open = self._expired = False
-        self._partial = None
+        self._close_phase()
+        self.phase += 1
 
     def _begin_round(self) -> None:
         """Turns to a new round, which no deadline of an earlier one can end."""
-        self._before, self._arrived, self._dropped = self._all_arrived(), [], []
+        self._close_phase()
         self.round += 1
-        self._plans = self._phase = 0
+        self._plans = self.phase = 0
+        self._dropped, self._lost, self._refused = [], {}, {}
+
+    def _close_phase(self) -> None:
+        self._before, self._arrived = self._all_arrived(), []
         self._open = self._expired = False
         self._partial = None
-        self._lost, self._refused = {}, {}
 
     # Across a restart -----------------------------------------------------------------------------------------
 
@@ -340,6 +344,6 @@ class Node:
 
 
 _CHANGING = (
-    "state", "round", "left", "_asked_by", "_phase", "_open", "_expired", "_partial", "_arrived", "_before", "_dropped",
+    "state", "round", "left", "phase", "_asked_by", "_open", "_expired", "_partial", "_arrived", "_before", "_dropped",
     "_lost", "_refused", "_out", "_turns", "_answered", "_heard", "_enough", "_plans", "_initialised",
 )  # fmt: skip

@@ -88,13 +88,13 @@ class Simulation:
     def _tell(self, kind: str, node: Node, content: Any) -> bool:
         """Tells a node of one event. False: the event concerns something that was given up."""
         if kind == "ask":
-            self._drop_all(node.start(Ask(AskId(*content[0]), content[1])))
+            self._drop_all(node.start(Ask(AskId(*content[0]), *content[1:])))
         elif kind == "deadline":
             node.expire(*content)
         elif kind == "node answers":
             return self._node_answers(node, Answer(AskId(*content[0]), _read_content(*content[1])))
         elif kind == "group":
-            if node.round != content:
+            if (node.round, node.phase) != tuple(content):
                 return False
             self._work()
             self._book(node, self._combined.pop(node.name, []))
@@ -215,7 +215,7 @@ class Simulation:
         for command in commands:
             if isinstance(command, Ask) and command.id.node in self.nodes:
                 self._open(node, command.id, command.packet.nbytes, Timing())
-                self._push(self.now, "ask", command.child, (tuple(command.id), command.packet))
+                self._push(self.now, "ask", command.child, (tuple(command.id), command.packet, command.phase))
             elif isinstance(command, Ask):
                 asks.append(command)
             elif isinstance(command, Drop):
@@ -261,7 +261,7 @@ class Simulation:
         partial = deadline if node.server.accepts_partial and synchronous else None
         due: list[tuple[float, str]] = []
         links, clock, now = self.world.links, self.clock, self.now
-        for id, packet in asks:
+        for id, packet, _ in asks:
             down, size = links.down(packet)
             context = Context(node.seed, *id)
             timing = clock.timing(id.node, down, size, context, now, partial)
@@ -280,7 +280,7 @@ class Simulation:
             if not together:
                 self._push(time, "device answers", node.name, tuple(self._asks[device].id))
         if together and due:
-            self._push(max(due)[0], "group", node.name, asks[0].id.round)
+            self._push(max(due)[0], "group", node.name, (asks[0].id.round, asks[0].phase))
 
     def _open(self, node: Node, id: AskId, bytes_down: int, timing: Timing) -> OpenAsk:
         self._order += 1
@@ -319,9 +319,9 @@ class Simulation:
         self.now, self._order = snapshot["now"], snapshot["order"]
         self.jobs_done, self.work_seconds = snapshot["jobs_done"], snapshot["work_seconds"]
         self.ledger = Ledger(Totals(**snapshot["totals"]))
-        # Earlier versions kept only the round of a deadline.
+        # Earlier versions had no phases, and kept only the round of a deadline and of a group of answers.
         self._events = [
-            (time, order, kind, node, (what, 0) if kind == "deadline" and isinstance(what, int) else what)
+            (time, order, kind, node, (what, 0) if isinstance(what, int) else what)
             for time, order, kind, node, what in snapshot["events"]
         ]
         self._waiting = dict(snapshot["waiting"])
