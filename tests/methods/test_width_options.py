@@ -237,6 +237,20 @@ def test_devices_that_would_be_late_for_the_pass_are_not_asked(tmp_path) -> None
     assert len(rows) == 3 * (4 + 4 - len(weak)) and sum(row.child in weak for row in rows) == 3 * len(weak)
 
 
+def test_a_plan_prices_both_phases_of_a_round(tmp_path) -> None:
+    settings = {"model": "wrn-10-1", "clients": 4, "partition": "iid", "fleet": "mixed-edge"}
+    planned = {row["example"]: row for row in ug.plan("heterofl", **settings)}
+    result = ug.run("heterofl", rounds=1, out=tmp_path, progress=False, engine="serial", **settings)
+    rows = list(result.ledger.rows())
+    assert len(rows) == 8 and len(planned) >= 3
+    for device, row in planned.items():
+        first, second = (entry for entry in rows if entry.child == device)
+        for name in ("flops", "bytes_down", "bytes_up", "joules"):
+            assert row[name] == pytest.approx(getattr(first, name) + getattr(second, name))
+        assert row["memory_bytes"] == max(first.memory, second.memory)
+        assert row["seconds"] == pytest.approx(first.end - first.start + second.end - second.start)
+
+
 def test_a_sampler_that_needs_losses_gets_them_from_the_pass_too(tmp_path) -> None:
     sections = {"sampler": "oort", "sample": 0.5}
     result = run(tmp_path, **sections)
