@@ -267,13 +267,14 @@ class Node:
         view = View(idle, tuple(self._out), self.nodes, self.knowledge, self._heard, phase, self._before)
         plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._plans))
         self._plans += 1
+        turns, out, round = self._turns, self._out, self.round
         for child, packet in plan.packets.items():
-            turn = self._turns.get(child, 0)
+            turn = turns.get(child, 0)
             if self.phase:
                 turn += self.phase - 1  # not counted, so that random numbers of other rounds do not depend on it
             else:
-                self._turns[child] = turn + 1
-            self._out[child] = ask = AskId(child, self.round, turn)
+                turns[child] = turn + 1
+            out[child] = ask = AskId(child, round, turn)
             commands.append(Ask(ask, packet, self.phase))
         self._enough = plan.enough
         if plan.deadline is not None:
