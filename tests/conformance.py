@@ -35,7 +35,7 @@ MODEL = {"name": "cnn", "hidden": 16}
 LADDER = {**MODEL, "ladder": [{"name": "cnn", "hidden": 8}, {"name": "cnn", "hidden": 24}]}
 CONSENSUS = {"pretrain_epochs": 2, "server_lr": 0.01, "server_epochs": 2}
 FEW_SHOT = {"few_shot_epochs": 2, "shots": 5}
-BATCH_NORM = {"name": "wrn-10-1"}
+BATCH_NORM = {"name": "resnet-8", "width": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "moon": {"model": {**MODEL, "projection": 6}},
     "fedfsc": {"method": FEW_SHOT},

@@ -238,7 +238,7 @@ def test_devices_that_would_be_late_for_the_pass_are_not_asked(tmp_path) -> None
 
 
 def test_a_plan_prices_both_phases_of_a_round(tmp_path) -> None:
-    settings = {"model": "wrn-10-1", "clients": 4, "partition": "iid", "fleet": "mixed-edge"}
+    settings = {"data": DATA, "model": digits_net, "clients": 4, "partition": "iid", "fleet": "mixed-edge"}
     planned = {row["example"]: row for row in ug.plan("heterofl", **settings)}
     result = ug.run("heterofl", rounds=1, out=tmp_path, progress=False, engine="serial", **settings)
     rows = list(result.ledger.rows())

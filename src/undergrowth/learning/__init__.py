@@ -18,17 +18,47 @@ from undergrowth.learning.selectors import (
     build_selector,
 )
 from undergrowth.learning.servers import AveragingServer, model_mismatch
-from undergrowth.learning.slice_client import SliceOptions, WidthClient, WidthOptions, slice_client
+from undergrowth.learning.slice_client import SliceOptions, WidthClient, WidthOptions, build_slice_client
 from undergrowth.learning.slices import WidthServer
 from undergrowth.learning.staleness import Staleness
 from undergrowth.learning.stragglers import StragglerOptions
 from undergrowth.learning.width import widths_of
 
 __all__ = [
-    "Adam", "AllSelector", "AveragingServer", "Contrastive", "ContrastiveClient", "CrossEntropy", "Distillation",
-    "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "KMeansSelector", "LossInputs",
-    "Objective", "OwnModelsServer", "Proximal", "RandomSelector", "Selector", "Sgd", "SliceOptions", "Staleness",
-    "StragglerOptions", "Trained", "UpperModel", "WidthClient", "WidthOptions", "WidthServer", "build_sampler",
-    "build_selector", "features_of", "learning_rate", "model_mismatch", "predictions", "slice_client",
-    "train_on_server", "widths_of",
+    "Adam",
+    "AllSelector",
+    "AveragingServer",
+    "Contrastive",
+    "ContrastiveClient",
+    "CrossEntropy",
+    "Distillation",
+    "EntropySelector",
+    "FewShotSelector",
+    "GradientClient",
+    "HighestLossSelector",
+    "KMeansSelector",
+    "LossInputs",
+    "Objective",
+    "OwnModelsServer",
+    "Proximal",
+    "RandomSelector",
+    "Selector",
+    "Sgd",
+    "SliceOptions",
+    "Staleness",
+    "StragglerOptions",
+    "Trained",
+    "UpperModel",
+    "WidthClient",
+    "WidthOptions",
+    "WidthServer",
+    "build_sampler",
+    "build_selector",
+    "build_slice_client",
+    "features_of",
+    "learning_rate",
+    "model_mismatch",
+    "predictions",
+    "train_on_server",
+    "widths_of",
 ]  # fmt: skip

@@ -116,7 +116,7 @@ class WidthClient(Updates):
         return {STATISTICS: self.measuring} if down.tags.get(PHASE) == STATISTICS else {TRAINING: self.training}
 
 
-def slice_client(options: SliceOptions) -> WidthClient:
+def build_slice_client(options: SliceOptions) -> WidthClient:
     """The client of a method in which a device trains one slice."""
     objective = MaskedCrossEntropy() if options.masked else CrossEntropy()
     return WidthClient(SliceClient(objective, view=ScaledModel if options.scaler else SlicedModel, options=options))

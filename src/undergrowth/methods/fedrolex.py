@@ -22,14 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core import Method
-from undergrowth.learning import SliceOptions, WidthClient, WidthServer, slice_client
+from undergrowth.learning import SliceOptions, WidthClient, WidthServer, build_slice_client
 
 
 @dataclass(frozen=True)
 class FedRolex(SliceOptions, Method):
     @property
     def client(self) -> WidthClient:
-        return slice_client(self)
+        return build_slice_client(self)
 
     @property
     def server(self) -> WidthServer:
