@@ -67,13 +67,13 @@ class StatisticsClient(LoopClient):
 
     The received model runs forward, without gradients, in evaluation mode, on batches of the run's size in random
     order. It has no running statistics, so its BatchNorm layers normalise by the batch, as in training. The run's
-    selector is not used. A last batch that is too small to normalise by is left out.
+    selector and augmentation are not used. A last batch that is too small to normalise by is left out.
     """
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         generator = context.generator("order")
         shuffled = shuffled_steps(task, down.tensors, shard, AllSelector(), 1, task.train.batch, generator)
-        steps = without_small_batches(shuffled, task.model.smallest_batch())
+        steps = without_small_batches(shuffled, task.model.smallest_batch(), drop_last=False)
         weights = down.tensors
         zeros = {name: torch.zeros_like(weights[name]) for name in statistics_names(task.model)}
         seen = next(iter(zeros.values())).new_zeros(())
