@@ -69,7 +69,10 @@ def _add_init(document: Raw) -> Raw:
 
 
 # Options that format 1 did not have, with the values that runs of that time used.
-_OPTIONS_NEW_IN_FORMAT_2 = {"fedat": {"form": "printed"}}
+_OPTIONS_NEW_IN_FORMAT_2 = {
+    "fedat": {"form": "printed"},
+    **{name: {"statistics": False} for name in ("heterofl", "fjord", "fedrolex")},
+}
 
 
 def _add_new_options(document: Raw) -> Raw:
