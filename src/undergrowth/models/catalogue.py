@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.checks import check_classes, check_norm, check_options, check_shape, check_start
 from undergrowth.models.staged import Staged
-from undergrowth.models.weights import check_weights, load_weights
+from undergrowth.models.weights import WithWeights, check_weights
 
 # To add an architecture, add its module and one line here.
 TABLE: tuple[Architecture, ...] = (
@@ -72,22 +71,14 @@ class Recipe:
     classes: int
     norm: str
     options: Mapping[str, Option]
-    weights: Path | None = None
-    skip_head: bool = False
 
     def __call__(self) -> Staged:
-        module = self._make()
-        if self.weights is not None:
-            load_weights(module, self.weights, skip_head=self.skip_head)
-        return module
+        return self.architecture.make(self.shape, self.classes, self.norm, **self.options)
 
     def skeleton(self) -> Staged:
         """The module on meta tensors: no memory is allocated and no random numbers are drawn."""
         with torch.device("meta"), _SkipNormalInit():
-            return self._make()
-
-    def _make(self) -> Staged:
-        return self.architecture.make(self.shape, self.classes, self.norm, **self.options)
+            return self()
 
 
 def names() -> list[str]:
@@ -137,11 +128,12 @@ def builder(
     checked_shape, checked_classes = check_shape(row, name, shape, kind), check_classes(name, classes)
     chosen = {**check_options(row, name, options), **numbers}
     file = check_start(name, weights, skip_head)
-    recipe = Recipe(row, checked_shape, checked_classes, kind, chosen, file, skip_head)
+    recipe = Recipe(row, checked_shape, checked_classes, kind, chosen)
     skeleton = recipe.skeleton()
-    if recipe.weights is not None:
-        check_weights(skeleton, recipe.weights, skip_head=skip_head)
-    return recipe
+    if file is None:
+        return recipe
+    check_weights(skeleton, file, skip_head=skip_head)
+    return WithWeights(recipe, file, skip_head)
 
 
 def _find(name: str) -> tuple[Architecture, dict[str, int]]:
