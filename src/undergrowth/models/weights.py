@@ -50,8 +50,14 @@ def load_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: boo
 
 def check_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: bool | None = False) -> dict[str, Tensor]:
     """The tensors of the file that the module would load. Raises an `InputError` if they do not fit."""
-    path = Path(path)
-    found, wanted = _read(path), module.state_dict(keep_vars=True)
+    return check_tensors(module, _read(Path(path)), f"weights: '{path}'", skip_head=skip_head)
+
+
+def check_tensors(
+    module: nn.Module, found: Mapping[str, Tensor], origin: str, *, skip_head: bool | None = False
+) -> dict[str, Tensor]:
+    """The tensors among `found` that the module would load. `origin`: what they are, for the `InputError`."""
+    found, wanted = dict(found), module.state_dict(keep_vars=True)
     head = _head_prefix(module)
     if skip_head is None:
         skip_head = head is not None and any(name.startswith(head) for name in _misfits(found, wanted))
@@ -67,13 +73,13 @@ def check_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: bo
         more = f"; and {len(misfits) - MAX_NAMES_IN_MESSAGE} more" if len(misfits) > MAX_NAMES_IN_MESSAGE else ""
         only_head = head is not None and all(name.startswith(head) for name in misfits)
         hint = "; only the head differs: skip_head=True keeps the head of the model" if only_head else ""
-        raise InputError(f"weights: '{path}' does not fit the model: {shown}{more}{hint}")
+        raise InputError(f"{origin} does not fit the model: {shown}{more}{hint}")
     return found
 
 
 def _misfits(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
     """The names that are missing on one side or have different shapes."""
-    first_names = {id(tensor): name for name, tensor in reversed(wanted.items())}
+    first_names = {id(tensor): name for name, tensor in reversed(list(wanted.items()))}
     needed = set(first_names.values())
     misfits = [
         name
