@@ -19,7 +19,7 @@ from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.ongoing_run import Execution, OnRound
-from undergrowth.runs.opening import check_same_data, enter_run, open_federation
+from undergrowth.runs.opening import AUTO, check_same_data, enter_run, open_federation
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
 from undergrowth.runs.start_phase import Step, phase_steps, prepare_phase
 from undergrowth.runs.status import record_status
@@ -126,8 +126,8 @@ def _after_phase(
         for step, row in zip_longest(steps, store.runs()):
             run = _do_step(store, row, step.after(weights), model, on_phase)
             weights = store.folder / run / MODEL_FILE
-            notes = [f"{step.name}: {note}" for note in store.run(run)["notes"]]
-            federation.notes.extend(note for note in notes if note not in federation.notes)
+            notes = [note for note in store.run(run)["notes"] if not note.startswith(AUTO)]
+            federation.notes.extend(f"{step.name}: {note}" for note in notes)
     experiment = execution.experiment.with_population().starting_from(weights)
     started = federate(experiment, federation.method, federation.device_data, model)
     started.notes = federation.notes

@@ -17,6 +17,8 @@ from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import option_defaults
 
+AUTO = "engine auto"  # begins the note about the choice of the engine
+
 
 def open_federation(experiment: Experiment, federation: Federation) -> Experiment:
     """Starts the driver and checks the deadline; returns the experiment with the engine that `auto` chose."""
@@ -27,7 +29,7 @@ def open_federation(experiment: Experiment, federation: Federation) -> Experimen
     check_deadline(federation)
     if is_auto:
         choice = choose_engine(count_facts(federation))
-        federation.notes.append(f"engine auto: {choice.reason}")
+        federation.notes.append(f"{AUTO}: {choice.reason}")
         experiment = _with_run(experiment, choice.settings)
         federation.use(build_engine(experiment))
         federation.driver.start()

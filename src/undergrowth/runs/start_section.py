@@ -55,3 +55,12 @@ class StartSection(Section):
     def trains(self) -> bool:
         """Whether anything is trained before the first round."""
         return self.data is not None or self.warm_rounds > 0
+
+    def __str__(self) -> str:
+        parts = [] if self.weights is None else [f"weights from '{self.weights}'"]
+        if self.data is not None:
+            parts.append(f"{self.epochs} epochs on {self.data.name} at the server")
+        if self.warm_rounds:
+            rounds = "1 warm round" if self.warm_rounds == 1 else f"{self.warm_rounds} warm rounds"
+            parts.append(f"{rounds} of {self.warm_epochs} epochs on all devices")
+        return ", then ".join(parts)
