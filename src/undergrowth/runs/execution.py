@@ -21,7 +21,7 @@ from undergrowth.runs.lock import lock_run
 from undergrowth.runs.ongoing_run import Execution, OnRound
 from undergrowth.runs.opening import AUTO, check_same_data, enter_run, open_federation
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
-from undergrowth.runs.start_phase import Step, phase_steps, prepare_phase
+from undergrowth.runs.start_phase import WARM_ROUNDS, Step, phase_steps, prepare_phase
 from undergrowth.runs.status import record_status
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
@@ -152,7 +152,8 @@ def _do_step(
     try:
         if row is None:
             experiment = open_federation(experiment, federation)
-            run = enter_run(store, experiment, federation, {"method": None, "data": None, "model": model})
+            devices = step.data if step.name == WARM_ROUNDS else None  # their data is checked by the run itself
+            run = enter_run(store, experiment, federation, {"method": None, "data": devices, "model": model})
         else:
             run = row["id"]
             check_same_data(row, federation.population)
