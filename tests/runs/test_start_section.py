@@ -59,6 +59,8 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(run: Any, out:
         ({"data": wide}, r"start.data: the samples of data set 'wide' have shape \(1, 9, 9\) and those of the devices"),
         ({"data": "digit"}, "start.data: data set 'digit' is not known; did you mean 'digits'"),
         ({"data": {"name": "digits", "size": 3}}, "start.data: data set 'digits' has no option 'size'"),
+        ({"data": {"name": "digits", "augment": 3}}, "start.data.augment 3 should be a valid string"),
+        ({"data": {"name": "digits", "augment": "crup"}}, "start.data: data.augment 'crup'"),
         ({"data": "digits", "schedule": "cosin"}, "start.schedule 'cosin' is not known; did you mean 'cosine'"),
         ({"weights": str(tmp_path / "none.pt")}, "start.weights: there is no file"),
         ({"weights": str(tmp_path / "other.pt")}, "start.weights: '.*other.pt' does not fit the model"),

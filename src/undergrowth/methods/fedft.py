@@ -11,7 +11,8 @@ epochs: the source trains 5; the default is the run's. The source pretrains: wei
 round of FedAvg by all devices without a deadline. That is the phase `start` of a run, for any method:
 `start: {data: {name: cifar100}, warm_rounds: 1}`.
 
-cache_features: φ(x) never changes, so a device computes it once, keeps it, and selects and trains from there.
+cache_features: φ(x) never changes, so a device computes it once, keeps it, and selects and trains from there. Refused
+with `data.augment`, which changes x in every epoch.
 
     >>> import undergrowth as ug
     >>> options = {"share": 0.5, "cache_features": True}
@@ -25,7 +26,20 @@ from functools import partial
 
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, Method, Packet, Plan, Selector, Shard, State, Task, View, option
+from undergrowth.core import (
+    AllSelector,
+    Context,
+    InputError,
+    Method,
+    Packet,
+    Plan,
+    Selector,
+    Shard,
+    State,
+    Task,
+    View,
+    option,
+)
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
 from undergrowth.core.names import FINISH, MODEL
 from undergrowth.learning import AveragingServer, EntropySelector, GradientClient, RandomSelector
@@ -82,6 +96,14 @@ class FedFTServer(AveragingServer):
     """Sends φ to devices that have not answered yet, and only θ to the others."""
 
     options: FineTuning
+
+    def init(self, task: Task, context: Context) -> State:
+        if self.options.cache_features and task.augmentation is not None:
+            raise InputError(
+                "method.cache_features true: cached features are those of inputs that never change, and data.augment "
+                "changes them in every epoch; write false, or data.augment: none"
+            )
+        return super().init(task, context)
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
         return {MODEL: {**state.get(MODEL, {}), **down.tensors}}

@@ -7,6 +7,7 @@ entry in `RENAMES`. A default that changes needs no upgrade: runs store the defa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from undergrowth import __version__
@@ -64,7 +65,33 @@ def _without(section: Mapping[str, Any], *keys: str) -> Raw:
     return {name: value for name, value in section.items() if name not in keys}
 
 
-EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults, 1: _move_warm_rounds}
+# Before format 2, `init` was not an option of models; their weights started like this.
+_INIT_BEFORE_2 = {
+    "torch": ("logistic", "mlp", "lstm", "lstm-words"),
+    "he-in": ("cnn",),
+    "he-out": ("wrn-*", "resnet-8", "resnet-18", "resnet-34", "vgg-16", "mobilenetv3-small", "efficientnet-b0"),
+}
+
+
+def _init_before_2(name: str) -> Raw:
+    for init, names in _INIT_BEFORE_2.items():
+        if any(fnmatchcase(name, pattern) for pattern in names):
+            return {"init": init}
+    return {}  # a model object of the user
+
+
+def _add_init(document: Raw) -> Raw:
+    model, defaults = document["settings"]["model"], document["defaults"]
+    added = {"model": {**defaults.get("model", {}), **_init_before_2(model["name"])}}
+    for number, rung in enumerate(model.get("ladder", ())):
+        added[f"model.ladder.{number}"] = _init_before_2(rung["name"])
+    return {**document, "defaults": {**defaults, **added}}
+
+
+EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {
+    0: _add_defaults,
+    1: lambda document: _move_warm_rounds(_add_init(document)),
+}
 EXPERIMENT_FORMAT = 2
 
 

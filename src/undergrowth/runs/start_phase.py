@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from undergrowth.core import InputError
@@ -22,7 +23,7 @@ from undergrowth.data import Population
 from undergrowth.exchange import Totals
 from undergrowth.learning.optimisers import SCHEDULES
 from undergrowth.models import check_tensors
-from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection
+from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import StartSection
@@ -62,10 +63,13 @@ def _pretraining(experiment: Experiment) -> Experiment:
     start, train, run = experiment.start, experiment.train, experiment.run
     assert start.data is not None
     given = {key: value for key in _PRETRAINING_KEYS if (value := getattr(start, key)) is not None}
-    source = {**start.data.model_dump(), "partition": "iid", "clients": 1, "holdout": 0.0}
+    try:
+        source = DataSection(**start.data.model_dump(), partition="iid", clients=1, holdout=0.0)
+    except ValidationError as error:
+        raise InputError(explain(error, DataSection, "start.data")) from None
     return Experiment(
         method=MethodSection(name="central"),
-        data=DataSection(**source),
+        data=source,
         model=experiment.model.model_copy(update={"ladder": ()}),
         train=train.model_copy(update={**_EVERYBODY, **given, "rounds": start.epochs, "epochs": 1}),
         # Worker processes have nothing to share: there is one job at a time.
