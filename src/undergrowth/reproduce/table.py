@@ -18,8 +18,8 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from undergrowth.core import InputError, suggest
-from undergrowth.runs.config import Section
 from undergrowth.runs.fields import Count
+from undergrowth.runs.sections import Section
 
 SCALES = ("full", "small", "smoke")
 _FIGURE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?")
