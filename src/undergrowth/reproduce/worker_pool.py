@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -76,9 +77,9 @@ class WorkerPool:
 
     def run(self, jobs: Iterable[Job]) -> JobResults:
         """Run every job that is not finished in the store. A job that fails does not stop the others."""
-        # Pretraining comes first, and the jobs that wait for it come last.
-        ordered = sorted(jobs, key=lambda job: job.start is not None)
-        distinct = {job.start.key: job.start for job in ordered if job.start} | {job.key: job for job in ordered}
+        # A job comes after its pretrainings, and jobs that wait for many of them come last.
+        chains = [each for job in jobs for each in job.chain]
+        distinct = {job.key: job for job in sorted(chains, key=lambda job: len(job.chain))}
         pool = ThreadPoolExecutor(len(self.workers))
         try:
             for key, job in distinct.items():
@@ -112,14 +113,17 @@ class WorkerPool:
         return reply
 
     def _run_job(self, job: Job) -> Reply:
-        described = job
-        if job.start:
-            # The pretraining was submitted before this job, so that waiting for it cannot block the pool.
-            start = self._replies[job.start.key].result()
-            if "run" not in start:
-                return {"failed": "its pretraining failed", "input": start["input"]}
-            described = job.with_weights(self.index.weights_file(start["run"]))
+        weights: list[Path | None] = []
+        for start in (job.start, job.device_start):
+            # A pretraining was submitted before this job, so that waiting for it cannot block the pool.
+            reply = self._replies[start.key].result() if start else {"run": None}
+            if "run" not in reply:
+                return {"failed": "its pretraining failed", "input": reply["input"]}
+            weights.append(self.index.weights_file(reply["run"]) if reply["run"] else None)
+        described = job.with_weights(*weights)
         unfinished = self.index.unfinished_run(described)
+        if not unfinished:  # a resumed run reports its first fraction after a round
+            self.on_progress(job, 0.0)
         request = {"raw": described.raw, "run": unfinished, "out": str(self.index.folder)}
         if len(self.workers) == 1:
             return run_job(request, lambda fraction: self.on_progress(job, fraction))
