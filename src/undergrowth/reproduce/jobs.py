@@ -140,7 +140,7 @@ def plan_cell(cell: Cell, seeds: int, run: Raw, paths: DataPaths, index: RunInde
         if not missing:
             return CellPlan(cell, jobs, start)
         missing_per_start.append(missing)
-    return CellPlan(cell, missing=frozenset(min(missing_per_start, key=lambda missing: len(missing))))
+    return CellPlan(cell, missing=frozenset(sorted(missing_per_start, key=len)[0]))
 
 
 def _build_job(cell: Cell, start: Pretraining | None, seed: int, run: Raw, paths: DataPaths) -> Job:

@@ -16,7 +16,8 @@ _NOTHING = "none"
 
 def settings_lines(results: Sequence[CellResult]) -> list[str]:
     """What all cells have in common, then what each column, row and cell has instead. Other settings have defaults."""
-    cells = [(each.cell.row, each.cell.column, _settings(each)) for each in results]
+    pretrainings: dict[str, str] = {}  # its lines → its name
+    cells = [(each.cell.row, each.cell.column, _settings(each, pretrainings)) for each in results]
     if not cells:
         return []
     common = _usual(settings for *_, settings in cells)
@@ -31,15 +32,17 @@ def settings_lines(results: Sequence[CellResult]) -> list[str]:
     for row, column, changes in rest:
         if only_here := _difference(changes, rows[row]):
             lines.append(f"{row}/{column}: {_words(only_here)}")
-    return lines
+    return lines + [f"pretraining {name}{line}" for steps, name in pretrainings.items() for line in steps.splitlines()]
 
 
-def _settings(result: CellResult) -> Settings:
-    """The settings of a cell and of its pretrainings."""
+def _settings(result: CellResult, pretrainings: dict[str, str]) -> Settings:
+    """The settings of a cell. Its pretrainings get a letter, and are added to `pretrainings`."""
     settings = _flat(result.cell.raw)
-    for name, start in (("pretraining", result.start), ("devices' pretraining", result.cell.device_start)):
-        for number, each in enumerate(start.chain if start else (), 1):
-            settings |= {f"{name} {number}: {path}": value for path, value in _flat(each.raw).items()}
+    for kind, start in (("pretraining", result.start), ("pretraining of devices", result.cell.device_start)):
+        if start:
+            steps = [f", step {number}" if start.after else "" for number in range(1, len(start.chain) + 1)]
+            texts = [f"{step}: {_words(_flat(each.raw))}" for step, each in zip(steps, start.chain, strict=True)]
+            settings[kind] = pretrainings.setdefault("\n".join(texts), chr(ord("A") + len(pretrainings)))
     return settings
 
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from undergrowth.reproduce.jobs import Job, RunIndex
 from undergrowth.reproduce.worker import run_job
 
+PRETRAINING_FAILED = "its pretraining failed: "
+
 OnProgress = Callable[[Job, float], None]
 Reply = dict[str, Any]  # {"run": id}, or {"failed": reason, "input": whether the input is invalid}
 
@@ -116,9 +118,10 @@ class WorkerPool:
         weights: list[Path | None] = []
         for start in (job.start, job.device_start):
             # A pretraining was submitted before this job, so that waiting for it cannot block the pool.
-            reply = self._replies[start.key].result() if start else {"run": None}
+            reply: Reply = self._replies[start.key].result() if start else {"run": None}
             if "run" not in reply:
-                return {"failed": "its pretraining failed", "input": reply["input"]}
+                reason = reply["failed"].removeprefix(PRETRAINING_FAILED)
+                return {"failed": PRETRAINING_FAILED + reason, "input": reply["input"]}
             weights.append(self.index.weights_file(reply["run"]) if reply["run"] else None)
         described = job.with_weights(*weights)
         unfinished = self.index.unfinished_run(described)
