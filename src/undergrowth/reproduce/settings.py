@@ -15,13 +15,13 @@ _NOTHING = "none"
 
 
 def settings_lines(results: Sequence[CellResult]) -> list[str]:
-    """What all cells have in common, then what each column, row and cell has instead. Other settings have defaults."""
+    """What most cells have, then what each column, row and cell has instead. All other settings have their defaults."""
     pretrainings: dict[str, str] = {}  # its lines → its name
     cells = [(each.cell.row, each.cell.column, _settings(each, pretrainings)) for each in results]
     if not cells:
         return []
     common = _usual(settings for *_, settings in cells)
-    lines = [f"all cells: {_words(common)}"]
+    lines = [f"all cells, unless a line below says otherwise: {_words(common)}"]
     of_columns = _groups((column, settings) for _, column, settings in cells)
     columns = {column: _difference(_usual(found), common) for column, found in of_columns.items()}
     lines += [f"{column}: {_words(changes)}" for column, changes in columns.items() if changes]

@@ -10,7 +10,7 @@ from undergrowth.core import InputError
 from undergrowth.reproduce.table import CellSettings, Place, Raw, Scale, Table, matches, matches_cell
 
 # Keys of a section that stay when a later layer names another method, data set or model.
-_GENERAL_KEYS = {"data": ("partition", "clients", "holdout")}
+_GENERAL_KEYS = {"data": ("partition", "clients", "holdout"), "public": ("samples", "share", "missing", "labelled")}
 _SECTIONS_OF_STARTS = ("model", "data", "train")  # that a pretraining takes from the table
 _NAMED_SECTIONS = ("method", "data", "public", "model", "fleet")
 

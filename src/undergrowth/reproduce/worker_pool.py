@@ -79,9 +79,10 @@ class WorkerPool:
 
     def run(self, jobs: Iterable[Job]) -> JobResults:
         """Run every job that is not finished in the store. A job that fails does not stop the others."""
-        # A job comes after its pretrainings, and jobs that wait for many of them come last.
+        # A job comes after its pretrainings, and those that others wait for come before those that none waits for.
         chains = [each for job in jobs for each in job.chain]
-        distinct = {job.key: job for job in sorted(chains, key=lambda job: len(job.chain))}
+        awaited = {start.key for job in chains for start in job.starts}
+        distinct = {job.key: job for job in sorted(chains, key=lambda job: (len(job.chain), job.key not in awaited))}
         pool = ThreadPoolExecutor(len(self.workers))
         try:
             for key, job in distinct.items():
