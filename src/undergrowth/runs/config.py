@@ -60,6 +60,7 @@ class DataSection(Named):
     partition: str = "dirichlet:0.1"
     clients: Count | None = None
     holdout: FractionBelow1 = 0.1
+    augment: str = "none"
 
 
 class PublicSection(Section):
@@ -143,6 +144,7 @@ class TrainSection(Section):
     selector: str = "all"
     over_select: Annotated[Number, Field(ge=1, le=1000)] = 1.0
     quorum: FractionAbove0 = 1.0
+    drop_last: bool = False
 
 
 class LinksSection(Section):
