@@ -1,7 +1,8 @@
 """Formats of stored experiments and checkpoints, and the functions that bring older ones up to date.
 
 To change a format, add a function under the number of the format that it reads. A key that is only renamed needs an
-entry in `RENAMES`. A default that changes needs no upgrade: runs store the defaults that they began with.
+entry in `RENAMES`. A default that changes needs no upgrade: runs store the defaults that they began with. A new option
+whose default computes something else than before needs one: older runs get the value that continues them as they were.
 """
 
 from __future__ import annotations
@@ -43,8 +44,18 @@ def _add_defaults(document: Raw) -> Raw:
     return {**document, "defaults": {"method": _DEFAULTS_OF_FORMAT_0.get(document["settings"]["method"]["name"], {})}}
 
 
-EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults}
-EXPERIMENT_FORMAT = 1
+# Options that format 1 did not have, with the values that runs of that time used.
+_OPTIONS_NEW_IN_FORMAT_2 = {"fedat": {"form": "printed"}}
+
+
+def _add_new_options(document: Raw) -> Raw:
+    defaults = document["defaults"]
+    added = _OPTIONS_NEW_IN_FORMAT_2.get(document["settings"]["method"]["name"], {})
+    return {**document, "defaults": {**defaults, "method": {**defaults.get("method", {}), **added}}}
+
+
+EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults, 1: _add_new_options}
+EXPERIMENT_FORMAT = 2
 
 
 # Upgrades take and return the state that a run saves. A checkpoint without a number has format 1.
