@@ -110,6 +110,7 @@ class Table(Section):
     columns: dict[Name, Raw]
     rows: dict[Name, Raw]
     cells: tuple[CellSettings, ...] = ()
+    data: dict[str, Raw] = Field(default_factory=dict)  # name of a data set → settings wherever devices have it
     starts: dict[str, Start] = Field(default_factory=dict)
     # In the order of the columns. A table has no cell where a number is missing; a figure has all cells.
     published: dict[Name, tuple[Published, ...]] = Field(default_factory=dict)

@@ -81,7 +81,7 @@ def _build_cell(table: Table, scale: Scale, row: str, column: str) -> Cell:
     start, device_start = raw.pop("from_start", None), raw.pop("devices_from_start", None)
     starts = _pretrainings(table, scale, column, start) if start else ()
     of_devices = _pretrainings(table, scale, column, device_start)[0] if device_start else None
-    return Cell(row, column, _replace_data(raw, scale.data), metric, starts, of_devices)
+    return Cell(row, column, _with_data(raw, table, scale), metric, starts, of_devices)
 
 
 def _pretrainings(table: Table, scale: Scale, column: str, name: str) -> tuple[Pretraining, ...]:
@@ -94,7 +94,7 @@ def _pretrainings(table: Table, scale: Scale, column: str, name: str) -> tuple[P
     before = _pretrainings(table, scale, column, start.after) if start.after else (None,)
     return tuple(
         Pretraining(
-            _replace_data({**raw, "data": section}, scale.data),
+            _with_data({**raw, "data": section}, table, scale),
             data_source(_merge_section("data", None, section)),
             start.keep_head,
             after,
@@ -131,9 +131,12 @@ def _merge_section(section: str, earlier: Any, later: Any) -> Any:
     return {**earlier, **later}
 
 
-def _replace_data(raw: Raw, replacements: Mapping[str, Raw]) -> Raw:
+def _with_data(raw: Raw, table: Table, scale: Scale) -> Raw:
+    """`raw` with the settings that the table and the scale have for its data sets."""
     for name, section in data_sections(raw).items():
-        raw = merge_layers(raw, {name: replacements.get(data_source(section), {})})
+        source = data_source(section)
+        of_devices = table.data.get(source, {}) if name == "data" else {}
+        raw = merge_layers(raw, {name: of_devices}, {name: scale.data.get(source, {})})
     return raw
 
 
