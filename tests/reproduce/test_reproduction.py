@@ -105,7 +105,8 @@ def test_all_rows_share_a_pretraining_of_two_steps(monkeypatch: pytest.MonkeyPat
 def test_device_models_start_from_a_pretraining_of_their_own(monkeypatch: pytest.MonkeyPatch, executed: list) -> None:
     rows = {
         "FedAT": {
-            "method": {"name": "fedat", "beta": 0.0},
+            "method": {"name": "fedat", "beta": 0.0, "transfer_lr": 1e-9, "metadata_share": 0.0},
+            "train": {"lr": 1e-9},
             "model": {"name": "mlp", "hidden": 6, "ladder": [{"name": "mlp", "hidden": 6}]},
             "public": {"samples": 40},
             "devices_from_start": "small",
@@ -119,6 +120,12 @@ def test_device_models_start_from_a_pretraining_of_their_own(monkeypatch: pytest
     assert not result.failed and [raw["method"]["name"] for _, raw in executed] == ["central", "fedat"]
     (rung,) = executed[1][1]["model"]["ladder"]
     assert rung["hidden"] == 6 and Path(rung["weights"]).is_file() and "weights" not in executed[1][1]["model"]
+    # With such learning rates the models of the devices stay as they start.
+    pretrained, trained = (
+        {row["method"]: row["id"] for row in Store("runs").runs()}[name] for name in ("central", "fedat")
+    )
+    last = [Store("runs").rounds(run)[-1] for run in (pretrained, trained)]
+    assert last[0]["accuracy"] == pytest.approx(last[1]["accuracy/devices"], abs=0.01) and last[0]["accuracy"] > 0.3
     reproduce_table("9.1")
     assert len(executed) == 2
 
