@@ -74,7 +74,9 @@ def compare(variants: Sequence[VariantRuns], target: float | None) -> list[Compa
     rows = []
     for variant in variants:
         records, accuracies = list(variant.records.values()), _accuracies(variant)
-        pairs = [] if variant is variants[0] else [accuracies[seed] - first[seed] for seed in accuracies if seed in first]
+        pairs = (
+            [] if variant is variants[0] else [accuracies[seed] - first[seed] for seed in accuracies if seed in first]
+        )
         difference = spread(pairs)
         agreeing = 0 if difference is None else sum(_sign(each) == _sign(difference.mean) for each in pairs)
         reached = [] if target is None else [row for record in records if (row := record.first_round_with(target))]

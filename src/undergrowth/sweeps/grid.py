@@ -54,7 +54,9 @@ def _named_changes(written: Any) -> Iterator[tuple[str, Raw]]:
         yield "", {}
         return
     if not isinstance(written, list) or not written:
-        raise InputError(f"sweep {written!r} should be a list of variants, such as [{{name: fast, train: {{lr: 0.1}}}}]")
+        raise InputError(
+            f"sweep {written!r} should be a list of variants, such as [{{name: fast, train: {{lr: 0.1}}}}]"
+        )
     names = set()
     for number, entry in enumerate(written, 1):
         name = entry.get("name") if isinstance(entry, Mapping) else None
@@ -132,8 +134,8 @@ def _labels(raws: list[Raw]) -> list[str]:
 
 
 def _part(path: str, value: Any) -> str:
-    section, _, key = path.partition(".")
-    return str(value) if key == "name" or not key else f"{key} {value}"
+    key = path.partition(".")[2]
+    return f"{key} {value}" if key not in ("", "name") else str(value)
 
 
 def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:

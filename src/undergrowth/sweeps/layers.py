@@ -7,7 +7,7 @@ from typing import Any
 Raw = dict[str, Any]
 
 # Keys of a section that stay when a later layer names another method, data set or model.
-_GENERAL_KEYS = {"data": ("partition", "clients", "holdout")}
+_GENERAL_KEYS = {"data": ("partition", "clients", "holdout"), "public": ("samples", "share", "missing", "labelled")}
 _NAMED_SECTIONS = ("method", "data", "public", "model", "fleet")
 
 
