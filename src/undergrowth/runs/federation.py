@@ -166,7 +166,7 @@ def _nodes(
             server=method.server_at(topology.depth[name]),
             task=task,
             children=tuple(child for child in children if child in topology.children or child in with_samples),
-            cycles=task.train.rounds if is_root else 1,
+            cycles=experiment.max_rounds if is_root else 1,
             seed=experiment.run.seed,
             is_root=is_root,
             nodes=frozenset(child for child in children if child in topology.children),

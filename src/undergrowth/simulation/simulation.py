@@ -72,6 +72,18 @@ class Simulation:
                 del touched[deepest]
                 yield from self._advance(self.nodes[deepest])
 
+    def stop(self) -> int:
+        # The root has begun its next round in the same instant. The asks of that round are forgotten, and those of
+        # earlier rounds, which only an asynchronous server has, are given up as after the last round of a run.
+        number = self.root.round
+        for child in [child for child in self._asks if self._asks[child].id.round == number]:
+            if self._asks[child].parent == self.root.name:
+                del self._asks[child]
+                self._waiting.pop(child, None)
+        given_up = [drop for drop in self.root.stop() if drop.id.node in self._asks]
+        self._drop_all(given_up, number)
+        return len(given_up)
+
     def facts(self) -> Mapping[str, float]:
         facts, self._facts = self._facts, {}
         return facts

@@ -66,9 +66,7 @@ def run_sweep(
 
 def _collect(store: Store, name: str, jobs: Mapping[int, Job], finished: JobResults) -> VariantRuns:
     records = {
-        seed: load_records(store, [finished.runs[job.key]])[0]
-        for seed, job in jobs.items()
-        if job.key in finished.runs
+        seed: load_records(store, [finished.runs[job.key]])[0] for seed, job in jobs.items() if job.key in finished.runs
     }
     failed = {seed: finished.failed[job.key] for seed, job in jobs.items() if job.key in finished.failed}
     return VariantRuns(name, records, failed)

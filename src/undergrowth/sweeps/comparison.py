@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from undergrowth.report.run_record import RunRecord, finite
+from undergrowth.runs.stop_section import BUDGETS
 
 
 class Spread(NamedTuple):
@@ -31,14 +32,6 @@ class VariantRuns:
     failed: Mapping[int, str]
 
 
-# What a run or a round cost. Bytes are those of both directions.
-COSTS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
-    "simulated_seconds": lambda row: row["simulated_seconds"],
-    "bytes": lambda row: row["bytes_down"] + row["bytes_up"],
-    "joules": lambda row: row["joules"],
-}
-
-
 @dataclass(frozen=True)
 class ComparisonRow:
     """One variant of a sweep. Values over its seeds; None where no run is finished."""
@@ -58,9 +51,9 @@ class ComparisonRow:
     def flat(self) -> dict[str, Any]:
         """The row as one dictionary of numbers and texts."""
         spreads = {"accuracy": self.accuracy, "difference": self.difference, "rounds": self.rounds}
-        spreads |= {name: self.costs.get(name) for name in COSTS}
+        spreads |= {name: self.costs.get(name) for name in BUDGETS}
         spreads |= {"rounds_to_accuracy": self.rounds_to_target}
-        spreads |= {f"{name}_to_accuracy": self.costs_to_target.get(name) for name in COSTS}
+        spreads |= {f"{name}_to_accuracy": self.costs_to_target.get(name) for name in BUDGETS}
         figures: dict[str, Any] = {}
         for name, spread in spreads.items():
             figures[name], figures[f"{name}_deviation"] = spread or (None, None)
@@ -103,7 +96,7 @@ def _accuracies(variant: VariantRuns) -> dict[int, float]:
 
 
 def _costs(rows: Sequence[Mapping[str, Any]]) -> dict[str, Spread]:
-    spreads = {name: spread(cost(row) for row in rows) for name, cost in COSTS.items()}
+    spreads = {name: spread(cost(row) for row in rows) for name, cost in BUDGETS.items()}
     return {name: each for name, each in spreads.items() if each is not None}
 
 

@@ -22,6 +22,7 @@ def show_progress(planned: PlannedSweep, shown: bool) -> Iterator[Callable[[Job,
         progress.TimeElapsedColumn(), progress.TextColumn("left"), progress.TimeRemainingColumn(),
     )  # fmt: skip
     labels, fractions, lock = planned.labels, dict[str, float](), Lock()
+    printed: set[str] = set()
     as_bar = shown and screen.is_terminal
     with progress.Progress(*columns, console=screen, transient=True, disable=not as_bar) as bar:
         task = bar.add_task("starting", total=len(labels), runs="")
@@ -32,7 +33,8 @@ def show_progress(planned: PlannedSweep, shown: bool) -> Iterator[Callable[[Job,
                 done = sum(each == 1.0 for each in fractions.values())
                 runs, label = f"{done} of {len(labels)} runs", labels[job.key]
                 bar.update(task, completed=sum(fractions.values()), runs=runs, description=label)
-                if fraction == 1.0 and not as_bar:
+                if fraction == 1.0 and not as_bar and job.key not in printed:
+                    printed.add(job.key)
                     screen.print(f"{runs}: {label}")
 
         yield on_progress

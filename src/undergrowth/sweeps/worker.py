@@ -29,7 +29,7 @@ def run_job(request: Mapping[str, Any], on_progress: Callable[[float], None]) ->
     """Run or resume a job. Returns the last reply: the id of the run, or the reason of its failure."""
 
     def on_round(row: Mapping[str, Any], execution: Execution) -> None:
-        on_progress(row["round"] / execution.experiment.train.rounds)
+        on_progress(execution.fraction(row))
 
     try:
         if request["run"]:
