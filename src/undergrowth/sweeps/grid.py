@@ -79,7 +79,7 @@ def _choices(section: str, kind: type[BaseModel] | None, value: Any) -> list[Any
             raise InputError(f"{section} [] is an empty list of choices; write at least one")
         return [each for item in value for each in _choices(section, kind, item)]
     if kind is None or not isinstance(value, Mapping):
-        return [value]
+        return [as_section(section, value)]
     # Which options are lists by nature depends on the name.
     names = value["name"] if isinstance(value.get("name"), list) else [value.get("name")]
     found = []
@@ -126,7 +126,8 @@ def _labels(raws: list[Raw]) -> list[str]:
     flat = [{path: value for path, value in _flat(raw).items() if path != _SEED} for raw in raws]
     paths = dict.fromkeys(path for each in flat for path in each)
     changed = [path for path in paths if any(each.get(path) != flat[0].get(path) for each in flat)]
-    changed.sort(key=lambda path: path != "method.name")  # the method first
+    if any(path.startswith("method.") for path in changed):  # the name of the method first, also if it is the same
+        changed = ["method.name", *(path for path in changed if path != "method.name")]
     labels = [", ".join(_part(path, each[path]) for path in changed if each.get(path) is not None) for each in flat]
     if len(set(labels)) < len(labels):
         return [", ".join(f"{path} {each.get(path)}" for path in changed) for each in flat]
