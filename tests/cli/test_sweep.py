@@ -72,8 +72,8 @@ def test_a_failed_run_is_told_at_the_end(
     monkeypatch.setattr(worker, "start", start_or_fail)
     done = type_command("sweep", file, "--no-report", "-s", "method=fedavg")
     assert done.exit_code == 3
-    assert "failed: 1 of 2 runs, the first default, seed 1: RuntimeError: no luck" in done.stderr
-    assert "failed: default, seed 1: RuntimeError: no luck" in done.stdout
+    assert "failed: 1 of 2 runs, the first fedavg, seed 1: RuntimeError: no luck" in done.stderr
+    assert "failed: fedavg, seed 1: RuntimeError: no luck" in done.stdout
 
 
 def test_a_wrong_variant_is_refused_before_anything_starts(type_command: Callable[..., Any], file: Path) -> None:
@@ -83,6 +83,8 @@ def test_a_wrong_variant_is_refused_before_anything_starts(type_command: Callabl
         "error: variant 'fedavg, batch 0': train.batch 0 should be greater than or equal to 1"
     )
     assert type_command("sweep", "nowhere.yaml").exit_code == 2
+    file.write_text("sweep: [{name: slow}]", encoding="utf-8")
+    assert f"`undergrowth sweep {file}` runs them" in type_command("run", file).stderr
 
 
 def test_compare_shows_what_it_took_to_reach_a_given_accuracy(

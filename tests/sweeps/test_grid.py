@@ -16,7 +16,7 @@ def experiments(raw: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def test_an_experiment_without_choices_is_one_variant() -> None:
     raw = {"method": "fedavg", "train": {"lr": 0.1}}
-    assert experiments(raw) == {"default": [{"method": {"name": "fedavg"}, "train": {"lr": 0.1}}]}
+    assert experiments(raw) == {"fedavg": [{"method": {"name": "fedavg"}, "train": {"lr": 0.1}}]}
 
 
 def test_lists_become_a_grid_and_seeds_do_not_make_variants() -> None:
@@ -49,7 +49,7 @@ def test_the_last_choice_varies_fastest() -> None:
     ids=["ladder", "hidden", "missing", "ratios", "normalise"],
 )
 def test_a_setting_that_is_a_list_by_nature_keeps_its_list(raw: dict[str, Any]) -> None:
-    assert experiments(raw) == {"default": [raw]}
+    assert experiments(raw) == {raw.get("method", {"name": "fedavg"})["name"]: [raw]}
 
 
 def test_a_list_of_lists_is_a_choice_between_lists() -> None:

@@ -11,7 +11,7 @@ import pytest
 import undergrowth as ug
 from undergrowth.core import InputError
 from undergrowth.runs import Store
-from undergrowth.sweeps import worker
+from undergrowth.sweeps import worker, worker_pool
 from undergrowth.sweeps.api import run_sweep
 from undergrowth.sweeps.planned_sweep import plan_sweep
 
@@ -88,9 +88,9 @@ def test_an_interrupted_run_is_resumed(whole: ug.SweepResult, executed: list[Any
 
 @pytest.mark.slow
 def test_several_runs_at_a_time_give_the_same(capfd: pytest.CaptureFixture[str]) -> None:
-    raw = {**SMALL, "run": {"engine": "serial", "seed": [0, 1]}}
+    raw = {**SMALL, "run": {"seed": [0, 1]}}
     assert digests(ug.sweep(raw, jobs=2, out="two", progress=True)) == digests(ug.sweep(raw, out="one"))
-    assert "2 of 2 runs: default, seed" in capfd.readouterr().err
+    assert "2 of 2 runs: fedavg, seed" in capfd.readouterr().err
 
 
 def test_a_run_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +102,9 @@ def test_a_run_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPat
         return start(raw, **hooks)
 
     monkeypatch.setattr(worker, "start", start_or_fail)
-    with pytest.warns(UserWarning, match="1 of 2 runs failed; default, seed 0: RuntimeError: no luck"):
+    with pytest.warns(UserWarning, match="1 of 2 runs failed; fedavg, seed 0: RuntimeError: no luck"):
         result = ug.sweep({**SMALL, "run": {"engine": "serial", "seed": [0, 1]}})
-    assert result.failed == {"default, seed 0": "RuntimeError: no luck"} and len(result.runs) == 1
+    assert result.failed == {"fedavg, seed 0": "RuntimeError: no luck"} and len(result.runs) == 1
     assert result.rows[0]["seeds"] == 1
 
 
@@ -165,3 +165,11 @@ def test_arguments_are_checked() -> None:
         ug.sweep(SMALL, accuracy=90)
     with pytest.raises(InputError, match=r"there is no experiment file 'nowhere\.yaml'"):
         ug.sweep("nowhere.yaml")
+
+
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool.os, "sched_getaffinity", lambda _: {0, 2, 4, 6, 8}, raising=False)
+    assert [worker_pool.share_of_cores(place, 2) for place in range(2)] == [[0, 4, 8], [2, 6]]
+    assert [worker_pool.share_of_cores(place, 7) for place in (0, 4, 5, 6)] == [[0], [8], [0], [2]]
+    monkeypatch.delattr(worker_pool.os, "sched_getaffinity")
+    assert worker_pool.share_of_cores(0, 2) is None

@@ -35,17 +35,22 @@ def sweep(
 ) -> None:
     """Run every combination of the choices in FILE.yaml, and compare them in one table and one page.
 
-    A list in the file is a choice: `run: {seed: [0, 1, 2]}`, `method: [fedavg, {name: fedprox, mu: [0.01, 0.1]}]`.
-    Settings that are lists by nature, such as model.ladder, stay lists; a list of lists is a choice between them.
+    A list in the file is a choice:
 
-    Instead of or besides choices, `sweep: [{name: slow, train: {lr: 0.01}}, {name: fast, train: {lr: 0.1}}]` names
-    variants. Each changes the sections that it has.
+      run: {seed: [0, 1, 2]}
 
-    Runs that differ only in their seed are one row of the table: mean ± standard deviation, and the difference from
-    the first row, seed by seed.
+      method: [fedavg, {name: fedprox, mu: [0.01, 0.1]}]
 
-    If the command is repeated, it takes finished runs from the folder and resumes interrupted ones. A run that fails
-    does not stop the others; the command then ends with exit code 3.
+    Lists by nature, such as model.ladder, stay lists; a list of lists is a choice.
+    Named variants change the sections that they have:
+
+      sweep: [{name: slow, train: {lr: 0.01}}, {name: fast, train: {lr: 0.1}}]
+
+    Runs that differ only in their seed are one row of the table: the mean ± the
+    standard deviation, and the difference from the first row, seed by seed.
+
+    A repeated command takes finished runs from the folder and resumes others.
+    A run that fails does not stop the others; the exit code is then 3.
 
     Examples:
 

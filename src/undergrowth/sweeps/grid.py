@@ -42,9 +42,10 @@ def expand(raw: Mapping[str, Any]) -> list[Variant]:
     variants: list[Variant] = []
     for name, changes in _named_changes(raw.get(VARIANTS)):
         groups = _by_variant(_combinations(merge_layers(base, changes)))
-        labels = _labels([next(iter(group.values())) for group in groups])
+        firsts = [next(iter(group.values())) for group in groups]
+        labels = _labels(firsts) if len(firsts) > 1 else ["" if name else _method_name(firsts[0])]
         for label, group in zip(labels, groups, strict=True):
-            variants.append(Variant(", ".join(part for part in (name, label) if part) or "default", group))
+            variants.append(Variant(", ".join(part for part in (name, label) if part), group))
     return variants
 
 
@@ -131,7 +132,11 @@ def _labels(raws: list[Raw]) -> list[str]:
     labels = [", ".join(_part(path, each[path]) for path in changed if each.get(path) is not None) for each in flat]
     if len(set(labels)) < len(labels):
         return [", ".join(f"{path} {each.get(path)}" for path in changed) for each in flat]
-    return labels if len(labels) == 1 else [label or "default" for label in labels]
+    return [label or "default" for label in labels]
+
+
+def _method_name(raw: Raw) -> str:
+    return str(_flat(raw).get("method.name", Experiment().method.name))
 
 
 def _part(path: str, value: Any) -> str:
