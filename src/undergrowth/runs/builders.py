@@ -15,11 +15,13 @@ from torch import nn
 from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, suggest
 from undergrowth.data import (
     Dataset,
+    PartitionedPopulation,
     Population,
     describe,
     draw_public,
     hide_labels,
     load,
+    normalise,
     partition_dataset,
     remove_samples,
 )
@@ -86,7 +88,10 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
-        data = _load(section)
+        data, figures = _load(section), device_normalisation(experiment, population)
+        # Inputs of another shape are refused below.
+        if figures is not None and section.options.get("normalise") is None and data.shape == population.shape:
+            data = normalise(data, figures)
         shard = data.shard(_public_indices(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
         if section.labelled and data.classes != population.classes:
@@ -113,6 +118,15 @@ def _load(section: DataSection | PublicSection) -> Dataset:
     return load(section.name, section.path, **section.options)
 
 
+def device_normalisation(experiment: Experiment, population: Population) -> bool | dict[str, Any] | None:
+    """The option `normalise` for other data sets of the run, which get the devices' figures; None: as they are read."""
+    if experiment.data.options.get("normalise") is None:
+        return None
+    assert isinstance(population, PartitionedPopulation)  # the option goes with a named data set
+    mean, std = population.dataset.mean, population.dataset.std
+    return False if mean is None or std is None else {"mean": list(mean), "std": list(std)}
+
+
 def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
     section = experiment.public
     return draw_public(data, section.share, section.samples, section.missing, experiment.run.seed)
@@ -137,7 +151,8 @@ def build_ladder(
         if rung.label in ladder:
             raise InputError(f"model.ladder: '{rung.label}' is in it twice; each must differ from the others")
         try:
-            ladder[rung.label] = Model(builder(rung.name, population.shape, population.classes, **rung.options))
+            build = builder(rung.name, population.shape, population.classes, init=rung.init, **rung.options)
+            ladder[rung.label] = Model(build)
         except InputError as error:
             raise InputError(f"model.ladder: {error}") from None
     return ladder

@@ -8,6 +8,7 @@ whose default computes something else than before needs one: older runs get the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from undergrowth import __version__
@@ -44,18 +45,42 @@ def _add_defaults(document: Raw) -> Raw:
     return {**document, "defaults": {"method": _DEFAULTS_OF_FORMAT_0.get(document["settings"]["method"]["name"], {})}}
 
 
-# Options that format 1 did not have, with the values that runs of that time used.
-_OPTIONS_NEW_IN_FORMAT_2 = {"fedat": {"form": "printed"}}
+# Before format 2, `init` was not an option of models; their weights started like this.
+_INIT_BEFORE_2 = {
+    "torch": ("logistic", "mlp", "lstm", "lstm-words"),
+    "he-in": ("cnn",),
+    "he-out": ("wrn-*", "resnet-8", "resnet-18", "resnet-34", "vgg-16", "mobilenetv3-small", "efficientnet-b0"),
+}
+
+
+def _init_before_2(name: str) -> Raw:
+    for init, names in _INIT_BEFORE_2.items():
+        if any(fnmatchcase(name, pattern) for pattern in names):
+            return {"init": init}
+    return {}  # a model object of the user
+
+
+def _add_init(document: Raw) -> Raw:
+    model, defaults = document["settings"]["model"], document["defaults"]
+    added = {"model": {**defaults.get("model", {}), **_init_before_2(model["name"])}}
+    for number, rung in enumerate(model.get("ladder", ())):
+        added[f"model.ladder.{number}"] = _init_before_2(rung["name"])
+    return {**document, "defaults": {**defaults, **added}}
+
+
+# Options of methods that format 2 did not have, with the values that runs of that time used.
+_OPTIONS_NEW_IN_FORMAT_3 = {"fedat": {"form": "printed"}}
 
 
 def _add_new_options(document: Raw) -> Raw:
-    defaults = document["defaults"]
-    added = _OPTIONS_NEW_IN_FORMAT_2.get(document["settings"]["method"]["name"], {})
+    defaults, added = document["defaults"], _OPTIONS_NEW_IN_FORMAT_3.get(document["settings"]["method"]["name"])
+    if added is None:
+        return document
     return {**document, "defaults": {**defaults, "method": {**defaults.get("method", {}), **added}}}
 
 
-EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults, 1: _add_new_options}
-EXPERIMENT_FORMAT = 2
+EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults, 1: _add_init, 2: _add_new_options}
+EXPERIMENT_FORMAT = 3
 
 
 # Upgrades take and return the state that a run saves. A checkpoint without a number has format 1.
