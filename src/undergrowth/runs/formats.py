@@ -68,19 +68,24 @@ def _add_init(document: Raw) -> Raw:
     return {**document, "defaults": {**defaults, **added}}
 
 
-# Options of methods that format 2 did not have, with the values that runs of that time used.
-_OPTIONS_NEW_IN_FORMAT_3 = {"fedat": {"form": "printed"}}
+# Options that format 1 did not have, with the values that runs of that time used.
+_OPTIONS_NEW_IN_FORMAT_2 = {
+    "fedat": {"form": "printed"},
+    **{name: {"statistics": False} for name in ("heterofl", "fjord", "fedrolex")},
+}
 
 
 def _add_new_options(document: Raw) -> Raw:
-    defaults, added = document["defaults"], _OPTIONS_NEW_IN_FORMAT_3.get(document["settings"]["method"]["name"])
-    if added is None:
-        return document
+    defaults = document["defaults"]
+    added = _OPTIONS_NEW_IN_FORMAT_2.get(document["settings"]["method"]["name"], {})
     return {**document, "defaults": {**defaults, "method": {**defaults.get("method", {}), **added}}}
 
 
-EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults, 1: _add_init, 2: _add_new_options}
-EXPERIMENT_FORMAT = 3
+EXPERIMENT_UPGRADES: dict[int, tuple[Callable[[Raw], Raw], ...]] = {
+    0: (_add_defaults,),
+    1: (_add_init, _add_new_options),
+}
+EXPERIMENT_FORMAT = 2
 
 
 # Upgrades take and return the state that a run saves. A checkpoint without a number has format 1.
@@ -100,8 +105,8 @@ def upgrade_experiment(document: Raw, found: int) -> Raw:
                 section[rename.new] = section.pop(rename.old)
                 settings = {**settings, rename.section: section}
         document = {**document, "settings": settings}
-        if number in EXPERIMENT_UPGRADES:
-            document = EXPERIMENT_UPGRADES[number](document)
+        for upgrade in EXPERIMENT_UPGRADES[number]:
+            document = upgrade(document)
     return document
 
 
