@@ -253,6 +253,11 @@ class Store:
         )
         return {row["child"]: {k: row[k] for k in row.keys() if k != "child"} for row in rows}  # noqa: SIM118
 
+    def late_seconds(self, run: str) -> float:
+        """The compute seconds of all answers that came too late."""
+        query = "SELECT SUM(seconds_compute) FROM links WHERE run=? AND outcome='late'"
+        return float(self._connection.execute(query, (run,)).fetchone()[0] or 0.0)
+
     def servers(self, run: str) -> set[str]:
         """The nodes that asked a child: the root and, in a deeper topology, the inner nodes."""
         rows = self._connection.execute("SELECT DISTINCT parent FROM links WHERE run=?", (run,))
