@@ -20,6 +20,7 @@ RUNG = "rung"  # upload: position of the device's model in the run's ladder
 
 # Tags of packets.
 MODEL_NAME = "model"  # download: name of the device's model in the run's ladder; "" is the run's model
+PHASE = "phase"  # download: the phase of a method that has several
 
 # Server states.
 MODEL = "model"  # weights of the server's model; evaluated by default

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from os import PathLike
 from typing import Any
 
@@ -100,6 +101,7 @@ def names() -> list[str]:
     return [row.name for row in TABLE]
 
 
+@cache  # building the skeleton of a deep model takes a tenth of a second
 def describe(name: str) -> ModelEntry:
     """The description of a model. A name from `names()` with capital letters takes the numbers of its example."""
     shown = next((each.example for each in TABLE if each.name == name), name)

@@ -207,7 +207,11 @@ class Experiment(Section):
 
     def train_settings(self) -> Train:
         """The settings that methods see. Raises `InputError` if the schedule is not valid."""
-        settings = Train(**self.train.model_dump(exclude={"sampler", "selector"}), deadline=self.fleet.deadline)
+        settings = Train(
+            **self.train.model_dump(exclude={"sampler", "selector"}),
+            deadline=self.fleet.deadline,
+            evaluate_every=self.run.evaluate_every,
+        )
         learning_rate(settings, 0)
         return settings
 

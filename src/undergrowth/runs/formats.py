@@ -1,7 +1,8 @@
 """Formats of stored experiments and checkpoints, and the functions that bring older ones up to date.
 
 To change a format, add a function under the number of the format that it reads. A key that is only renamed needs an
-entry in `RENAMES`. A default that changes needs no upgrade: runs store the defaults that they began with.
+entry in `RENAMES`. A default that changes needs no upgrade: runs store the defaults that they began with. A new option
+whose default computes something else than before needs one: older runs get the value that continues them as they were.
 """
 
 from __future__ import annotations
@@ -88,9 +89,22 @@ def _add_init(document: Raw) -> Raw:
     return {**document, "defaults": {**defaults, **added}}
 
 
-EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {
-    0: _add_defaults,
-    1: lambda document: _move_warm_rounds(_add_init(document)),
+# Options that format 1 did not have, with the values that runs of that time used.
+_OPTIONS_NEW_IN_FORMAT_2: dict[str, Raw] = {
+    "fedat": {"form": "printed"},
+    **{name: {"statistics": False} for name in ("heterofl", "fjord", "fedrolex")},
+}
+
+
+def _add_new_options(document: Raw) -> Raw:
+    defaults = document["defaults"]
+    added = _OPTIONS_NEW_IN_FORMAT_2.get(document["settings"]["method"]["name"], {})
+    return {**document, "defaults": {**defaults, "method": {**defaults.get("method", {}), **added}}}
+
+
+EXPERIMENT_UPGRADES: dict[int, tuple[Callable[[Raw], Raw], ...]] = {
+    0: (_add_defaults,),
+    1: (_add_init, _add_new_options, _move_warm_rounds),
 }
 EXPERIMENT_FORMAT = 2
 
@@ -113,8 +127,8 @@ def upgrade_experiment(document: Raw, found: int) -> Raw:
                 section[rename.new] = section.pop(rename.old)
                 settings = {**settings, rename.section: section}
         document = {**document, "settings": settings}
-        if number in EXPERIMENT_UPGRADES:
-            document = EXPERIMENT_UPGRADES[number](document)
+        for upgrade in EXPERIMENT_UPGRADES[number]:
+            document = upgrade(document)
     return document
 
 

@@ -124,7 +124,7 @@ class Execution:
         """The round's row of the history. `facts`: figures about the engine's work."""
         federation, driver = self.federation, self.federation.driver
         number = end.round + 1
-        if number % self.experiment.run.evaluate_every == 0 or driver.root.done or not self.scores:
+        if federation.task.train.is_evaluated(end.round) or driver.root.done or not self.scores:
             own = federation.world.states.all()
             self.scores = score_all(federation.method, federation.task, driver.root.state, own, federation.test)
         totals = driver.ledger.totals

@@ -23,6 +23,7 @@ from undergrowth.data import Population
 from undergrowth.exchange import Totals
 from undergrowth.learning.optimisers import SCHEDULES
 from undergrowth.models import check_tensors
+from undergrowth.runs.builders import device_normalisation
 from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.preview import check_deadline
@@ -52,19 +53,24 @@ def phase_steps(experiment: Experiment, population: Population) -> list[Step]:
     """The steps of the experiment's phase. `population`: the data of its devices."""
     steps = []
     if experiment.start.data is not None:
-        steps.append(Step(PRETRAINING, _pretraining(experiment)))
+        steps.append(Step(PRETRAINING, _pretraining(experiment, population)))
     if experiment.start.warm_rounds:
         steps.append(Step(WARM_ROUNDS, _warm_rounds(experiment), population))
     return steps
 
 
-def _pretraining(experiment: Experiment) -> Experiment:
-    """Central training on the source data set. An epoch is a round, so that each ends with a checkpoint."""
+def _pretraining(experiment: Experiment, population: Population) -> Experiment:
+    """Central training on the source data set. An epoch is a round, so that each ends with a checkpoint.
+
+    The source is normalised and augmented like the devices' data, unless `start.data` says otherwise.
+    """
     start, train, run = experiment.start, experiment.train, experiment.run
     assert start.data is not None
     given = {key: value for key in _PRETRAINING_KEYS if (value := getattr(start, key)) is not None}
+    figures = device_normalisation(experiment, population)
+    same = {"augment": experiment.data.augment, **({} if figures is None else {"normalise": figures})}
     try:
-        source = DataSection(**start.data.model_dump(), partition="iid", clients=1, holdout=0.0)
+        source = DataSection(**{**same, **start.data.model_dump()}, partition="iid", clients=1, holdout=0.0)
     except ValidationError as error:
         raise InputError(explain(error, DataSection, "start.data")) from None
     return Experiment(

@@ -238,9 +238,13 @@ class Store:
             yield Entry(*row)
 
     def costs_by_device(self, run: str) -> dict[str, dict[str, Any]]:
-        """Totals per child, of all children that were asked at least once."""
+        """Totals per child, of all children that were asked at least once.
+
+        `asked`, `arrived`, `late`, `lost` and `refused` count asks, of which a round may have several.
+        """
         rows = self._connection.execute(
-            "SELECT child, COUNT(*) AS asked, SUM(outcome='arrived') AS rounds, SUM(outcome='late') AS late,"
+            "SELECT child, COUNT(*) AS asked, COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
+            " SUM(outcome='arrived') AS arrived, SUM(outcome='late') AS late,"
             " SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused,"
             " SUM(bytes_down) AS bytes_down, SUM(bytes_up) AS bytes_up,"
             " SUM(flops) AS flops, SUM(joules) AS joules, SUM(seconds_compute) AS compute_seconds,"
