@@ -50,8 +50,8 @@ def _add_defaults(document: Raw) -> Raw:
 def _move_warm_rounds(document: Raw) -> Raw:
     """Warm rounds were an option of `fedft` and part of its rounds; the section `start` has them for every method."""
     settings, defaults = document["settings"], document["defaults"]
-    method, default = settings.get("method", {}), defaults.get("method", {})
-    if method.get("name") not in _FINE_TUNING:
+    method, default = settings["method"], defaults.get("method", {})
+    if method["name"] not in _FINE_TUNING:
         return document
     settings = {**settings, "method": _without(method, "warm_rounds")}
     if warm_rounds := method.get("warm_rounds", 0):
@@ -127,7 +127,7 @@ def upgrade_experiment(document: Raw, found: int) -> Raw:
                 section[rename.new] = section.pop(rename.old)
                 settings = {**settings, rename.section: section}
         document = {**document, "settings": settings}
-        for upgrade in EXPERIMENT_UPGRADES[number]:
+        for upgrade in EXPERIMENT_UPGRADES.get(number, ()):
             document = upgrade(document)
     return document
 
