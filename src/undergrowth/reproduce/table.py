@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from undergrowth.core import InputError, suggest
-from undergrowth.runs.config import Section
 from undergrowth.runs.fields import Count
+from undergrowth.runs.sections import Section
 
 SCALES = ("full", "small", "smoke")
 FIGURE = "figure-"  # begins the name of a figure
