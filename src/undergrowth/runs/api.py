@@ -104,14 +104,17 @@ def resume(
     method: Method | None = None,
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
+    allow_changed_source: bool = False,
     progress: bool | None = None,
 ) -> Result:
     """Continues a run after its last checkpoint; the result is bit for bit that of an uninterrupted run.
 
-    A run that was given objects needs the same `method`, `data` or `model` object again.
+    A run that was given objects needs the same `method`, `data` or `model` object again. A run that names them as
+    `module:object` imports them; if their source has changed since, it is refused unless `allow_changed_source` is set.
     """
+    given = {"method": method, "data": data, "model": model, "allow_changed_source": allow_changed_source}
     with _display(progress) as display:
-        return execution.resume(run, out, method=method, data=data, model=model, **display.hooks())
+        return execution.resume(run, out, **given, **display.hooks())  # type: ignore[arg-type]
 
 
 # The section of an experiment for each argument of `run`.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 import torch
 from numpy.typing import NDArray
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import ConfigDict, Field, ValidationError, create_model
 from torch import nn
 
 from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, suggest
@@ -25,19 +25,25 @@ from undergrowth.data import (
 )
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
-from undergrowth.runs.config import DataSection, Experiment, PublicSection, explain
+from undergrowth.runs.config import DataSection, Experiment, Named, PublicSection, explain
 from undergrowth.runs.fields import NO_BOOLEANS
+from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
 
 DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the number
 
 
 def build_method(name: str, options: dict[str, Any]) -> Method:
     """The method `name` with `options`. Raises `InputError` if a name or the type of a value is wrong."""
-    if name not in METHODS:
-        raise InputError(f"method '{name}' is not known; {suggest(name, METHODS)}")
-    kind = METHODS[name]
+    kind = method_class(name)
+    if kind is None:
+        method: Method = construct("method", name, options, lambda found: isinstance(found, Method), "a Method")
+        return method
     hints = get_type_hints(kind)
-    known: dict[str, Any] = {field.name: (_field_type(hints[field.name]), field.default) for field in fields(kind)}  # type: ignore[arg-type]
+    known: dict[str, Any] = {
+        field.name: (_field_type(hints[field.name]), _default(field))
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.init
+    }
     validator = create_model(f"{name} options", __config__=ConfigDict(extra="forbid"), **known)
     try:
         values = validator.model_validate(options)
@@ -45,7 +51,25 @@ def build_method(name: str, options: dict[str, Any]) -> Method:
         if not known:
             raise InputError(f"method.{next(iter(options))} is not a known key; {name} has no options") from None
         raise InputError(explain(error, validator, "method")) from None
-    return kind(**{field: getattr(values, field) for field in known})
+    chosen = {field: getattr(values, field) for field in known}
+    return call("method", name, kind, chosen, "a Method") if is_reference(name) else kind(**chosen)
+
+
+def method_class(name: str) -> type[Method] | None:
+    """The dataclass of a method, or None if the user's `module:object` is something else that makes a method."""
+    if is_reference(name):
+        found = resolve("method", name)
+        is_class = isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)
+        return found if is_class else None
+    if name not in METHODS:
+        raise InputError(f"method '{name}' is not known; {suggest(name, METHODS)}")
+    return METHODS[name]
+
+
+def _default(field: Any) -> Any:
+    if field.default_factory is not MISSING:
+        return Field(default_factory=field.default_factory)
+    return ... if field.default is MISSING else field.default
 
 
 def _field_type(hint: Any) -> Any:
@@ -56,6 +80,8 @@ def _field_type(hint: Any) -> Any:
 def build_population(experiment: Experiment, data: Dataset | Population | None) -> Population:
     """The devices and their samples. `data` replaces the data set that the experiment names."""
     section = experiment.data
+    if data is None:
+        data = _load(section)
     if isinstance(data, Population):
         if section.clients is not None and section.clients != len(data.devices):
             raise InputError(f"clients {section.clients}: the data object has {len(data.devices)} devices")
@@ -65,8 +91,6 @@ def build_population(experiment: Experiment, data: Dataset | Population | None) 
                 "or name another data set: {name: NAME}"
             )
         return data
-    if data is None:
-        data = _load(section)
     public = None
     if experiment.public.of_the_devices:
         indices = _public_indices(experiment, data)
@@ -87,6 +111,8 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         what = f"data '{population.name}': its public samples"
     else:
         data = _load(section)
+        if not isinstance(data, Dataset):
+            raise InputError(f"public '{section.name}' made a {type(data).__name__}; it must be or return a Dataset")
         shard = data.shard(_public_indices(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
         if section.labelled and data.classes != population.classes:
@@ -102,15 +128,24 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
     return shard
 
 
-def _load(section: DataSection | PublicSection) -> Dataset:
-    """The data set that a section names. The hint for an unknown option considers the keys of the section too."""
+def _load(section: DataSection | PublicSection) -> Dataset | Population:
+    """The data that a section names. The hint for an unknown option considers the keys of the section too."""
     assert section.name is not None
+    if is_reference(section.name):
+        options = {**section.options, **({} if section.path is None else {"path": section.path})}
+        which = "public" if isinstance(section, PublicSection) else "data"
+        data: Dataset | Population = construct(which, section.name, options, _is_data, "a Dataset or a Population")
+        return data
     known = describe(section.name).options
     for key in section.options:
         if key not in known:
             hint = suggest(key, [*known, *type(section).model_fields])
             raise InputError(f"data set '{section.name}' has no option '{key}'; {hint}")
     return load(section.name, section.path, **section.options)
+
+
+def _is_data(found: Any) -> bool:
+    return isinstance(found, Dataset | Population)
 
 
 def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
@@ -122,9 +157,19 @@ def build_model(experiment: Experiment, population: Population, model: Callable[
     """The model of the run. `model` replaces the one that the experiment names."""
     if isinstance(model, Model):
         return model
-    if model is None:
-        return Model(builder(experiment.model.name, population.shape, population.classes, **experiment.model.options))
-    return _functional(model)
+    return _named(experiment.model, population) if model is None else _functional(model)
+
+
+def _named(section: Named, population: Population) -> Model:
+    build = named_model(section, population)
+    return _functional(build) if is_reference(section.name) else Model(build)
+
+
+def named_model(section: Named, population: Population) -> Callable[[], nn.Module]:
+    """A callable that makes the model that a section names."""
+    if is_reference(section.name):
+        return OwnModelBuilder(section.name, section.options)
+    return builder(section.name, population.shape, population.classes, **section.options)
 
 
 def build_ladder(
@@ -132,12 +177,14 @@ def build_ladder(
 ) -> dict[str, Model]:
     """Models that devices may use instead of the run's model, by name. An object has them in its attribute `ladder`."""
     given = model.build if isinstance(model, Model) else model
+    if given is None and is_reference(experiment.model.name):
+        given = named_model(experiment.model, population)
     ladder = {name: _functional(build) for name, build in getattr(given, "ladder", {}).items()}
     for rung in experiment.model.ladder:
         if rung.label in ladder:
             raise InputError(f"model.ladder: '{rung.label}' is in it twice; each must differ from the others")
         try:
-            ladder[rung.label] = Model(builder(rung.name, population.shape, population.classes, **rung.options))
+            ladder[rung.label] = _named(rung, population)
         except InputError as error:
             raise InputError(f"model.ladder: {error}") from None
     return ladder
@@ -149,8 +196,12 @@ def _functional(model: Callable[[], nn.Module]) -> Model:
     try:
         with torch.random.fork_rng(devices=[]):
             built = model()
+    except InputError:
+        raise
     except Exception as error:
-        raise InputError(f"model: the callable failed ({error}); it is called without arguments") from error
+        raise InputError(
+            f"model: the callable failed ({describe_error(error)}); it is called without arguments"
+        ) from error
     if not isinstance(built, nn.Module):
         raise InputError(f"model: the callable returned a {type(built).__name__}; it must return an nn.Module")
     _check_parameters(dict(built.named_parameters()))

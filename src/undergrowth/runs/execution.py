@@ -27,6 +27,7 @@ from undergrowth.runs.evaluation import digest, score_all, score_devices, with_m
 from undergrowth.runs.federation import Federation, build_engine, federate
 from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.lock import lock_run
+from undergrowth.runs.own_objects import changed_sources, source_records
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
 from undergrowth.runs.status import record_status
@@ -203,6 +204,7 @@ def _enter(store: Store, experiment: Experiment, federation: Federation, given: 
         "settings": json.loads(experiment.model_dump_json()),
         "defaults": option_defaults(experiment),
         "objects": {part: used and getattr(used, "__name__", type(used).__name__) for part, used in given.items()},
+        "sources": source_records(experiment, given),
         "shape": list(population.shape),
         "classes": population.classes,
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
@@ -231,10 +233,14 @@ def resume(
     method: Method | None = None,
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
+    allow_changed_source: bool = False,
     on_start: Callable[[Execution], None] | None = None,
     on_round: OnRound | None = None,
 ) -> Result:
-    """The result of a run that continues after its last finished round. It needs the same objects as at its start."""
+    """The result of a run that continues after its last finished round. It needs the same objects as at its start.
+
+    A run that names objects of the user is refused if their source has changed, unless `allow_changed_source` is set.
+    """
     with closing(Store(out, write=True)) as store:
         name = store.find(run)
         row = store.run(name)
@@ -248,7 +254,15 @@ def resume(
                     f"ug.resume('{name}', {part}=...)"
                 )
         experiment = stored_experiment(row)
+        changed = " and ".join(changed_sources(row["experiment"].get("sources", ())))
+        if changed and not allow_changed_source:
+            raise InputError(
+                f"run '{name}': the source of {changed} has changed since the run began, so the rest would not be that "
+                f"of an uninterrupted run; restore it, or go on with --allow-changed-source (allow_changed_source=True)"
+            )
         federation = federate(experiment, method, data, model)
+        if changed:
+            federation.notes.append(f"resumed with another source of {changed} than the run began with")
         before = row["experiment"].get("fingerprint")
         if before is not None and differ(before, fingerprint(federation.population)):
             raise InputError(f"data: it is not the data of run '{name}'; restore that data, or start a new run")

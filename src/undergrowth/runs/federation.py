@@ -28,6 +28,7 @@ from undergrowth.runs.builders import (
     check_torch_device,
 )
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.own_objects import references
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology, build_topology
@@ -174,6 +175,7 @@ def engine_settings(experiment: Experiment) -> EngineSettings:
         chunk=section.chunk,
         address=section.address,
         tf32=section.precision != "float32",
+        modules=tuple(dict.fromkeys(name.partition(":")[0] for name in references(experiment))),
     )
 
 
