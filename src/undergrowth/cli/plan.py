@@ -55,7 +55,7 @@ def plan(
     run.print_dropped(dropped, file)
     planned = parse_experiment(raw)
     population = population_or_outline(planned)
-    notes = []
+    notes = list(getattr(getattr(population, "dataset", None), "notes", ()))
     if isinstance(population, Outline):
         notes.append(
             f"data set '{population.name}' is not on this machine: the plan assumes its published size in equal parts, "

@@ -10,7 +10,18 @@ from typing import Any
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.data.dataset import Dataset, to_numpy
 from undergrowth.data.dataset_entry import SAMPLE_OPTIONS, DatasetEntry
-from undergrowth.data.loaders import agnews, cifar, digits, femnist, images, mnist, npz, shakespeare, speech_commands
+from undergrowth.data.loaders import (
+    agnews,
+    cifar,
+    digits,
+    femnist,
+    images,
+    mnist,
+    npz,
+    shakespeare,
+    speech_commands,
+    table,
+)
 from undergrowth.data.loaders.files import MissingFilesError
 from undergrowth.data.split import proportional_sample
 
@@ -28,6 +39,7 @@ _ENTRIES = (
     speech_commands.ENTRY,
     npz.ENTRY,
     images.ENTRY,
+    table.ENTRY,
 )
 _TABLE = {entry.name: entry for entry in _ENTRIES}
 
@@ -38,7 +50,9 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> DatasetEntry:
-    """The catalogue entry of a data set, without reading its files."""
+    """The catalogue entry of a data set, without reading its files. The path of a table stands for `table`."""
+    if isinstance(name, str) and table.is_table_file(name):
+        return table.ENTRY
     if name not in _TABLE:
         raise InputError(f"data set {name!r} is not known; {suggest(str(name), _TABLE)}")
     return _TABLE[name]
@@ -47,9 +61,14 @@ def describe(name: str) -> DatasetEntry:
 def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) -> Dataset:
     """Loads a data set from the folder or file `path`; `describe(name).layout` lists the files.
 
-    The default path is $UNDERGROWTH_DATA/NAME, or ~/.cache/undergrowth/NAME if the variable is not set.
+    The default path is $UNDERGROWTH_DATA/NAME, or ~/.cache/undergrowth/NAME if the variable is not set. `name` may also
+    be the path of a table, such as "table.csv".
     """
     entry = describe(name)
+    if name != entry.name:
+        if path is not None:
+            raise InputError(f"data set '{name}' is itself a path, but path is '{path}'; give one of them")
+        path = name
     for option in options:
         if option not in entry.options:
             raise InputError(f"data set '{name}' has no option '{option}'; {suggest(option, entry.options)}")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from undergrowth.core import MAX_NUMBER, InputError, Train, suggest
+from undergrowth.data import is_table_file
 from undergrowth.learning import learning_rate
 from undergrowth.runs.fields import (
     Above0,
@@ -60,6 +61,13 @@ class DataSection(Named):
     partition: str = "dirichlet:0.1"
     clients: Count | None = None
     holdout: FractionBelow1 = 0.1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _natural_groups(cls, value: Any) -> Any:
+        """A table with a group column is partitioned by it, unless another partition is given."""
+        is_table = isinstance(value, Mapping) and is_table_file(str(value.get("name")))
+        return {"partition": "natural", **value} if is_table and value.get("group") is not None else value
 
 
 class PublicSection(Section):

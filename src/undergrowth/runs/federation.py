@@ -109,6 +109,7 @@ def _population(
     """The devices' data, the server's data, and notes about them."""
     population = build_population(experiment, data)
     public = build_public(experiment, population)
+    notes = list(getattr(getattr(population, "dataset", None), "notes", ()))
     if method.pooled:
         population = PooledPopulation(population)
     name, devices = population.name, population.devices
@@ -120,7 +121,7 @@ def _population(
         raise InputError(f"data '{name}': no device has a sample to train on")
     if not len(population.central_test()):
         raise InputError(f"data '{name}': the central test set is empty; it needs at least one sample")
-    return population, public, [f"{empty} of {len(devices)} devices have no sample"] if empty else []
+    return population, public, notes + ([f"{empty} of {len(devices)} devices have no sample"] if empty else [])
 
 
 def _task(
