@@ -22,10 +22,15 @@ def plan(
         list[str] | None, typer.Option(metavar="NAME", help="Method to plan. Repeatable. (Default: all methods.)")
     ] = None,
     data: run.DataName = None,
+    partition: run.Partition = None,
     model: run.ModelName = None,
     clients: run.Clients = None,
     fleet: run.FleetName = None,
     deadline: run.Deadline = None,
+    topology: run.TopologyName = None,
+    epochs: run.Epochs = None,
+    batch: run.Batch = None,
+    lr: run.LearningRate = None,
     settings: run.SettingOptions = None,
     json: AsJson = False,
     target: Annotated[
@@ -49,7 +54,8 @@ def plan(
     methods = list(dict.fromkeys(method or ()))
     flags = {
         "method": methods[0] if methods else None,  # method options in -s belong to the first method
-        "data": data, "model": model, "clients": clients, "fleet": fleet, "deadline": deadline,
+        "data": data, "partition": partition, "model": model, "clients": clients, "fleet": fleet,
+        "deadline": deadline, "topology": topology, "epochs": epochs, "batch": batch, "lr": lr,
     }  # fmt: skip
     raw, dropped = run.build_raw_experiment(file, settings or [], flags)
     run.print_dropped(dropped, file)

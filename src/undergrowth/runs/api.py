@@ -65,6 +65,7 @@ def run(
     evaluate_every: int | None = None,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
+    **unknown: Any,
 ) -> Result:
     """Runs one experiment and returns its result.
 
@@ -76,9 +77,12 @@ def run(
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
     their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
     holds, such as 0.1 of the training samples. `options`, `data_options`, `model_options`: options of the named
-    method, data set and model. `progress`: a progress bar on standard error; by default if that is a terminal.
+    method, data set and model. Each of the three may also be named as `module:object`, an object in a Python file of
+    the current folder; these options are then its arguments. `progress`: a progress bar on standard error; by default
+    if that is a terminal.
     """
-    raw, objects = parse_arguments(locals())
+    arguments = locals()
+    raw, objects = parse_arguments({**arguments, **arguments.pop("unknown")})
     with _display(progress) as display:
         return execution.start(raw, **objects, **display.hooks())
 

@@ -44,7 +44,8 @@ def load(
     _check_options(missing, standardise, header, test_by, group)
     table = open_table(_find(path), header)
     notes = _header_notes(table, header)
-    left_out = {_column(table, "ignore", each) for each in (ignore if isinstance(ignore, list | tuple) else [ignore])}
+    ignored: Sequence[Any] = ignore if isinstance(ignore, list | tuple) else [ignore]
+    left_out = {_column(table, "ignore", each) for each in ignored}
     left_out |= {table.names[number - 1] for number in table.unnamed}
     groups_by = None if group is None else _column(table, "group", group)
     label_name = _label(table, label, left_out | {groups_by}, notes)
@@ -156,7 +157,7 @@ def _no_value(table: TableFile, row: int, column: str, choices: str) -> InputErr
 
 
 def _values(column: TextColumn) -> np.ndarray:
-    return np.array(column.values)[column.codes]
+    return np.take(np.array(column.values), column.codes)
 
 
 def _classes(table: TableFile, name: str, column: TextColumn, kept: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -202,8 +203,8 @@ def _prepare(
 ) -> np.ndarray:
     """Fills cells without a value with the mean of the training rows, and standardises with these rows."""
     holes = np.isnan(matrix)
-    for column in np.flatnonzero(holes[train].all(axis=0)):
-        raise file_error(table.path, f"column '{features[column]}' has no value in any training row; name it in ignore")
+    for name in np.array(features)[holes[train].all(axis=0)]:
+        raise file_error(table.path, f"column '{name}' has no value in any training row; name it in ignore")
     means = np.nanmean(matrix[train], axis=0)
     matrix = np.where(holes, means, matrix)
     if standardise:

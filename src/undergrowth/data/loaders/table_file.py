@@ -139,8 +139,8 @@ class CsvFile:
 class ParquetFile:
     """A Parquet file. Needs pyarrow, which the extra `parquet` installs."""
 
-    first_row = 1
-    unnamed = ()
+    first_row: int = 1
+    unnamed: tuple[int, ...] = ()
 
     def __init__(self, path: Path) -> None:
         try:
