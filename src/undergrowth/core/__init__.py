@@ -33,6 +33,6 @@ __all__ = [
     "Partial", "PerCoordinateMean", "Plan", "Progress", "Receipt", "Reducer", "Refused", "RoundEnd", "RunError",
     "Sampler", "Selector", "Server", "Shard", "State", "Steps", "Sum", "Task", "TiltedMean", "Train",
     "UniformSampler", "Updates", "View", "WeightedMean", "Weights", "add_upload", "are_finite", "check_options",
-    "describe_misfit", "find_meant", "find_non_finite", "join_updates", "map_leaves", "map_tensors", "move_to", "option",
-    "pack", "sample_children", "split_limit", "suggest", "tensors_in", "unpack",
+    "describe_misfit", "find_meant", "find_non_finite", "join_updates", "map_leaves", "map_tensors", "move_to",
+    "option", "pack", "sample_children", "split_limit", "suggest", "tensors_in", "unpack",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from undergrowth.data.loaders import (
     cifar,
     digits,
     femnist,
+    hugging_face,
     images,
     mnist,
     npz,
@@ -40,6 +41,7 @@ _ENTRIES = (
     npz.ENTRY,
     images.ENTRY,
     table.ENTRY,
+    hugging_face.ENTRY,
 )
 _TABLE = {entry.name: entry for entry in _ENTRIES}
 
@@ -68,6 +70,8 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
     if name != entry.name:
         if path is not None:
             raise InputError(f"data set '{name}' is itself a path, but path is '{path}'; give one of them")
+        if not Path(os.path.expanduser(name)).is_file():
+            raise InputError(f"data '{name}': there is no such file; the path is relative to '{Path.cwd()}'")
         path = name
     for option in options:
         if option not in entry.options:
@@ -77,6 +81,8 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
         if path is not None:
             raise InputError(f"data set '{name}' takes no path, but path is '{path}': it needs no files")
         dataset = entry.loader(**options)
+    elif name == "hf" and hugging_face.is_hugging_face(path):
+        dataset = entry.loader(path, **options)
     else:
         dataset = _load_files(entry, path, options)
     dataset.check()

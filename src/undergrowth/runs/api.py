@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from undergrowth.core import InputError, Method, suggest
-from undergrowth.data import Dataset, Population
+from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.formats import RENAMES
@@ -70,8 +70,9 @@ def run(
     """Runs one experiment and returns its result.
 
     `method`, `data` and `model` are names (see `undergrowth methods`, `datasets`, `models`) or objects: a Method, a
-    Dataset or Population, a callable that returns an nn.Module. Settings that are not given have the defaults of an
-    experiment file: 10 rounds of one local epoch, batches of 32, SGD at 0.1, 20 devices, Dirichlet 0.1.
+    Dataset, Population or Hugging Face data set, a callable that returns an nn.Module. Settings that are not given have
+    the defaults of an experiment file: 10 rounds of one local epoch, batches of 32, SGD at 0.1, 20 devices, Dirichlet
+    0.1.
 
     `deadline`, `availability`, `dropout`, `failure`: limits and faults of the simulated devices. `sampler`,
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
@@ -82,7 +83,8 @@ def run(
     if that is a terminal.
     """
     arguments = locals()
-    raw, objects = parse_arguments({**arguments, **arguments.pop("unknown")})
+    arguments |= arguments.pop("unknown")
+    raw, objects = parse_arguments(arguments)
     with _display(progress) as display:
         return execution.start(raw, **objects, **display.hooks())
 
@@ -170,6 +172,8 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         objects[name] = None if isinstance(part, str) else part
         # A Dataset is spread over devices by the experiment, and `holdout` is a setting of that.
         allowed = {"holdout"} if isinstance(part, Dataset) else set()
+        if is_hugging_face(part):
+            allowed, part = {"holdout", *describe("hf").options}, "hf"
         if objects[name] is not None and options.keys() - allowed:
             raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
         raw.setdefault(name, {}).update({**options, "name": _name(part)})
@@ -188,7 +192,7 @@ def _display(progress: bool | None) -> Progress:
 
 def _check_kind(name: str, part: Any) -> None:
     kind, words, command = _KINDS[name]
-    if not isinstance(part, str) and not isinstance(part, kind):
+    if not isinstance(part, str) and not isinstance(part, kind) and not (name == "data" and is_hugging_face(part)):
         what = "None" if part is None else f"a {type(part).__name__}"
         raise InputError(f"{name}: {what} is neither a name nor {words}; `undergrowth {command}` lists the names")
 

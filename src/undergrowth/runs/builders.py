@@ -19,6 +19,7 @@ from undergrowth.data import (
     describe,
     draw_public,
     hide_labels,
+    is_hugging_face,
     load,
     partition_dataset,
     remove_samples,
@@ -82,6 +83,8 @@ def build_population(experiment: Experiment, data: Dataset | Population | None) 
     section = experiment.data
     if data is None:
         data = _load(section)
+    if is_hugging_face(data):
+        data = load("hf", data, **(section.options if section.name == "hf" else {}))  # type: ignore[arg-type]
     if isinstance(data, Population):
         if section.clients is not None and section.clients != len(data.devices):
             raise InputError(f"clients {section.clients}: the data object has {len(data.devices)} devices")
@@ -145,7 +148,7 @@ def _load(section: DataSection | PublicSection) -> Dataset | Population:
 
 
 def _is_data(found: Any) -> bool:
-    return isinstance(found, Dataset | Population)
+    return isinstance(found, Dataset | Population) or is_hugging_face(found)
 
 
 def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:

@@ -67,9 +67,11 @@ class DataSection(Named):
     @model_validator(mode="before")
     @classmethod
     def _natural_groups(cls, value: Any) -> Any:
-        """A table with a group column is partitioned by it, unless another partition is given."""
-        is_table = isinstance(value, Mapping) and is_table_file(str(value.get("name")))
-        return {"partition": "natural", **value} if is_table and value.get("group") is not None else value
+        """Data with a group column is partitioned by it, unless another partition is given."""
+        if not isinstance(value, Mapping) or value.get("group") is None:
+            return value
+        name = str(value.get("name"))
+        return {"partition": "natural", **value} if name in ("table", "hf") or is_table_file(name) else value
 
 
 class PublicSection(Section):

@@ -219,7 +219,7 @@ ENTRY = DatasetEntry(
     licence="that of the file",
     how_to_get="give the path of the file, or write --data FILE.csv",
     layout=f"one file ({', '.join(SUFFIXES)}); CSV with or without a header; Parquet needs 'undergrowth[parquet]'",
-    example='load("table.csv", label="activity", group="user")',
+    example='load("table", "~/data/measured.csv", label="activity", group="user")',
     loader=load,
     loader_options={
         "label": "column of the label; by default label, target, or the last column",

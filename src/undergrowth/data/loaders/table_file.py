@@ -8,6 +8,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -62,7 +63,7 @@ class CsvFile:
 
     def __init__(self, path: Path, header: bool | None) -> None:
         self.path = path
-        with self._open() as file:
+        with self._opened() as file:
             line = file.readline()
         self.delimiter = max(",;\t", key=line.count)
         first = next(self._rows(), None)
@@ -96,19 +97,18 @@ class CsvFile:
         found = {name: TextColumn(np.concatenate(codes[name]), list(known[name])) for name in texts}
         return np.concatenate(matrices), found
 
-    def _open(self) -> TextIO:
-        try:
-            if self.path.suffix == ".gz":
-                return gzip.open(self.path, "rt", encoding="utf-8-sig", newline="")
-            return self.path.open(encoding="utf-8-sig", newline="")
-        except OSError as error:
-            raise file_error(self.path, f"it cannot be read: {error.strerror or error}") from error
-
     def _rows(self) -> Iterator[list[str]]:
         csv.field_size_limit(MAX_CELL_CHARACTERS)
+        with self._opened() as file:
+            yield from filter(None, csv.reader(file, delimiter=self.delimiter))
+
+    @contextmanager
+    def _opened(self) -> Iterator[TextIO]:
+        """The file as text. What goes wrong while the block reads it becomes an `InputError`."""
+        opener = gzip.open if self.path.suffix == ".gz" else open
         try:
-            with self._open() as file:
-                yield from filter(None, csv.reader(file, delimiter=self.delimiter))
+            with opener(self.path, "rt", encoding="utf-8-sig", newline="") as file:
+                yield file
         except UnicodeDecodeError as error:
             raise file_error(self.path, "it is not UTF-8 text") from error
         except (csv.Error, EOFError, zlib.error, OSError) as error:
