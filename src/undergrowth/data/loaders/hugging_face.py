@@ -44,47 +44,45 @@ def load(
     The input is one column of images or of texts, or columns of numbers. Without a part `test` or `validation`, the
     fraction `test_share` of every class is the central test set.
     """
-    train, test = _parts(path)
+    parts = _parts(path)
+    train = parts[0]
     label_column = _label(train, label)
     group_column = None if group is None else _column(train, "group", group)
     columns = _inputs(train, input, {label_column, group_column})
     kinds = {_kind(train, column) for column in columns}
-    y, names = _labels(train, label_column, None)
-    test_y = None if test is None else _labels(test, label_column, names)[0]
     if kinds == {"image"} and len(columns) == 1:
-        wanted = check_image_options(size, channels)
-        x = _images(train, columns[0], wanted, channels)
-        test_x = None if test is None else _images(test, columns[0], x.shape[2:], channels)
+        inputs = _images(parts, columns[0], check_image_options(size, channels), channels)
     elif kinds == {"text"} and len(columns) == 1:
         texts.check_options(length, vocabulary, words)
-        tokens: dict[str, int] = {}
-        x, tokens = _texts(train, columns[0], length, vocabulary, words, tokens)
-        test_x = None if test is None else _texts(test, columns[0], length, vocabulary, words, tokens)[0]
+        inputs = _texts(parts, columns[0], length, vocabulary, words)
     elif kinds == {"number"}:
-        x, test_x = _numbers(train, columns), None if test is None else _numbers(test, columns)
+        inputs = [_numbers(part, columns) for part in parts]
     else:
         raise InputError(f"input is {columns}; it must be one column of images or of texts, or columns of numbers")
+    labels, names = _labels(parts, label_column)
     fields = {} if group_column is None else {group_column: np.array([str(each) for each in train[group_column]])}
-    if test_x is None or test_y is None:
-        kept, held = stratified_split(y, test_share, seed)
-        x, y, test_x, test_y = x[kept], y[kept], x[held], y[held]
+    if len(parts) == 1:
+        kept, held = stratified_split(labels[0], test_share, seed)
+        inputs, labels = [inputs[0][kept], inputs[0][held]], [labels[0][kept], labels[0][held]]
         fields = {key: values[kept] for key, values in fields.items()}
     name = "dataset" if is_hugging_face(path) else Path(path).resolve().name
     notes = (f"the input is {', '.join(columns)} and the label {label_column}",) if None in (input, label) else ()
+    (x, test_x), (y, test_y) = inputs, labels
     return Dataset(name, x, y, test_x, test_y, len(names), names, fields, notes=notes)
 
 
-def _parts(path: Any) -> tuple[Any, Any]:
-    """The training part and the test part, or None if there is no test part."""
-    if not is_hugging_face(path):
-        path = _read(path)
-    if isinstance(path, dict):
-        if "train" not in path:
-            raise InputError(f"data set 'hf' has the parts {', '.join(path)}; one of them must be called train")
-        return path["train"], next((path[part] for part in _TEST_PARTS if part in path), None)
-    if not hasattr(path, "select_columns") or not hasattr(path, "__len__"):
-        raise InputError(f"data: a {type(path).__name__} of datasets cannot be used; load it without streaming")
-    return path, None
+def _parts(path: Any) -> list[Any]:
+    """The training part, and the test part if there is one."""
+    found = path if is_hugging_face(path) else _read(path)
+    parts = [found]
+    if isinstance(found, dict):
+        if "train" not in found:
+            raise InputError(f"data set 'hf' has the parts {', '.join(found)}; one of them must be called train")
+        parts = [found["train"], *[found[part] for part in _TEST_PARTS if part in found][:1]]
+    for part in parts:
+        if not hasattr(part, "__len__"):
+            raise InputError(f"data: a {type(part).__name__} of datasets cannot be used; load it without streaming")
+    return parts
 
 
 def _read(folder: Path) -> Any:
@@ -140,31 +138,32 @@ def _inputs(part: Any, given: Any, taken: set[str | None]) -> list[str]:
     raise InputError("data set 'hf' has no column of images, texts or numbers besides label and group")
 
 
-def _labels(part: Any, column: str, names: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    values = list(part[column])
-    if getattr(part.features[column], "names", None):
-        return np.array(values, dtype=np.int64), tuple(part.features[column].names)
-    if any(value is None or isinstance(value, float | list) for value in values):
+def _labels(parts: Sequence[Any], column: str) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """The labels of each part from 0, and the names of the classes."""
+    values = [list(part[column]) for part in parts]
+    names = getattr(parts[0].features[column], "names", None)
+    if names:
+        return [np.array(each, dtype=np.int64) for each in values], tuple(names)
+    if any(value is None or isinstance(value, float | list) for each in values for value in each):
         raise InputError(f"label '{column}' holds values that are not classes; labels are words or whole numbers")
-    ordered = sorted(set(values)) if names is None else names
-    rank = {str(value): place for place, value in enumerate(ordered)}
-    unknown = next((value for value in values if str(value) not in rank), None)
-    if unknown is not None:
-        raise InputError(f"label '{column}': {unknown!r} is in the test part and not in the training part")
-    return np.array([rank[str(value)] for value in values], dtype=np.int64), tuple(map(str, ordered))
+    ordered = sorted({value for each in values for value in each})
+    rank = {value: place for place, value in enumerate(ordered)}
+    return [np.array([rank[value] for value in each], dtype=np.int64) for each in values], tuple(map(str, ordered))
 
 
-def _images(part: Any, column: str, size: Any, channels: int) -> np.ndarray:
-    images = (row[column] for row in part.select_columns([column]))
-    return stack_images(images, len(part), None if size is None else (size[0], size[1]), channels)
+def _images(parts: Sequence[Any], column: str, size: tuple[int, int] | None, channels: int) -> list[np.ndarray]:
+    stacks: list[np.ndarray] = []
+    for part in parts:
+        images = (row[column] for row in part.select_columns([column]))
+        stacks.append(stack_images(images, len(part), size, channels))
+        size = stacks[0].shape[2], stacks[0].shape[3]
+    return stacks
 
 
-def _texts(
-    part: Any, column: str, length: int, vocabulary: int, words: str | None, tokens: dict[str, int]
-) -> tuple[np.ndarray, dict[str, int]]:
-    rows = [texts.tokenise(str(text)) for text in part[column]]
-    tokens = tokens or texts.build_vocabulary(rows, words, vocabulary)
-    return texts.encode(rows, tokens, length), tokens
+def _texts(parts: Sequence[Any], column: str, length: int, vocabulary: int, words: str | None) -> list[np.ndarray]:
+    rows = [[texts.tokenise(str(text)) for text in part[column]] for part in parts]
+    tokens = texts.build_vocabulary(rows[0], words, vocabulary)
+    return [texts.encode(each, tokens, length) for each in rows]
 
 
 def _numbers(part: Any, columns: Sequence[str]) -> np.ndarray:
