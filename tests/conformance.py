@@ -36,6 +36,7 @@ LADDER = {**MODEL, "ladder": [{"name": "cnn", "hidden": 8}, {"name": "cnn", "hid
 CONSENSUS = {"pretrain_epochs": 2, "server_lr": 0.01, "server_epochs": 2}
 FEW_SHOT = {"few_shot_epochs": 2, "shots": 5}
 EXTRA: dict[str, dict[str, Any]] = {
+    "moon": {"model": {**MODEL, "projection": 6}},
     "fedfsc": {"method": FEW_SHOT},
     "fedfsc-plus": {"method": FEW_SHOT},
     "fscprox": {"method": FEW_SHOT},

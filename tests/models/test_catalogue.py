@@ -150,7 +150,11 @@ IMAGE = (3, 32, 32)
         (("mlp", (4,), 0), {}, "classes must be a whole number of at least 1, not 0"),
         (("mlp", (4,), 2.0), {}, "classes must be a whole number of at least 1, not 2.0"),
         (("mlp", (4,), 2), {"hiden": 3}, "model mlp: unknown option 'hiden'; did you mean 'hidden'?"),
-        (("wrn-16-1", IMAGE, 2), {"depth": 22}, "unknown option 'depth'; choose one of: norm, skip_head, weights"),
+        (
+            ("wrn-16-1", IMAGE, 2),
+            {"depth": 22},
+            "unknown option 'depth'; choose one of: norm, projection, skip_head, weights",
+        ),
         (("mlp", (4,), 2), {"hidden": (3, 0)}, "option hidden must be a list of whole numbers of at least 1"),
         (("mlp", (4,), 2), {"hidden": "200"}, "such as [200], not '200'"),
         (("cnn", IMAGE, 2), {"hidden": (3,)}, "option hidden must be a whole number of at least 1, such as 512"),
@@ -166,6 +170,12 @@ IMAGE = (3, 32, 32)
         (("efficientnet-b0", (1, 16, 16), 2), {}, "at least 17×17 pixels, not 16×16; norm 'group' works"),
         (("lstm-words", (5,), 2), {"embeddings": 3}, "option embeddings must be the path of a file, not 3"),
         (("lstm-words", (5,), 2), {"embeddings": "nowhere.txt"}, "embeddings: there is no file 'nowhere.txt'"),
+        (
+            ("mlp", (4,), 2),
+            {"projection": 0},
+            "model mlp: projection must be a whole number of at least 1, such as 256",
+        ),
+        (("mlp", (4,), 2), {"projection": True}, "or null, not True"),
         (("mlp", (4,), 2), {"weights": "nowhere.pt"}, "weights: there is no file 'nowhere.pt'"),
     ],
 )

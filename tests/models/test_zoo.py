@@ -46,6 +46,10 @@ CASES: list[Case] = [
     ("lstm", (6,), "none", {"vocabulary": 11, "hidden": 8}),
     ("lstm", (1,), "none", {"vocabulary": 11, "hidden": 8}),
     ("lstm-words", (6,), "none", {"vocabulary": 11, "embedding": 5, "hidden": 8}),
+    # With a projection head.
+    ("mlp", (7,), "none", {"projection": 5}),
+    ("cnn", (1, 8, 8), "none", {"hidden": 16, "projection": 5}),
+    ("wrn-10-1", (1, 8, 8), "batch", {"projection": 5}),
 ]
 
 
@@ -202,6 +206,18 @@ def test_the_state_can_be_saved_and_loaded(case: Case, tmp_path) -> None:
     other = fresh(case, 8)
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert torch.equal(module.eval()(samples(case)), other.eval()(samples(case)))
+
+
+def test_a_projection_is_two_layers_before_the_last_layer() -> None:
+    plain, projected = (fresh(("wrn-10-1", (1, 8, 8), "batch", options)) for options in ({}, {"projection": 5}))
+    assert list(projected._modules) == ["stem", "group1", "group2", "group3", "pool", "projection", "head"]
+    shapes = {name: tuple(value.shape) for name, value in projected.state_dict().items()}
+    assert shapes["projection.0.weight"] == (64, 64) and shapes["projection.2.weight"] == (5, 64)
+    assert shapes["head.weight"] == (CLASSES, 5)
+    below = [name for name in plain.state_dict() if not name.startswith("head")]
+    assert all(torch.equal(plain.state_dict()[name], projected.state_dict()[name]) for name in below)
+    shallow = fresh(("mlp", (7,), "none", {"projection": 5}))
+    assert shallow.levels == {"low": "projection", "mid": "projection", "up": "projection", "head": "head"}
 
 
 def test_group_normalisation_uses_up_to_32_groups_of_two_channels_or_more() -> None:

@@ -39,6 +39,7 @@ def models(name: EntryName = None, json: AsJson = False) -> None:
         ("normalisation", ", ".join(entry.norms)),
         ("options", options or "none"),
         ("weights", "weights: FILE (.safetensors or .pt) sets the initial weights, skip_head: true all but the head's"),
+        ("projection", "projection: SIZE puts MOON's projection head, two linear layers, before the last layer"),
         ("source", entry.source),
         ("example", f"undergrowth run --model {_example_name(entry)}"),
         ("in a file", entry.example),

@@ -252,10 +252,11 @@ class Node:
         view = View(idle, tuple(self._out), self.nodes, self.knowledge, self._heard)
         plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._plans))
         self._plans += 1
+        turns, out, round = self._turns, self._out, self.round
         for child, packet in plan.packets.items():
-            turn = self._turns.get(child, 0)
-            self._turns[child] = turn + 1
-            self._out[child] = ask = AskId(child, self.round, turn)
+            turn = turns.get(child, 0)
+            turns[child] = turn + 1
+            out[child] = ask = AskId(child, round, turn)
             commands.append(Ask(ask, packet))
         self._enough = plan.enough
         if plan.deadline is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -47,30 +48,45 @@ class Totals:
     peak_device_bytes: int = 0
     simulated_seconds: float = 0.0
 
-    def add(self, entry: Entry) -> None:
-        self.bytes_down += entry.bytes_down
-        self.bytes_up += entry.bytes_up
-        self.flops += entry.flops
-        self.joules += entry.joules
-        self.compute_seconds += entry.seconds_compute
-        self.peak_device_bytes = max(self.peak_device_bytes, entry.memory)
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Adds entries one by one, so that the sums do not depend on how many are added at a time."""
+        down, up, flops, joules = self.bytes_down, self.bytes_up, self.flops, self.joules
+        seconds, peak = self.compute_seconds, self.peak_device_bytes
+        for entry in entries:
+            down += entry.bytes_down
+            up += entry.bytes_up
+            flops += entry.flops
+            joules += entry.joules
+            seconds += entry.seconds_compute
+            if entry.memory > peak:
+                peak = entry.memory
+        self.bytes_down, self.bytes_up, self.flops, self.joules = down, up, flops, joules
+        self.compute_seconds, self.peak_device_bytes = seconds, peak
 
 
-@dataclass
 class Ledger:
     """Entries since the last `take` (one round's worth), and totals since the start.
 
     Entries go to the store after every round, so memory does not grow with the rounds.
     """
 
-    totals: Totals = field(default_factory=Totals)
-    entries: list[Entry] = field(default_factory=list)
+    def __init__(self, totals: Totals | None = None) -> None:
+        self.entries: list[Entry] = []
+        self._totals = totals or Totals()
+        self._added = 0  # entries that are in the totals
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over all entries so far. They are added when they are read: that is faster than one at a time."""
+        self._totals.add(self.entries[self._added :])
+        self._added = len(self.entries)
+        return self._totals
 
     def book(self, entry: Entry) -> None:
         self.entries.append(entry)
-        self.totals.add(entry)
 
     def take(self) -> list[Entry]:
         """The entries since the last call."""
-        taken, self.entries = self.entries, []
+        self._totals.add(self.entries[self._added :])
+        taken, self.entries, self._added = self.entries, [], 0
         return taken

@@ -12,8 +12,11 @@ of one shape at `level`, the last one before the pooling and the classifier.
 
 pretrain_epochs: in the first round every device trains that long on its own data, without a deadline. The source trains
 until a model stops improving; a fixed number of epochs can be priced in advance. A device that is first reached in a
-later round does not pretrain. Departures: losses are means over samples and classes (the source writes sums);
-prototypes pass BatchNorm in evaluation mode.
+later round does not pretrain.
+
+prototype_reduction: the source prints sums over samples, logits and classes. Here KD is a mean over samples and logits
+and CE the mean over the classes; "sum" adds the classes up, which gives the prototypes C times the weight for C
+classes (docs/decisions/0025). Departure: prototypes pass BatchNorm in evaluation mode.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedkad", options={"pretrain_epochs": 5}, public=0.1, clients=4, rounds=2)
@@ -80,7 +83,7 @@ def mean_prototypes(sent: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tens
 
 @dataclass(frozen=True, eq=False)
 class PrototypeCrossEntropy(Objective):
-    """Mean cross-entropy of the part above `level` on the prototypes.
+    """Cross-entropy of the part above `level` on the prototypes: the mean over them, or their sum (`reduction`).
 
     That part runs in evaluation mode, so that a few means do not become the statistics of its BatchNorm layers.
     """
@@ -88,11 +91,12 @@ class PrototypeCrossEntropy(Objective):
     level: str
     prototypes: Tensor
     classes: Tensor
+    reduction: str = "mean"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         weights = {**inputs.received, **inputs.output.buffers, **inputs.trained}
         logits = inputs.task.model.run(weights, self.prototypes, start=self.level).logits
-        return F.cross_entropy(logits, self.classes)
+        return F.cross_entropy(logits, self.classes, reduction=self.reduction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +137,10 @@ class FedKADServer(OwnModelsServer):
         data = {X: drawn.x, Y: drawn.y, TEACHER: logits}
         training = (options.server_lr, options.server_epochs, options.server_batch)
 
+        refinement = PrototypeCrossEntropy(options.level, maps, classes, options.prototype_reduction)
+
         def train(task: Task, weights: Weights, beta: float) -> Weights:
-            objective = Distillation(options.loss) + beta * PrototypeCrossEntropy(options.level, maps, classes)
+            objective = Distillation(options.loss) + beta * refinement
             return train_on_server(task, weights, data, objective, context, *training)
 
         device_beta = options.beta if options.device_beta is None else options.device_beta
@@ -156,6 +162,7 @@ class FedKAD(Method):
     server_batch: int = option(64, "samples in a batch of the server's training", at_least=1)
     pretrain_epochs: int = option(20, "epochs of every device in the first round; 0: the run's", at_least=0)
     device_beta: float | None = option(None, "beta for the devices' models; None: the same", at_least=0)
+    prototype_reduction: str = option("mean", "how the classes' cross-entropies are combined", choices=("mean", "sum"))
 
     @property
     def client(self) -> FedKADClient:

@@ -3,6 +3,7 @@
 Δ is the weighted mean of w_k − w (unweighted in the paper; all methods here weigh by samples).
 m ← beta1·m + (1 − beta1)·Δ and w ← w + server_lr·m / (√v + tau). v starts at tau²; with
 fedadam v ← beta2·v + (1 − beta2)·Δ², fedyogi v ← v − (1 − beta2)·Δ²·sign(v − Δ²), fedadagrad v ← v + Δ².
+As in the paper, fedadagrad has no momentum unless beta1 is given, and it does not use beta2.
 Buffers of BatchNorm are averaged and pass no optimiser. With server_lr = 0 the parameters do not change.
 
     >>> import undergrowth as ug
@@ -91,6 +92,8 @@ class FedYogi(FedOpt):
 @dataclass(frozen=True)
 class FedAdagrad(FedOpt):
     """FedAvg with Adagrad at the server."""
+
+    beta1: float = option(0.0, "decay of the mean change; 0: no momentum", at_least=0, below=1)
 
     def next_square(self, square: Tensor, change: Tensor) -> Tensor:
         return square + change

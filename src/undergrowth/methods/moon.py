@@ -8,12 +8,15 @@ A device that is asked for the first time uses the received model as its previou
 as in FedAvg. With mu = 0 it is FedAvg, bit for bit. With reduced_epochs stragglers do that many epochs, "MOON+" of Shi
 (Sheffield thesis, §4.5.2); with f_n they are drawn at random, each round or once.
 
-Departures: the paper puts a projection of two layers before the comparison; here the model is unchanged. z_glob and
-z_prev are computed once per job instead of in every epoch. Their models are fixed and in evaluation mode, as in the
-authors' code, so the values are the same at a fraction of the price.
+The paper compares the outputs of a projection head of two layers, and its classifier works on these outputs, also for
+the baselines. So the head is an option of the model, for every method: `model: {name: cnn, projection: 256}`. With it z
+are the outputs of the projection, and the classifier is the last layer above it. By default there is none.
+
+Departures: z_glob and z_prev are computed once per job instead of in every epoch. Their models are fixed and in
+evaluation mode, as in the authors' code, so the values are the same at a fraction of the price.
 
     >>> import undergrowth as ug
-    >>> result = ug.run(method="moon", options={"mu": 0.1}, rounds=2)
+    >>> result = ug.run(method="moon", options={"mu": 0.1}, model_options={"projection": 32}, rounds=2)
 """
 
 from __future__ import annotations

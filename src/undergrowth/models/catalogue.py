@@ -16,7 +16,15 @@ from torch.overrides import TorchFunctionMode
 from undergrowth.core.errors import InputError, find_meant, suggest
 from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet, resnet, vgg, wrn
 from undergrowth.models.architecture import Architecture, Option
-from undergrowth.models.checks import check_classes, check_norm, check_options, check_shape, check_start
+from undergrowth.models.checks import (
+    check_classes,
+    check_norm,
+    check_options,
+    check_projection,
+    check_shape,
+    check_start,
+)
+from undergrowth.models.projection import add_projection
 from undergrowth.models.staged import Staged
 from undergrowth.models.weights import check_weights, load_weights
 
@@ -75,6 +83,7 @@ class Recipe:
     options: Mapping[str, Option]
     weights: Path | None = None
     skip_head: bool = False
+    projection: int | None = None
 
     def __call__(self) -> Staged:
         module = self._make()
@@ -88,7 +97,8 @@ class Recipe:
             return self._make()
 
     def _make(self) -> Staged:
-        return self.architecture.make(self.shape, self.classes, self.norm, **self.options)
+        module = self.architecture.make(self.shape, self.classes, self.norm, **self.options)
+        return module if self.projection is None else add_projection(module, self.projection)
 
 
 def names() -> list[str]:
@@ -125,20 +135,22 @@ def builder(
     norm: str | None = None,
     weights: str | PathLike[str] | None = None,
     skip_head: bool = False,
+    projection: int | None = None,
     **options: object,
 ) -> Callable[[], nn.Module]:
     """A callable that builds a new module. It draws from torch's global random state, which the caller seeds.
 
     `shape` is that of one sample. `norm` is batch, group or none; the default depends on the architecture. `weights` is
-    a file of initial weights; with `skip_head` the last layer is not loaded. Wrong arguments raise an `InputError`
-    here, not when the module is built.
+    a file of initial weights; with `skip_head` the last layer is not loaded. `projection` is the number of outputs of
+    a projection head before the last layer. Wrong arguments raise an `InputError` here, not when the module is built.
     """
     row, numbers = _find(name)
     kind = check_norm(row, name, norm)
     checked_shape, checked_classes = check_shape(row, name, shape, kind), check_classes(name, classes)
     chosen = {**check_options(row, name, options), **numbers}
     file = check_start(name, weights, skip_head)
-    recipe = Recipe(row, checked_shape, checked_classes, kind, chosen, file, skip_head)
+    size = check_projection(name, projection)
+    recipe = Recipe(row, checked_shape, checked_classes, kind, chosen, file, skip_head, size)
     skeleton = recipe.skeleton()
     if recipe.weights is not None:
         check_weights(skeleton, recipe.weights, skip_head=skip_head)

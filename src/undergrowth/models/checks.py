@@ -9,7 +9,7 @@ from pathlib import Path
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.models.architecture import Architecture, Option
 
-COMMON_OPTIONS = ("norm", "weights", "skip_head")
+COMMON_OPTIONS = ("norm", "weights", "skip_head", "projection")
 
 
 def _is_count(value: object) -> bool:
@@ -38,6 +38,15 @@ def check_start(name: str, weights: object, skip_head: object) -> Path | None:
         return Path(weights).expanduser()
     except RuntimeError as error:  # ~name of an unknown user
         raise InputError(f"model {name}: weights '{weights}': {error}") from None
+
+
+def check_projection(name: str, projection: object) -> int | None:
+    """The number of outputs of the projection head, or None."""
+    if projection is None or (isinstance(projection, int) and _is_count(projection)):
+        return projection
+    raise InputError(
+        f"model {name}: projection must be a whole number of at least 1, such as 256, or null, not {projection!r}"
+    )
 
 
 def check_classes(name: str, classes: int) -> int:

@@ -154,18 +154,18 @@ class Simulation:
 
     def _end(self, ask: OpenAsk, outcome: str, reason: str = "", bytes_up: int = 0, round: int | None = None) -> None:
         """Closes an ask and books it in a round of the root, counted from 1: `round`, or the open one."""
-        child, timing = ask.id.node, ask.timing
+        child, timing = ask.id[0], ask.timing
         del self._asks[child]
         if outcome == "late":
             timing = timing.cut(self.now - ask.start)._replace(lost="")
         if child not in self.nodes:
             self.clock.end_job(child, timing)
+        down, compute, up, flops, memory, joules, _, _, received = timing
         self.ledger.book(
             Entry(
                 self.root.round + 1 if round is None else round,
-                ask.parent, child, outcome, reason, int(ask.bytes_down * timing.received), bytes_up,
-                timing.flops, timing.memory, ask.start,
-                timing.seconds_down, timing.seconds_compute, timing.seconds_up, timing.joules,
+                ask.parent, child, outcome, reason, int(ask.bytes_down * received), bytes_up,
+                flops, memory, ask.start, down, compute, up, joules,
             )
         )  # fmt: skip
 
@@ -213,11 +213,12 @@ class Simulation:
         asks: list[Ask] = []  # of devices
         deadline: float | None = None
         for command in commands:
-            if isinstance(command, Ask) and command.id.node in self.nodes:
-                self._open(node, command.id, command.packet.nbytes, Timing())
+            if isinstance(command, Ask):
+                if command.child not in self.nodes:
+                    asks.append(command)
+                    continue
+                self._open(node.name, command.id, command.packet.nbytes, Timing())
                 self._push(self.now, "ask", command.child, (tuple(command.id), command.packet))
-            elif isinstance(command, Ask):
-                asks.append(command)
             elif isinstance(command, Drop):
                 asks = [ask for ask in asks if ask.id != command.id]
                 # The root has already begun its next round when it drops an ask.
@@ -254,17 +255,19 @@ class Simulation:
         together = node.server.waits_for_all and synchronous and node.enough is None
         partial = deadline if node.server.accepts_partial and synchronous else None
         due: list[tuple[float, str]] = []
-        links, clock, now = self.world.links, self.clock, self.now
+        # Looked up once: a simulation comes here a million times.
+        timing_of, links, now, seed, parent = self.clock.timing, self.world.links, self.now, node.seed, node.name
         for id, packet in asks:
+            device, round, turn = id
             down, size = links.down(packet)
-            context = Context(node.seed, *id)
-            timing = clock.timing(id.node, down, size, context, now, partial)
-            opened, seconds = self._open(node, id, size, timing), timing.seconds
+            context = Context(seed, device, round, turn)
+            timing = timing_of(device, down, size, context, now, partial)
+            opened, seconds = self._open(parent, id, size, timing), timing.seconds
             if timing.lost:
-                self._push(now + seconds, "device answers", node.name, tuple(id))
+                self._push(now + seconds, "device answers", parent, tuple(id))
             elif deadline is None or seconds <= deadline or not synchronous:
-                opened.job = Job(node.name, id.node, down, context, together, timing.limit)
-                due.append((now + seconds, id.node))
+                opened.job = Job(parent, device, down, context, together, timing.limit)
+                due.append((now + seconds, device))
             # The node will drop a device that is later than the deadline: its result is not needed.
         surely_needed = math.inf  # later answers are needed only if an earlier one is refused
         if synchronous and node.enough is not None and len(due) > node.enough:
@@ -272,13 +275,13 @@ class Simulation:
         for time, device in due:
             self._waiting[device] = time if time > surely_needed else now
             if not together:
-                self._push(time, "device answers", node.name, tuple(self._asks[device].id))
+                self._push(time, "device answers", parent, tuple(self._asks[device].id))
         if together and due:
-            self._push(max(due)[0], "group", node.name, asks[0].id.round)
+            self._push(max(due)[0], "group", parent, asks[0].id.round)
 
-    def _open(self, node: Node, id: AskId, bytes_down: int, timing: Timing) -> OpenAsk:
+    def _open(self, parent: str, id: AskId, bytes_down: int, timing: Timing) -> OpenAsk:
         self._order += 1
-        opened = self._asks[id.node] = OpenAsk(id, self._order, node.name, bytes_down, self.now, timing)
+        opened = self._asks[id[0]] = OpenAsk(id, self._order, parent, bytes_down, self.now, timing)
         return opened
 
     def _push(self, time: float, kind: str, node: str, content: Any) -> None:

@@ -1,0 +1,23 @@
+"""A projection head, as in MOON (Li et al. 2021): two linear layers between the features and the last layer."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from undergrowth.models.staged import Staged
+
+
+def add_projection(module: Staged, size: int) -> Staged:
+    """The model with the stage `projection` before a new last layer, which gets its `size` outputs.
+
+    The first layer of the projection has as many outputs as inputs. At the level `head` the features are now those of
+    the projection. A level that was directly below the last layer is below the projection.
+    """
+    stages = dict(module.named_children())
+    last = stages.pop("head")
+    assert isinstance(last, nn.Linear)
+    features = last.in_features
+    stages["projection"] = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
+    stages["head"] = nn.Linear(size, last.out_features)
+    moved = {level: "projection" for level, stage in module.levels.items() if stage == "head" and level != "head"}
+    return Staged(stages, {**module.levels, **moved})

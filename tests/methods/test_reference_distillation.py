@@ -1,0 +1,176 @@
+"""FedMD and FedKAD against plain loops of the thesis' equations (sections 5.5 and 5.6), with models of two sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.methods.tiny_federation import (
+    EPOCHS,
+    LR,
+    MOMENTUM,
+    SHARDS,
+    TASK,
+    Loss,
+    Weights,
+    assert_same,
+    build,
+    cross_entropy,
+    descend,
+    device_context,
+    initial,
+    module_with,
+    seed_from,
+    server_context,
+    shuffles,
+    simulate,
+    weights_of,
+)
+from undergrowth.core import Model, Shard
+from undergrowth.methods import FedKAD, FedMD
+
+LADDER = {"small": Model(partial(build, 3)), "large": Model(partial(build, 7))}
+TWO_SIZES = replace(TASK, ladder=LADDER)
+MODELS = {"a": LADDER["small"], "b": LADDER["large"], "c": LADDER["small"]}  # assigned in turn
+SAMPLES, PRETRAIN_EPOCHS, DIGEST_EPOCHS = 10, 3, 2
+SERVER = {"server_lr": 0.05, "server_epochs": 3, "server_batch": 5}  # ten public samples: two batches
+OPTIONS = {"samples": SAMPLES, "pretrain_epochs": PRETRAIN_EPOCHS, **SERVER}
+LOSSES = pytest.mark.parametrize("loss", ["l1", "l2", "ce"])
+
+
+def distance(loss: str, z: Tensor, t: Tensor) -> Tensor:
+    """The distance of logits z from the consensus t: a mean over samples and, for l1 and l2, over logits."""
+    if loss == "ce":
+        return -(t.softmax(1) * z.log_softmax(1)).sum(1).mean()
+    return (z - t).abs().mean() if loss == "l1" else (z - t).square().mean()
+
+
+def public_samples(number: int) -> Shard:
+    """The public samples of a round, drawn anew by the server."""
+    assert TASK.public is not None
+    generator = torch.Generator().manual_seed(seed_from(server_context(number), "public"))
+    return TASK.public.take(torch.randperm(len(TASK.public), generator=generator)[:SAMPLES])
+
+
+def first_models() -> dict[str, nn.Module]:
+    """The devices' models before the first round."""
+    seed = seed_from(server_context(0), "device models")
+    return {device: module_with(model.initial(seed), model) for device, model in MODELS.items()}
+
+
+def logits_of(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = module.eval()(x)
+    module.train()
+    return logits
+
+
+def train_on_server(module: nn.Module, number: int, loss: Loss) -> None:
+    orders = shuffles(server_context(number), SAMPLES, SERVER["server_epochs"])
+    optimiser = torch.optim.SGD(module.parameters(), SERVER["server_lr"])
+    descend(module, orders, loss, optimiser, batch=5)
+
+
+@LOSSES
+def test_fedmd(loss: str) -> None:
+    """Digest: learn the last consensus. Revisit: train on the own data. Then send logits of new public samples."""
+    devices, model = first_models(), module_with(initial())
+    consensus = shown = None
+    for number in range(3):
+        logits = []
+        for device, shard in SHARDS.items():
+            module, context = devices[device], device_context(device, number)
+            optimiser = torch.optim.SGD(module.parameters(), LR, MOMENTUM)
+            if consensus is not None and shown is not None:
+
+                def digest(module: nn.Module, rows: Tensor, t: Tensor = consensus, x: Tensor = shown.x) -> Tensor:
+                    return distance(loss, module(x[rows]), t[rows])
+
+                # Batches of four: the last of ten samples has two.
+                descend(module, shuffles(context, SAMPLES, DIGEST_EPOCHS, "digest"), digest, optimiser)
+            epochs = EPOCHS if number else PRETRAIN_EPOCHS
+            descend(module, shuffles(context, len(shard), epochs), cross_entropy(shard), optimiser)
+            logits.append(logits_of(module, public_samples(number).x))
+        shown, consensus = public_samples(number), sum(logits) / len(logits)
+
+        def distil(module: nn.Module, rows: Tensor, t: Tensor = consensus, x: Tensor = shown.x) -> Tensor:
+            return distance(loss, module(x[rows]), t[rows])
+
+        train_on_server(model, number, distil)
+    method = FedMD(loss=loss, digest_epochs=DIGEST_EPOCHS, **OPTIONS)
+    state, own = simulate(method, 3, TWO_SIZES)
+    assert_same(state["known"].tensors, {"consensus": consensus})
+    assert_same(state["model"], weights_of(model))
+    for device, module in devices.items():
+        assert_same(own[device]["weights"], weights_of(module))
+
+
+def prototypes(module: nn.Module, shard: Shard) -> dict[int, Tensor]:
+    """F_k,c: the mean map of every class that the device has."""
+    with torch.no_grad():
+        maps = module.eval().lower(shard.x)
+    module.train()
+    return {label: maps[shard.y == label].mean(0) for label in shard.y.unique().tolist()}
+
+
+def fedkad(rounds: int, loss: str, beta: float, device_beta: float, classes: str) -> tuple[Weights, dict[str, Weights]]:
+    """The global model and the devices' models; `classes`: the cross-entropy is the mean over classes or their sum."""
+    devices, model = first_models(), module_with(initial())
+    for number in range(rounds):
+        sent, logits, public = [], [], public_samples(number)
+        for device, shard in SHARDS.items():
+            orders = shuffles(device_context(device, number), len(shard), EPOCHS if number else PRETRAIN_EPOCHS)
+            descend(devices[device], orders, cross_entropy(shard))
+            sent.append(prototypes(devices[device], shard))
+            logits.append(logits_of(devices[device], public.x))
+        consensus = sum(logits) / len(logits)
+        held = sorted(set().union(*sent))
+        means = [[each[label] for each in sent if label in each] for label in held]
+        maps = torch.stack([sum(each) / len(each) for each in means])
+
+        def teach(
+            module: nn.Module, rows: Tensor, t: Tensor = consensus, public: Shard = public, maps: Tensor = maps,
+            held: list[int] = held, weight: float = 0.0,
+        ) -> Tensor:  # fmt: skip
+            distilled = distance(loss, module(public.x[rows]), t[rows])
+            module.eval()  # the prototypes do not change BatchNorm's statistics
+            refined = functional.cross_entropy(module.head(module.upper(maps)), torch.tensor(held), reduction="none")
+            module.train()
+            return distilled + weight * (refined.sum() if classes == "sum" else refined.sum() / len(held))
+
+        train_on_server(model, number, partial(teach, weight=beta))
+        for module in devices.values():
+            train_on_server(module, number, partial(teach, weight=device_beta))
+    return weights_of(model), {device: weights_of(module) for device, module in devices.items()}
+
+
+def check(method: FedKAD, expected: tuple[Weights, dict[str, Weights]]) -> None:
+    state, _ = simulate(method, 2, TWO_SIZES)
+    assert_same(state["model"], expected[0])
+    for device, weights in expected[1].items():
+        assert_same(state["devices"][device]["weights"], weights)
+
+
+@LOSSES
+def test_fedkad(loss: str) -> None:
+    """Device c does not hold class 2: it has no part in that prototype."""
+    assert 2 not in SHARDS["c"].y and 2 in SHARDS["a"].y
+    method = FedKAD(beta=0.7, loss=loss, level="mid", **OPTIONS)
+    check(method, fedkad(2, loss, 0.7, 0.7, "mean"))
+
+
+def test_fedkad_with_the_sum_over_classes_and_another_beta_for_devices() -> None:
+    method = FedKAD(beta=0.7, device_beta=0.2, prototype_reduction="sum", level="mid", **OPTIONS)
+    check(method, fedkad(2, "l1", 0.7, 0.2, "sum"))
+
+
+def test_a_class_that_no_device_holds_has_no_prototype(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, shard in list(SHARDS.items()):
+        monkeypatch.setitem(SHARDS, device, replace(shard, y=shard.y.clamp_max(1)))
+    method = FedKAD(beta=0.7, prototype_reduction="sum", level="mid", **OPTIONS)
+    check(method, fedkad(2, "l1", 0.7, 0.7, "sum"))

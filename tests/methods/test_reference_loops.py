@@ -1,0 +1,54 @@
+"""Every method has a reference loop: a test that compares it with plain code of its paper's formulas."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from undergrowth.methods import METHODS
+
+AVERAGING, FEW_SHOT = "test_reference_averaging", "test_reference_few_shot"
+FINE_TUNING, DISTILLATION = "test_reference_fine_tuning", "test_reference_distillation"
+ASYNCHRONOUS = "test_reference_asynchronous"
+WIDTH = "test_width::test_each_coordinate_is_the_mean_of_those_who_trained_it_and_else_stays"
+
+# Method → file in this folder and test. A new method adds its line.
+REFERENCE_LOOPS = {
+    "local": f"{AVERAGING}::test_local",
+    "central": f"{AVERAGING}::test_central",
+    "fedavg": f"{AVERAGING}::test_fedavg",
+    "fedprox": f"{AVERAGING}::test_fedprox",
+    "fedavgm": f"{AVERAGING}::test_fedavgm",
+    "fedadam": f"{AVERAGING}::test_fedadam",
+    "fedyogi": f"{AVERAGING}::test_fedyogi",
+    "fedadagrad": f"{AVERAGING}::test_fedadagrad",
+    "fedasync": f"{ASYNCHRONOUS}::test_fedasync",
+    "fedbuff": f"{ASYNCHRONOUS}::test_fedbuff",
+    "moon": f"{AVERAGING}::test_moon",
+    "fedfsc": f"{FEW_SHOT}::test_fedfsc",
+    "fedfsc-plus": f"{FEW_SHOT}::test_fedfsc_plus",
+    "fscprox": f"{FEW_SHOT}::test_fscprox",
+    "fedft": f"{FINE_TUNING}::test_fedft",
+    "fedft-rds": f"{FINE_TUNING}::test_fedft_rds",
+    "fedft-eds": f"{FINE_TUNING}::test_fedft_eds",
+    "fedsplit": f"{FINE_TUNING}::test_fedsplit",
+    "heterofl": WIDTH,
+    "fjord": WIDTH,
+    "fedrolex": WIDTH,
+    "fedmd": f"{DISTILLATION}::test_fedmd",
+    "fedat": "test_custom_models::test_fedat_without_attention_and_metadata_is_training_on_generic_data",
+    "fedkad": f"{DISTILLATION}::test_fedkad",
+}
+
+
+def test_every_method_has_a_reference_loop() -> None:
+    assert REFERENCE_LOOPS.keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize("name", REFERENCE_LOOPS)
+def test_the_reference_loop_exists_and_runs_the_method(name: str) -> None:
+    file, test = REFERENCE_LOOPS[name].split("::")
+    module = import_module(f"tests.methods.{file}")
+    assert callable(getattr(module, test, None)), f"{REFERENCE_LOOPS[name]} is not a test"
+    assert getattr(module, METHODS[name].__name__, None) is METHODS[name], f"{file} does not import the method"
