@@ -50,6 +50,10 @@ EXTRA: dict[str, dict[str, Any]] = {
     },
 }
 
+# Methods that are also compared with augmentation: the random choices alone, features of augmented inputs, and public
+# samples that stay as they are.
+AUGMENTED = ("fedavg", "moon", "fedmd")
+
 # Each node of these decides by its own children which of them does what, or takes updates as they arrive.
 # In a tree they learn something else than in a star.
 DECIDE_AT_EACH_NODE = {
@@ -64,6 +68,14 @@ def representatives(part: str) -> list[str]:
         options = EXTRA.get(name, {}).get("method", {})
         found.setdefault(repr(getattr(method(**options), part)), name)
     return list(found.values())
+
+
+def augmented_experiment(method: str, folder: Path) -> dict[str, Any]:
+    """The same experiment with augmented inputs, several epochs, and no last batches that are smaller."""
+    raw = experiment(method, folder)
+    raw["data"]["augment"] = "crop+flip+cutout:3"
+    raw["train"] |= {"rounds": 2, "epochs": 2, "drop_last": True}
+    return raw
 
 
 def experiment(method: str, folder: Path, topology: str = "star", **run: Any) -> dict[str, Any]:
@@ -166,8 +178,11 @@ def record(raw: Mapping[str, Any], on_round: Callable[..., None] | None = None) 
     return result, engine
 
 
-def replay(recorded: RecordingEngine, name: str, **settings: Any) -> None:
-    """Gives the recorded jobs to the engine `name` and compares what it returns and what the devices keep."""
+def replay(recorded: RecordingEngine, name: str, **settings: Any) -> dict[str, float]:
+    """Gives the recorded jobs to the engine `name` and compares what it returns and what the devices keep.
+
+    Returns the engine's facts about its last jobs.
+    """
     world = replace(recorded.world, states=type(recorded.world.states)())
     engine = ENGINES[name](replace(recorded.settings, **settings))
     engine.open(world)
@@ -178,6 +193,7 @@ def replay(recorded: RecordingEngine, name: str, **settings: Any) -> None:
             found = summary(world, list(engine.run(call.jobs)))
             assert_close(found, summary(world, call.outcomes))
             assert_close({device: world.states.get(device) for device in call.after}, call.after)
+        return dict(engine.facts())
     finally:
         engine.close()
 

@@ -1,6 +1,7 @@
 """The contracts that methods, engines and topologies share."""
 
 from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
+from undergrowth.core.augmentation import Augmentation
 from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Updates, join_updates, split_limit
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
@@ -27,7 +28,8 @@ from undergrowth.core.shard import Shard
 from undergrowth.core.task import Task, Train
 
 __all__ = [
-    "MAX_NUMBER", "MAX_WHOLE_NUMBER", "AllSelector", "Answer", "Ask", "AskId", "Batch", "Carry", "Client",
+    "MAX_NUMBER", "MAX_WHOLE_NUMBER", "AllSelector", "Answer", "Ask", "AskId", "Augmentation", "Batch", "Carry",
+    "Client",
     "Collect", "Command", "Context", "Deadline", "DeviceKnowledge", "Drop", "Grouped", "InnerServer", "InputError",
     "LazyMapping", "LoopClient", "Lost", "Method", "Model", "ModelWeights", "Named", "Node", "Output", "Packet",
     "Partial", "PerCoordinateMean", "Plan", "Progress", "Receipt", "Reducer", "Refused", "RoundEnd", "RunError",

@@ -6,6 +6,7 @@ from undergrowth.data.dataset import Array, Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.hugging_face import is_hugging_face
 from undergrowth.data.loaders.table import is_table_file
+from undergrowth.data.normalisation import normalise
 from undergrowth.data.partition import PartitionRule, parse_rule, partition_dataset
 from undergrowth.data.pooled import PooledPopulation
 from undergrowth.data.population import PartitionedPopulation, Population
@@ -14,5 +15,5 @@ from undergrowth.data.public import draw_public, hide_labels, remove_samples
 __all__ = [
     "Array", "Dataset", "DatasetEntry", "PartitionRule", "PartitionedPopulation", "PooledPopulation", "Population",
     "describe", "draw_bubbles", "draw_public", "hide_labels", "is_hugging_face", "is_table_file", "load", "names",
-    "parse_rule", "partition_dataset", "remove_samples",
+    "normalise", "parse_rule", "partition_dataset", "remove_samples",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The parts that methods are composed of. Each is used by at least two methods."""
 
 from undergrowth.core import AllSelector, Selector
+from undergrowth.learning.augmentation import ImageAugmentation, build_augmentation
 from undergrowth.learning.contrastive import Contrastive, ContrastiveClient
 from undergrowth.learning.distillation import Distillation, train_on_server
 from undergrowth.learning.features import UpperModel, features_of, predictions
@@ -25,8 +26,10 @@ from undergrowth.learning.width import widths_of
 
 __all__ = [
     "Adam", "AllSelector", "AveragingServer", "Contrastive", "ContrastiveClient", "CrossEntropy", "Distillation",
-    "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "KMeansSelector", "LossInputs",
+    "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "ImageAugmentation",
+    "KMeansSelector", "LossInputs",
     "Objective", "OwnModelsServer", "Proximal", "RandomSelector", "Selector", "Sgd", "SliceClient", "Staleness",
-    "StragglerOptions", "Trained", "UpperModel", "WidthOptions", "WidthServer", "build_sampler", "build_selector",
+    "StragglerOptions", "Trained", "UpperModel", "WidthOptions", "WidthServer",
+    "build_augmentation", "build_sampler", "build_selector",
     "features_of", "learning_rate", "model_mismatch", "predictions", "train_on_server", "widths_of",
 ]  # fmt: skip

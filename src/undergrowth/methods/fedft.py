@@ -12,7 +12,8 @@ epochs: the source trains 5; the default is the run's. The source pretrains: wei
 number of such rounds, in which all devices train the whole model with the run's epochs and selector. The round after
 them sends φ to all, also without a deadline.
 
-cache_features: φ(x) never changes, so a device computes it once, keeps it, and selects and trains from there.
+cache_features: φ(x) never changes, so a device computes it once, keeps it, and selects and trains from there. Refused
+with `data.augment`, which changes x in every epoch.
 
     >>> import undergrowth as ug
     >>> options = {"share": 0.5, "cache_features": True, "warm_rounds": 1}
@@ -26,7 +27,20 @@ from functools import partial
 
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, Method, Packet, Plan, Selector, Shard, State, Task, View, option
+from undergrowth.core import (
+    AllSelector,
+    Context,
+    InputError,
+    Method,
+    Packet,
+    Plan,
+    Selector,
+    Shard,
+    State,
+    Task,
+    View,
+    option,
+)
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
 from undergrowth.core.names import FINISH, MODEL, PHASE
 from undergrowth.learning import AveragingServer, EntropySelector, GradientClient, RandomSelector
@@ -95,6 +109,11 @@ class FedFTServer(AveragingServer):
     options: FineTuning
 
     def init(self, task: Task, context: Context) -> State:
+        if self.options.cache_features and task.augmentation is not None:
+            raise InputError(
+                "method.cache_features true: cached features are those of inputs that never change, and data.augment "
+                "changes them in every epoch; write false, or data.augment: none"
+            )
         return {**super().init(task, context), PHASE: WARM if self.options.warm_rounds else "", "rounds": 0}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:

@@ -46,6 +46,7 @@ def run(
     selector: str | None = None,
     over_select: float | None = None,
     quorum: float | None = None,
+    drop_last: bool | None = None,
     links: Mapping[str, Any] | None = None,
     public: float | str | Mapping[str, Any] | None = None,
     seed: int | None = None,
@@ -129,7 +130,7 @@ _PLACES = {
     "fleet": ("deadline", "availability", "dropout", "failure"),
     "train": (
         "rounds", "sample", "epochs", "batch", "lr", "momentum", "weight_decay", "optimiser", "schedule", "sampler",
-        "selector", "over_select", "quorum",
+        "selector", "over_select", "quorum", "drop_last",
     ),
     "run": (
         "seed", "engine", "workers", "placement", "precision", "stack", "chunk", "address", "device", "out",
@@ -170,10 +171,10 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         _check_kind(name, part)
         options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
         objects[name] = None if isinstance(part, str) else part
-        # A Dataset is spread over devices by the experiment, and `holdout` is a setting of that.
-        allowed = {"holdout"} if isinstance(part, Dataset) else set()
+        # The experiment spreads a Dataset over devices, which `holdout` is a setting of, and augments any data.
+        allowed = ({"holdout", "augment"} if isinstance(part, Dataset) else {"augment"}) if name == "data" else set()
         if is_hugging_face(part):
-            allowed, part = {"holdout", *describe("hf").options}, "hf"
+            allowed, part = {"holdout", "augment", *describe("hf").options}, "hf"
         if objects[name] is not None and options.keys() - allowed:
             raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
         raw.setdefault(name, {}).update({**options, "name": _name(part)})

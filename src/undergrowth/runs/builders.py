@@ -15,12 +15,14 @@ from torch import nn
 from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, suggest
 from undergrowth.data import (
     Dataset,
+    PartitionedPopulation,
     Population,
     describe,
     draw_public,
     hide_labels,
     is_hugging_face,
     load,
+    normalise,
     partition_dataset,
     remove_samples,
 )
@@ -113,9 +115,12 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
-        data = _load(section)
+        data, figures = _load(section), device_normalisation(experiment, population)
         if not isinstance(data, Dataset):
             raise InputError(f"public '{section.name}' made a {type(data).__name__}; it must be or return a Dataset")
+        # Inputs of another shape are refused below.
+        if figures is not None and section.options.get("normalise") is None and data.shape == population.shape:
+            data = normalise(data, figures)
         shard = data.shard(_public_indices(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
         if section.labelled and data.classes != population.classes:
@@ -149,6 +154,15 @@ def _load(section: DataSection | PublicSection) -> Dataset | Population:
 
 def _is_data(found: Any) -> bool:
     return isinstance(found, Dataset | Population) or is_hugging_face(found)
+
+
+def device_normalisation(experiment: Experiment, population: Population) -> bool | dict[str, Any] | None:
+    """The option `normalise` for other data sets of the run, which get the devices' figures; None: as they are read."""
+    if experiment.data.options.get("normalise") is None or is_reference(experiment.data.name):
+        return None
+    assert isinstance(population, PartitionedPopulation)  # the option goes with a named data set
+    mean, std = population.dataset.mean, population.dataset.std
+    return False if mean is None or std is None else {"mean": list(mean), "std": list(std)}
 
 
 def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:

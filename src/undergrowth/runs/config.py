@@ -63,6 +63,7 @@ class DataSection(Named):
     partition: str = "dirichlet:0.1"
     clients: Count | None = None
     holdout: FractionBelow1 = 0.1
+    augment: str = "none"
 
     @model_validator(mode="before")
     @classmethod
@@ -155,6 +156,7 @@ class TrainSection(Section):
     selector: str = "all"
     over_select: Annotated[Number, Field(ge=1, le=1000)] = 1.0
     quorum: FractionAbove0 = 1.0
+    drop_last: bool = False
 
 
 class LinksSection(Section):

@@ -17,7 +17,7 @@ from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.exchange import Driver, Links
-from undergrowth.learning import build_sampler, build_selector
+from undergrowth.learning import build_augmentation, build_sampler, build_selector
 from undergrowth.runs.builders import (
     build_ladder,
     build_method,
@@ -133,7 +133,8 @@ def _task(
     places = [check_torch_device(name) for name in engine_settings(experiment).torch_devices]
     # Worker processes have torch devices of their own, and the server then computes on the CPU.
     device = "cpu" if experiment.run.engine == "processes" else places[0]
-    task = Task(functional, population.classes, train, asks, public, picks, ladder).to(device)
+    changes = build_augmentation(experiment.data.augment, population.shape, getattr(population, "black", None))
+    task = Task(functional, population.classes, train, asks, public, picks, ladder, changes).to(device)
     return task.with_models(lambda each: each.with_precision(experiment.run.precision == "bf16"))
 
 
