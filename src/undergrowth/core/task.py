@@ -41,6 +41,7 @@ class Task:
     selector: Selector = AllSelector()  # which samples devices train on, unless the client has its own selector
     ladder: Mapping[str, Model] = field(default_factory=dict, hash=False)  # models of devices, if not all have `model`
     augmentation: Augmentation | None = None  # random changes of the inputs that devices train on
+    assigned: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its model, if the run fixes it
 
     def to(self, torch_device: str) -> Task:
         """The task with its models, the server's data and the augmentation on `torch_device`."""

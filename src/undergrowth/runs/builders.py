@@ -28,7 +28,7 @@ from undergrowth.data import (
 )
 from undergrowth.methods import METHODS
 from undergrowth.models import builder
-from undergrowth.runs.config import DataSection, Experiment, Named, PublicSection, explain
+from undergrowth.runs.config import DataSection, Experiment, Named, PublicSection, Rung, explain
 from undergrowth.runs.fields import NO_BOOLEANS
 from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
 
@@ -184,9 +184,12 @@ def _named(section: Named, population: Population) -> Model:
 
 def named_model(section: Named, population: Population) -> Callable[[], nn.Module]:
     """A callable that makes the model that a section names."""
+    options = section.options
+    if isinstance(section, Rung) and section.init is not None:  # a key of a rung; of the run's model it is an option
+        options["init"] = section.init
     if is_reference(section.name):
-        return OwnModelBuilder(section.name, section.options)
-    return builder(section.name, population.shape, population.classes, **section.options)
+        return OwnModelBuilder(section.name, options)
+    return builder(section.name, population.shape, population.classes, **options)
 
 
 def build_ladder(

@@ -6,7 +6,7 @@ Building opens no process, file or socket: `Federation.driver.start()` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -18,6 +18,7 @@ from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_augmentation, build_sampler, build_selector
+from undergrowth.learning.ladder import assign_counts
 from undergrowth.runs.builders import (
     build_ladder,
     build_method,
@@ -92,6 +93,10 @@ def federate(
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
     )
+    if experiment.model.counts and not method.pooled:
+        speeds = {name: devices.profile(name).achieved_flops for name in population.devices}
+        assigned = assign_counts(task.ladder, experiment.model.counts, speeds, experiment.run.seed)
+        task = replace(task, assigned=assigned)
     nodes = _nodes(experiment, method, task, topology, set(with_samples))
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}

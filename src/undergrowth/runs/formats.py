@@ -1,12 +1,14 @@
 """Formats of stored experiments and checkpoints, and the functions that bring older ones up to date.
 
 To change a format, add a function under the number of the format that it reads. A key that is only renamed needs an
-entry in `RENAMES`. A default that changes needs no upgrade: runs store the defaults that they began with.
+entry in `RENAMES`. A default that changes needs no upgrade: runs store the defaults that they began with. A new option
+whose default computes something else than before needs one: older runs get the value that continues them as they were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from undergrowth import __version__
@@ -43,8 +45,44 @@ def _add_defaults(document: Raw) -> Raw:
     return {**document, "defaults": {"method": _DEFAULTS_OF_FORMAT_0.get(document["settings"]["method"]["name"], {})}}
 
 
-EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults}
-EXPERIMENT_FORMAT = 1
+# Before format 2, `init` was not an option of models; their weights started like this.
+_INIT_BEFORE_2 = {
+    "torch": ("logistic", "mlp", "lstm", "lstm-words"),
+    "he-in": ("cnn",),
+    "he-out": ("wrn-*", "resnet-8", "resnet-18", "resnet-34", "vgg-16", "mobilenetv3-small", "efficientnet-b0"),
+}
+
+
+def _init_before_2(name: str) -> Raw:
+    for init, names in _INIT_BEFORE_2.items():
+        if any(fnmatchcase(name, pattern) for pattern in names):
+            return {"init": init}
+    return {}  # a model object of the user
+
+
+def _add_init(document: Raw) -> Raw:
+    model, defaults = document["settings"]["model"], document["defaults"]
+    added = {"model": {**defaults.get("model", {}), **_init_before_2(model["name"])}}
+    for number, rung in enumerate(model.get("ladder", ())):
+        added[f"model.ladder.{number}"] = _init_before_2(rung["name"])
+    return {**document, "defaults": {**defaults, **added}}
+
+
+# Options that format 1 did not have, with the values that runs of that time used.
+_OPTIONS_NEW_IN_FORMAT_2 = {"fedat": {"form": "printed"}}
+
+
+def _add_new_options(document: Raw) -> Raw:
+    defaults = document["defaults"]
+    added = _OPTIONS_NEW_IN_FORMAT_2.get(document["settings"]["method"]["name"], {})
+    return {**document, "defaults": {**defaults, "method": {**defaults.get("method", {}), **added}}}
+
+
+EXPERIMENT_UPGRADES: dict[int, tuple[Callable[[Raw], Raw], ...]] = {
+    0: (_add_defaults,),
+    1: (_add_init, _add_new_options),
+}
+EXPERIMENT_FORMAT = 2
 
 
 # Upgrades take and return the state that a run saves. A checkpoint without a number has format 1.
@@ -64,8 +102,8 @@ def upgrade_experiment(document: Raw, found: int) -> Raw:
                 section[rename.new] = section.pop(rename.old)
                 settings = {**settings, rename.section: section}
         document = {**document, "settings": settings}
-        if number in EXPERIMENT_UPGRADES:
-            document = EXPERIMENT_UPGRADES[number](document)
+        for upgrade in EXPERIMENT_UPGRADES[number]:
+            document = upgrade(document)
     return document
 
 
