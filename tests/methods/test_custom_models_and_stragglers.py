@@ -68,8 +68,8 @@ def deadline_of(seed: int, public: Any) -> float:
 def run_both(method: Method, public: Any, rounds: int, seed: int, out: Path) -> tuple[ug.Result, ug.Result]:
     """FedAvg, and `method` with models that fit.
 
-    60 % of the devices cannot train the run's model by the deadline. All can train one of the ladder; on some seeds, all
-    but one.
+    60 % of the devices cannot train the run's model by the deadline. All can train one of the ladder; on some seeds,
+    all but one.
     """
     settings = {
         "clients": 10, "rounds": rounds, "epochs": 5, "partition": "dirichlet:0.1", "fleet": "mixed-edge",

@@ -210,6 +210,14 @@ def test_an_older_run_of_fedat_keeps_the_printed_form_of_its_loss(found: int) ->
     assert stored_experiment(row).method.options["form"] == "mean-square"
 
 
+@pytest.mark.parametrize("name", ["heterofl", "fjord", "fedrolex"])
+def test_older_runs_of_width_slicing_go_on_averaging_statistics(name: str) -> None:
+    stored = {"settings": {"method": {"name": name, "ratios": [1.0]}}, "defaults": {"method": {"ratios": [1.0, 0.5]}}}
+    upgraded = formats.upgrade_experiment(stored, 1)
+    assert upgraded["defaults"]["method"]["statistics"] is False
+    assert METHODS[name]().statistics is True  # type: ignore[attr-defined]
+
+
 def test_a_run_in_a_newer_format_is_refused_in_one_sentence(folder: Path) -> None:
     change(folder, "UPDATE runs SET format=?", formats.EXPERIMENT_FORMAT + 1)
     assert "was written by a newer version of undergrowth" in refusal("show", "last", "--out", str(folder))

@@ -67,6 +67,8 @@ def plan(
             f"data set '{population.name}' is not on this machine: the plan assumes its published size in equal parts, "
             f"{population.samples} samples on each of {population.clients} devices"
         )
+    if planned.start.trains:
+        notes.append(f"not in these prices: {planned.start}, before the first round")
     total = len(methods or default_methods(planned))
     rows = list(_show_progress(plan_rows(planned, methods, population), total))
     if not methods:

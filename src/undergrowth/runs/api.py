@@ -49,6 +49,7 @@ def run(
     drop_last: bool | None = None,
     links: Mapping[str, Any] | None = None,
     public: float | str | Mapping[str, Any] | None = None,
+    start: Mapping[str, Any] | None = None,
     seed: int | None = None,
     engine: str | None = None,
     workers: int | None = None,
@@ -78,10 +79,11 @@ def run(
     `deadline`, `availability`, `dropout`, `failure`: limits and faults of the simulated devices. `sampler`,
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
     their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
-    holds, such as 0.1 of the training samples. `options`, `data_options`, `model_options`: options of the named
-    method, data set and model. Each of the three may also be named as `module:object`, an object in a Python file of
-    the current folder; these options are then its arguments. `progress`: a progress bar on standard error; by default
-    if that is a terminal.
+    holds, such as 0.1 of the training samples. `start`: what comes before the first round, such as {"weights": FILE}
+    or {"data": {"name": "cifar100"}, "epochs": 20, "warm_rounds": 1, "warm_epochs": 5}. `options`, `data_options`,
+    `model_options`: options of the named method, data set and model. Each of the three may also be named as
+    `module:object`, an object in a Python file of the current folder; these options are then its arguments.
+    `progress`: a progress bar on standard error; by default if that is a terminal.
     """
     arguments = locals()
     arguments |= arguments.pop("unknown")
@@ -150,13 +152,14 @@ _DICTIONARIES = {
     "data_options": '{"train_samples": 500}',
     "model_options": '{"norm": "group"}',
     "links": '{"up": "int8"}',
+    "start": '{"warm_rounds": 1}',
 }
 
 
 def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
     settings = {name: section for section, names in _PLACES.items() for name in names}
-    known = {*_PLACES, *settings, *_KINDS, "links", "public", "topology"}
+    known = {*_PLACES, *settings, *_KINDS, "links", "public", "start", "topology"}
     extra = set(arguments) - known - {"options", "data_options", "model_options", "progress"}
     for rename in RENAMES:
         if rename.section in _PLACES and rename.old in extra:
@@ -183,7 +186,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
             raw[section][name] = given[name]
     if "fleet" in given:
         raw["fleet"]["name"] = given["fleet"]
-    raw["links"] = _mapping(arguments, "links")
+    raw["links"], raw["start"] = _mapping(arguments, "links"), _mapping(arguments, "start")
     return {**raw, **{name: given[name] for name in ("public", "topology") if name in given}}, objects
 
 

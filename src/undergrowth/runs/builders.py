@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
@@ -27,10 +28,11 @@ from undergrowth.data import (
     remove_samples,
 )
 from undergrowth.methods import METHODS
-from undergrowth.models import builder
-from undergrowth.runs.config import DataSection, Experiment, Named, PublicSection, Rung, explain
+from undergrowth.models import WithWeights, builder, check_weights
+from undergrowth.runs.config import DataSection, Experiment, PublicSection, Rung, explain
 from undergrowth.runs.fields import NO_BOOLEANS
 from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
+from undergrowth.runs.sections import Named
 
 DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the number
 
@@ -171,10 +173,12 @@ def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
 
 
 def build_model(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:
-    """The model of the run. `model` replaces the one that the experiment names."""
+    """The model of the run, with the weights in `start.weights`. `model` replaces the one that the experiment names."""
     if isinstance(model, Model):
         return model
-    return _named(experiment.model, population) if model is None else _functional(model)
+    built = _named(experiment.model, population) if model is None else _functional(model)
+    weights = experiment.start.weights
+    return built if weights is None else _with_weights(built, weights)
 
 
 def _named(section: Named, population: Population) -> Model:
@@ -190,6 +194,16 @@ def named_model(section: Named, population: Population) -> Callable[[], nn.Modul
     if is_reference(section.name):
         return OwnModelBuilder(section.name, options)
     return builder(section.name, population.shape, population.classes, **options)
+
+
+def _with_weights(model: Model, file: str) -> Model:
+    """The model with initial weights from a file, without the file's head if that has another shape."""
+    try:
+        path = Path(file).expanduser()
+        check_weights(model.module, path, skip_head=None)
+    except (InputError, RuntimeError) as error:  # RuntimeError: ~name of an unknown user
+        raise InputError(f"start.weights: {str(error).removeprefix('weights: ')}") from None
+    return Model(WithWeights(model.build, path, skip_head=None))
 
 
 def build_ladder(

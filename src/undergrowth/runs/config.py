@@ -1,4 +1,4 @@
-"""An experiment: its nine sections, and how they are validated before anything starts.
+"""An experiment: its ten sections, and how they are validated before anything starts.
 
 A wrong key, type or value is refused with one sentence that names it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -27,30 +28,8 @@ from undergrowth.runs.fields import (
     Whole,
 )
 from undergrowth.runs.formats import refuse_old_keys
-
-
-class Section(BaseModel):
-    """Settings with fixed keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keys other than the fields of the section, if it allows any."""
-        return dict(self.model_extra or {})
-
-
-class Named(Section):
-    """A section that may be written as a bare name. Keys other than its fields are options of what is named."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+from undergrowth.runs.sections import Named, Section
+from undergrowth.runs.start_section import StartSection
 
 
 class MethodSection(Named):
@@ -214,6 +193,7 @@ class Experiment(Section):
     data: DataSection = DataSection()
     public: PublicSection = PublicSection()
     model: ModelSection = ModelSection()
+    start: StartSection = StartSection()
     fleet: FleetSection = FleetSection()
     links: LinksSection = LinksSection()
     topology: Place = "star"
@@ -226,9 +206,24 @@ class Experiment(Section):
         """Removes empty sections, such as `train:`, so that they get their defaults."""
         return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
+    def with_population(self) -> Experiment:
+        """The experiment for a population that is built already: with its devices, and without the public samples."""
+        update: dict[str, Any] = {"data": self.data.model_copy(update={"clients": None})}
+        if self.public.of_the_devices:
+            update["public"] = PublicSection()
+        return self.model_copy(update=update)
+
+    def starting_from(self, weights: Path | None) -> Experiment:
+        """The experiment without its phase `start`: it begins with the weights in a file, or with none."""
+        return self.model_copy(update={"start": StartSection(weights=None if weights is None else str(weights))})
+
     def train_settings(self) -> Train:
         """The settings that methods see. Raises `InputError` if the schedule is not valid."""
-        settings = Train(**self.train.model_dump(exclude={"sampler", "selector"}), deadline=self.fleet.deadline)
+        settings = Train(
+            **self.train.model_dump(exclude={"sampler", "selector"}),
+            deadline=self.fleet.deadline,
+            evaluate_every=self.run.evaluate_every,
+        )
         learning_rate(settings, 0)
         return settings
 
@@ -238,9 +233,12 @@ def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
     refuse_old_keys(raw)
     _refuse_decimal_commas(raw)
     try:
-        return Experiment.model_validate(raw)
+        experiment = Experiment.model_validate(raw)
     except ValidationError as error:
         raise InputError(explain(error, Experiment)) from None
+    if experiment.start != StartSection() and "weights" in experiment.model.options:
+        raise InputError("model.weights and start are both given; write the file as start.weights")
+    return experiment
 
 
 def _refuse_decimal_commas(raw: Mapping[str, Any]) -> None:
@@ -292,10 +290,10 @@ def _suggest_key(model: type[BaseModel], place: Sequence[str]) -> str:
 
 
 def experiment_keys() -> list[str]:
-    """Every key of an experiment by its path, such as train.lr."""
+    """Every key of an experiment by its path, such as train.lr. Those of the phase before the first round are last."""
     return [
         f"{section}.{key}"
-        for section in Experiment.model_fields
+        for section in sorted(Experiment.model_fields, key="start".__eq__)
         for key in keys_of(Experiment, [section])
         if key not in Experiment.model_fields and key != "name"
     ]

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, suggest
+from undergrowth.core import Context, InputError, Method, Model, Node, Shard, Task, check_options, suggest
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
@@ -59,6 +59,18 @@ class Federation:
         self.driver.close()
         self.engine = engine
         del self.driver
+
+    @property
+    def device_data(self) -> Population:
+        """The data of the devices, also if the method pools it."""
+        population = self.population
+        return population.population if isinstance(population, PooledPopulation) else population
+
+    def reseed(self, purpose: str) -> None:
+        """Draws random numbers in the rounds that no other federation of the run draws. The initial model stays."""
+        self.driver.root.initialise()
+        for node in self.nodes.values():
+            node.seed = Context(node.seed, self.driver.root.name, 0).key(purpose)
 
     @cached_property
     def test(self) -> Shard:

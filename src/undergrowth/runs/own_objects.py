@@ -154,10 +154,11 @@ def references(experiment: Experiment) -> dict[str, str]:
         (experiment.method.name, "method"),
         (experiment.data.name, "data"),
         (experiment.public.name, "public"),
+        (experiment.start.data and experiment.start.data.name, "start"),
         (experiment.model.name, "model"),
         *((rung.name, "model") for rung in experiment.model.ladder),
     ]
-    return {name: section for name, section in named if name is not None and is_reference(name)}
+    return {name: section for name, section in named if name and is_reference(name)}
 
 
 def source_records(experiment: Experiment, objects: Mapping[str, Any]) -> list[dict[str, str]]:
