@@ -131,7 +131,7 @@ def test_bytes_have_units(text: Any, number: int) -> None:
         ({"stop": {"bytes": True}}, "stop.bytes True should be a number, not true or false"),
         ({"stop": {"accuracy": 90}}, "stop.accuracy 90 should be less than or equal to 1"),
         ({"stop": {"joules": 0}}, "stop.joules 0 should be greater than 0"),
-        ({"stop": {"seconds": 5}}, "stop.seconds is not a known key; did you mean 'rounds'"),
+        ({"stop": {"seconds": 5}}, "stop.seconds is not a known key; did you mean 'simulated_seconds'"),
         ({"stop": 600}, "stop 600 should be a section with keys such as simulated_seconds"),
         (
             {"stop": {"joules": 5}, "train": {"schedule": "cosine"}},

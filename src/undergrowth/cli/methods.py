@@ -14,9 +14,10 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
 
     Example: undergrowth methods fedprox
     """
-    from undergrowth.core import InputError, suggest
+    from undergrowth.core import InputError
     from undergrowth.methods import METHODS
     from undergrowth.report.tables import table
+    from undergrowth.runs.builders import method_class
 
     if name is None:
         rows: list[dict[str, Any]] = [
@@ -31,9 +32,10 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
         ]
         console().print(table(("method", "description", "options"), shown))
         return
-    if name not in METHODS:
-        raise InputError(f"method '{name}' is not known; {suggest(name, METHODS)}")
-    _print_method(name, METHODS[name], json)
+    method = method_class(name)
+    if method is None:
+        raise InputError(f"method '{name}' has no options that are known; it must be a Method that is a dataclass")
+    _print_method(name, method, json)
 
 
 def _print_method(name: str, method: type[Any], json: bool) -> None:
@@ -47,8 +49,12 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
         example += f" -s method.{option_rows[0]['option']}={option_rows[0]['default']}"
     if json:
         text = module_docstring(method)
-        ignored = sorted(method().ignored_settings)
-        facts = {"method": name, "explanation": text, "options": option_rows, "ignored_settings": ignored}
+        facts = {
+            "method": name,
+            "explanation": text,
+            "options": option_rows,
+            "ignored_settings": ignored_settings(method),
+        }
         print_json({**facts, "example": example})
         return
     screen = console()
@@ -60,8 +66,8 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
         screen.print(table(columns, rows))
     else:
         screen.print("\nThis method has no options.\n")
-    if method().ignored_settings:
-        screen.print(f"settings without effect: {', '.join(sorted(method().ignored_settings))}\n")
+    if ignored := ignored_settings(method):
+        screen.print(f"settings without effect: {', '.join(ignored)}\n")
     screen.print(f"example: {example}")
 
 
@@ -80,6 +86,13 @@ def options(method: type[Any]) -> list[dict[str, Any]]:
             "explanation": field.metadata.get("explanation", ""),
         })  # fmt: skip
     return found
+
+
+def ignored_settings(method: type[Any]) -> list[str]:
+    """The settings that a method with its default options does not use; none if an option has no default."""
+    if any(field.default is MISSING and field.default_factory is MISSING for field in fields(method)):
+        return []
+    return sorted(method().ignored_settings)
 
 
 def module_docstring(defined: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from time import perf_counter
@@ -22,7 +22,7 @@ from undergrowth.core.node import Command, Deadline, Drop, Node, RoundEnd
 from undergrowth.engines import Engine, Job, Outcome, World
 from undergrowth.exchange import Entry, Ledger, Totals
 from undergrowth.simulation.clock import Clock, Timing
-from undergrowth.simulation.open_asks import OpenAsk, from_state, to_state
+from undergrowth.simulation.open_asks import OpenAsk, from_state, read_content, to_state, write_content
 
 
 class Simulation:
@@ -104,7 +104,7 @@ class Simulation:
         elif kind == "deadline":
             node.expire(*content)
         elif kind == "node answers":
-            return self._node_answers(node, Answer(AskId(*content[0]), _read_content(*content[1])))
+            return self._node_answers(node, Answer(AskId(*content[0]), read_content(*content[1])))
         elif kind == "group":
             if (node.round, node.phase) != tuple(content):
                 return False
@@ -238,7 +238,7 @@ class Simulation:
                 deadline = command.seconds
                 self._push(self.now + deadline, "deadline", node.name, (command.round, command.phase))
             elif isinstance(command, Answer):
-                content = (tuple(command.id), _write_content(command.content))
+                content = (tuple(command.id), write_content(command.content))
                 self._push(self.now, "node answers", self.parents[node.name], content)
             elif node is self.root:
                 ended.append(command)
@@ -344,17 +344,3 @@ class Simulation:
         self._combined = {
             node: [Outcome(**outcome) for outcome in outcomes] for node, outcomes in snapshot["combined"].items()
         }
-
-
-def _write_content(content: Packet | Partial | Lost | Refused) -> tuple[str, Any]:
-    """The content of an answer as a pytree, for a snapshot."""
-    if isinstance(content, Packet):
-        return "upload", content
-    return type(content).__name__.lower(), content[0]
-
-
-def _read_content(kind: str, value: Any) -> Packet | Partial | Lost | Refused:
-    kinds: dict[str, Callable[[Any], Packet | Partial | Lost | Refused]] = {
-        "upload": lambda packet: packet, "partial": Partial, "lost": Lost, "refused": Refused,
-    }  # fmt: skip
-    return kinds[kind](value)

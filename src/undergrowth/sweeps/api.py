@@ -13,11 +13,11 @@ from undergrowth.core import InputError
 from undergrowth.report.run_record import load_records
 from undergrowth.runs import Store
 from undergrowth.sweeps.comparison import VariantRuns
-from undergrowth.sweeps.data_check import DataCheck
 from undergrowth.sweeps.jobs import Job, RunIndex
 from undergrowth.sweeps.planned_sweep import PlannedSweep, plan_sweep
 from undergrowth.sweeps.progress import show_progress
 from undergrowth.sweeps.result import SweepResult
+from undergrowth.sweeps.same_inputs import SameInputs
 from undergrowth.sweeps.worker_pool import JobResults, WorkerPool
 
 
@@ -57,7 +57,7 @@ def run_sweep(
     if accuracy is not None and not 0 < accuracy <= 1:
         raise InputError(f"accuracy {accuracy!r} must be above 0 and at most 1")
     with closing(Store(planned.folder, create=True)) as store:
-        index = RunIndex(store, DataCheck())
+        index = RunIndex(store, SameInputs())
         every = [job for each in planned.jobs.values() for job in each.values()]
         finished = WorkerPool(index, min(jobs, len(every)), on_progress).run(every)
         variants = [_collect(store, name, each, finished) for name, each in planned.jobs.items()]

@@ -91,18 +91,18 @@ class StoredRun(NamedTuple):
     id: str
     done: bool
     described: Experiment
-    fingerprint: Mapping[str, Any] | None  # of its data
+    kept: Mapping[str, Any]  # what the store has about the experiment, such as the fingerprint of its data
 
 
 class RunIndex:
     """The runs of a store by the key of their experiment.
 
-    `has_same_data` says whether the data that a stored run began with is the data that its experiment names now.
+    `has_same_inputs` says whether a stored run began with the data and source files that its experiment names now.
     """
 
-    def __init__(self, store: Store, has_same_data: Callable[[StoredRun], bool] = lambda _: True) -> None:
+    def __init__(self, store: Store, has_same_inputs: Callable[[StoredRun], bool] = lambda _: True) -> None:
         self.folder = store.folder
-        self.has_same_data = has_same_data
+        self.has_same_inputs = has_same_inputs
         self._runs: dict[str, list[StoredRun]] = {}
         for row in store.runs():
             if any(row["experiment"]["objects"].values()):
@@ -112,7 +112,7 @@ class RunIndex:
             except InputError:  # written by a version with other settings
                 continue
             runs = self._runs.setdefault(experiment_key(described), [])
-            runs.append(StoredRun(row["id"], row["status"] == "done", described, row["experiment"].get("fingerprint")))
+            runs.append(StoredRun(row["id"], row["status"] == "done", described, row["experiment"]))
 
     def finished_run(self, job: Job) -> str | None:
         """The id of a finished run of `job`."""
@@ -122,13 +122,13 @@ class RunIndex:
             if sum(file is not None for file in weights) < len(job.starts):
                 return None
             return self.finished_run(job.with_weights(*weights))
-        return next((run.id for run in self._runs_of(job) if run.done and self.has_same_data(run)), None)
+        return next((run.id for run in self._runs_of(job) if run.done and self.has_same_inputs(run)), None)
 
     def unfinished_run(self, job: Job) -> str | None:
         """The id of the newest unfinished run of `job` with the same torch device and files, to be resumed."""
         wanted = _location(job.experiment)
         runs = (run for run in reversed(self._runs_of(job)) if not run.done and _location(run.described) == wanted)
-        return next((run.id for run in runs if self.has_same_data(run)), None)
+        return next((run.id for run in runs if self.has_same_inputs(run)), None)
 
     def _runs_of(self, job: Job) -> list[StoredRun]:
         return [run for run in self._runs.get(experiment_key(job.experiment), ()) if job.is_run_by(run.described)]

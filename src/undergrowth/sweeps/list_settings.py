@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from undergrowth import data, models
 from undergrowth.core import InputError
-from undergrowth.methods import METHODS
+from undergrowth.runs.builders import method_class
+from undergrowth.runs.own_objects import is_reference, resolve
 
 
 def section_type(parent: type[BaseModel], key: str) -> type[BaseModel] | None:
@@ -36,13 +37,15 @@ def _option_type(section: str, name: Any, key: str) -> Any:
     """The type of an option, from its annotation or its default; None if there is no such option."""
     try:
         if section == "method":
-            return get_type_hints(METHODS[name]).get(key) if name in METHODS else None
-        if section == "model":
+            method = method_class(name)
+            return None if method is None else get_type_hints(method).get(key)
+        if section == "model" and not is_reference(name):
             return type(models.describe(name).options.get(key))
-        if section in ("data", "public"):
-            parameter = inspect.signature(data.describe(name).loader, eval_str=True).parameters.get(key)
+        if section in ("model", "data", "public"):
+            loader = resolve(section, name) if is_reference(name) else data.describe(name).loader
+            parameter = inspect.signature(loader, eval_str=True).parameters.get(key)
             return None if parameter is None else parameter.annotation
-    except (InputError, TypeError):  # a name that is not known, or not a text: validation refuses it later
+    except (InputError, TypeError, NameError):  # validation refuses a wrong name later; or an annotation is not a type
         return None
     return None
 
