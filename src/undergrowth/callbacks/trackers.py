@@ -33,8 +33,9 @@ class TensorBoard(Callback):
         folder = run.folder / "tensorboard" if self.folder is None else self.folder
         # Events of rounds that are repeated after a resume are hidden by the viewer.
         self._writer = self._library.SummaryWriter(str(folder), purge_step=len(run.history) + 1)
-        settings = "\n".join(f"    {name}: {value}" for name, value in settings_of(run).items())
-        self._writer.add_text("settings", settings, len(run.history))
+        if not run.history:
+            lines = (f"    {name}: {value}" for name, value in settings_of(run).items())
+            self._writer.add_text("settings", "\n".join(lines), 0)
 
     def on_round(self, row: Row, run: OngoingRun) -> None:
         for name, value in numbers(row).items():

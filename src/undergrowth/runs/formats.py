@@ -104,7 +104,7 @@ def _add_new_options(document: Raw) -> Raw:
 
 def _go_on_if_all_refused(document: Raw) -> Raw:
     settings = document["settings"]
-    return {**document, "settings": {**settings, "run": {**settings["run"], "if_all_refused": "continue"}}}
+    return {**document, "settings": {**settings, "run": {**settings.get("run", {}), "if_all_refused": "continue"}}}
 
 
 EXPERIMENT_UPGRADES: dict[int, tuple[Callable[[Raw], Raw], ...]] = {
