@@ -6,9 +6,9 @@
     lecun   LeCun normal         LeCun normal          LeCun normal        0
     torch   torch                torch                 torch               torch
 
-He normal is N(0, 2 / fan), LeCun normal N(0, 1 / fan-in). The fan-in of a weight is the number of inputs that one output is computed from, the fan-out
-the number of outputs that one input is used for, both within a group of a convolution. Glorot uniform is
-U(−a, a) with a² = 6 / (inputs + outputs). "torch" is what the layer has when torch makes it: U(−a, a) with
+He normal is N(0, 2 / fan), LeCun normal N(0, 1 / fan-in). The fan-in of a weight is the number of inputs that one
+output is computed from, the fan-out the number of outputs that one input is used for, both within a group of a
+convolution. Glorot uniform is U(−a, a) with a² = 6 / (inputs + outputs). "torch" is what the layer has when torch makes it: U(−a, a) with
 a² = 1 / fan-in, for weights and biases.
 
 Embeddings and LSTM layers always start as torch makes them, and normalisation layers with scale 1 and shift 0. `he-out`
