@@ -156,6 +156,7 @@ def test_the_accuracy_to_reach(whole: ug.SweepResult) -> None:
         ({"method": ["fedavg", "fedporx"]}, "variant 'fedporx': method 'fedporx' is not known; did you mean 'fedprox'"),
         ({"method": ["fedavg", {"name": "fedprox", "mu": [0.1, -1]}]}, "variant 'fedprox, mu -1': method.mu -1"),
         ({"train": {"lr": [0.1, "fast"]}}, "variant 'lr fast': train.lr 'fast' should be a valid number"),
+        ({"run": {"seed": [[0], [1]]}}, r"run.seed \[0\] should be a valid integer"),
         ({"run": {"seed": [0, -1]}}, "run.seed -1 should be greater than or equal to 0"),
         ({"fleet": {"deadline": [60, 1e-6]}}, "variant 'deadline 1e-06': fleet.deadline 1e-06: no device can do"),
         (

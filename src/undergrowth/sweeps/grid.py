@@ -117,6 +117,7 @@ def _by_variant(raws: list[Raw]) -> list[dict[Any, Raw]]:
     for raw in raws:
         settings = raw.get("run")
         seed = settings.get("seed", 0) if isinstance(settings, Mapping) else 0
+        seed = seed if isinstance(seed, int) else repr(seed)  # validation refuses what is not a number later
         rest = {path: value for path, value in _flat(raw).items() if path != _SEED}
         group = groups.setdefault(json.dumps(rest, sort_keys=True, default=repr), {})
         if seed in group:
