@@ -103,6 +103,7 @@ def test_named_variants_with_choices() -> None:
         ({"sweep": {"name": "a"}}, "sweep .* should be a list of variants"),
         ({"sweep": [{"train": {"lr": 1}}]}, "sweep: variant 1 needs a name"),
         ({"sweep": [{"name": "a"}, {"name": "a"}]}, "two variants have the name 'a'"),
+        ({"fleet": [{}, {"deadline": None}]}, "two variants of the sweep are 'default'"),
     ],
 )
 def test_wrong_choices_are_refused(raw: dict[str, Any], message: str) -> None:

@@ -121,10 +121,24 @@ def test_a_run_on_other_data_is_not_reused(executed: list[Any]) -> None:
     assert len(ug.sweep({**raw, "data": {**raw["data"], "path": "a.npz"}}).runs) == 1 and len(executed) == 3
 
 
+def test_a_run_of_an_own_model_is_reused_until_its_source_changes(
+    executed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    body = "    return nn.Sequential(nn.Flatten(), nn.Linear(*sizes))\n"
+    source = f"from torch import nn\n\ndef Net(sizes: list[int]):\n{body}"
+    Path("swept_model.py").write_text(source, encoding="utf-8")
+    raw = {**SMALL, "model": {"name": "swept_model:Net", "sizes": [64, 10]}}
+    first = ug.sweep(raw)
+    assert ug.sweep(raw).runs == first.runs and len(executed) == 1
+    Path("swept_model.py").write_text(f"{source}\n# changed\n", encoding="utf-8")
+    assert ug.sweep(raw).runs != first.runs and len(executed) == 2
+
+
 def test_choices_that_do_not_change_a_result_are_told_apart(executed: list[Any]) -> None:
-    raw = {**SMALL, "run": {"engine": ["serial", "vector"]}}
-    assert [each.summary["engine"] for each in ug.sweep(raw).results] == ["serial", "vector"]
-    assert len(executed) == 2 and ug.sweep(raw).runs and len(executed) == 2
+    raw = {**SMALL, "run": [{"engine": "serial"}, {"engine": "vector"}, {"engine": "vector", "chunk": 2}]}
+    assert [each.summary["engine"] for each in ug.sweep(raw).results] == ["serial", "vector", "vector"]
+    assert len(executed) == 3 and ug.sweep(raw).runs and len(executed) == 3
 
 
 def test_the_accuracy_to_reach(whole: ug.SweepResult) -> None:
@@ -142,6 +156,7 @@ def test_the_accuracy_to_reach(whole: ug.SweepResult) -> None:
         ({"method": ["fedavg", "fedporx"]}, "variant 'fedporx': method 'fedporx' is not known; did you mean 'fedprox'"),
         ({"method": ["fedavg", {"name": "fedprox", "mu": [0.1, -1]}]}, "variant 'fedprox, mu -1': method.mu -1"),
         ({"train": {"lr": [0.1, "fast"]}}, "variant 'lr fast': train.lr 'fast' should be a valid number"),
+        ({"run": {"seed": [[0], [1]]}}, r"run.seed \[0\] should be a valid integer"),
         ({"run": {"seed": [0, -1]}}, "run.seed -1 should be greater than or equal to 0"),
         ({"fleet": {"deadline": [60, 1e-6]}}, "variant 'deadline 1e-06': fleet.deadline 1e-06: no device can do"),
         (
@@ -149,6 +164,8 @@ def test_the_accuracy_to_reach(whole: ug.SweepResult) -> None:
             "variants 'fedprox' and 'fedprox, mu 0.01' are the sa",
         ),
         ({"run": {"out": ["a", "b"]}}, r"run.out \['a', 'b'\]: all runs of a sweep are in one folder"),
+        ({5: 1}, "the key 5 must be a word, such as method"),
+        ({"train": {True: [1, 2]}}, "train: the key True must be a word"),
         ({"metod": "fedavg"}, "metod is not a known key; did you mean 'method'"),
     ],
 )

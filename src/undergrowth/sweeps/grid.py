@@ -46,6 +46,9 @@ def expand(raw: Mapping[str, Any]) -> list[Variant]:
         labels = _labels(firsts) if len(firsts) > 1 else ["" if name else _method_name(firsts[0])]
         for label, group in zip(labels, groups, strict=True):
             variants.append(Variant(", ".join(part for part in (name, label) if part), group))
+    names = [variant.name for variant in variants]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"two variants of the sweep are '{doubled}'; give them other names in `sweep`")
     return variants
 
 
@@ -114,6 +117,7 @@ def _by_variant(raws: list[Raw]) -> list[dict[Any, Raw]]:
     for raw in raws:
         settings = raw.get("run")
         seed = settings.get("seed", 0) if isinstance(settings, Mapping) else 0
+        seed = seed if isinstance(seed, int) else repr(seed)  # validation refuses what is not a number later
         rest = {path: value for path, value in _flat(raw).items() if path != _SEED}
         group = groups.setdefault(json.dumps(rest, sort_keys=True, default=repr), {})
         if seed in group:
@@ -131,7 +135,7 @@ def _labels(raws: list[Raw]) -> list[str]:
         changed = ["method.name", *(path for path in changed if path != "method.name")]
     labels = [", ".join(_part(path, each[path]) for path in changed if each.get(path) is not None) for each in flat]
     if len(set(labels)) < len(labels):
-        return [", ".join(f"{path} {each.get(path)}" for path in changed) for each in flat]
+        labels = [", ".join(f"{path} {each.get(path)}" for path in changed) for each in flat]
     return [label or "default" for label in labels]
 
 

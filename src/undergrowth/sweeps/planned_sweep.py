@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -13,6 +13,7 @@ from undergrowth.report.run_record import flatten
 from undergrowth.runs import experiment_file
 from undergrowth.runs.federation import federate
 from undergrowth.runs.preview import check_deadline
+from undergrowth.runs.start_phase import prepare_phase
 from undergrowth.sweeps.grid import Variant, expand
 from undergrowth.sweeps.jobs import Job
 from undergrowth.sweeps.layers import merge_layers
@@ -54,9 +55,7 @@ def plan_sweep(source: str | PathLike[str] | Mapping[str, Any], out: str | PathL
     if out is not None:
         raw = merge_layers(raw, {"run": {"out": str(out)}})
     variants = expand(raw)
-    flat = [flatten(each) for variant in variants for each in variant.raws.values()]
-    varied = {path for each in flat for path in each if path.startswith("run.") and each[path] != flat[0].get(path)}
-    exact = (*_FILES, *sorted(varied.difference(_WITHOUT_EFFECT)))
+    exact = (*_FILES, *_varied_run_settings(variants))
     jobs = {variant.name: _check(variant, exact, named=len(variants) > 1) for variant in variants}
     folders = {job.experiment.run.out for each in jobs.values() for job in each.values()}
     if len(folders) > 1:
@@ -69,13 +68,22 @@ def plan_sweep(source: str | PathLike[str] | Mapping[str, Any], out: str | PathL
     return PlannedSweep(jobs, folders.pop())
 
 
+def _varied_run_settings(variants: Sequence[Variant]) -> list[str]:
+    """The settings of the section `run` in which the runs differ, such as the engine."""
+    flat = [flatten(raw) for variant in variants for raw in variant.raws.values()]
+    paths = {path for each in flat for path in each if path.startswith("run.") and path not in _WITHOUT_EFFECT}
+    return sorted(path for path in paths if any(each.get(path) != flat[0].get(path) for each in flat))
+
+
 def _check(variant: Variant, exact: tuple[str, ...], named: bool) -> dict[int, Job]:
     """The jobs of a variant. The experiments of all seeds are parsed; that of the first is built as a run builds it."""
     try:
         jobs = [Job(raw, exact=exact) for raw in variant.raws.values()]
         seeds = [job.experiment.run.seed for job in jobs]
-        federation = federate(jobs[0].experiment)
-        if jobs[0].experiment.fleet.deadline is not None:
+        experiment = jobs[0].experiment
+        federation = federate(experiment)
+        prepare_phase(experiment, federation, None)
+        if experiment.fleet.deadline is not None:
             check_deadline(federation)
     except InputError as error:
         raise InputError(f"variant '{variant.name}': {error}" if named else str(error)) from None
