@@ -8,8 +8,8 @@
 
 He normal is N(0, 2 / fan), LeCun normal N(0, 1 / fan-in). The fan-in of a weight is the number of inputs that one
 output is computed from, the fan-out the number of outputs that one input is used for, both within a group of a
-convolution. Glorot uniform is U(−a, a) with a² = 6 / (inputs + outputs). "torch" is what the layer has when torch makes it: U(−a, a) with
-a² = 1 / fan-in, for weights and biases.
+convolution. Glorot uniform is U(−a, a) with a² = 6 / (inputs + outputs). "torch" is what the layer has when torch
+makes it: U(−a, a) with a² = 1 / fan-in, for weights and biases.
 
 Embeddings and LSTM layers always start as torch makes them, and normalisation layers with scale 1 and shift 0. `he-out`
 leaves linear layers to torch, as torchvision's ResNets do: the fan-out of the last layer is the number of classes,
