@@ -30,3 +30,14 @@ def test_option_names(option: Any) -> None:
     assert option.metavar is None or option.metavar != option.name.upper()
     strings = [*option.opts, *option.secondary_opts]
     assert strings and all(each.startswith("-") and each == each.lower() for each in strings)
+
+
+def test_without_a_terminal_a_run_prints_lines_unless_it_is_quiet(type_command) -> None:
+    few = ("run", "--model", "logistic", "--clients", "4", "--rounds", "2", "--no-report")
+    assert ": round 2 of 2, accuracy " in type_command(*few).stderr
+    assert type_command(*few, "--quiet").stderr == ""
+
+
+def test_an_unknown_tracker_is_refused_before_anything_starts(type_command) -> None:
+    done = type_command("run", "--track", "tensorbord")
+    assert done.exit_code == 2 and "track 'tensorbord' is not a tracker; did you mean 'tensorboard'" in done.stderr
