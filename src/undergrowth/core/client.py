@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from undergrowth.core.context import Context
+from undergrowth.core.names import STEPS_DONE
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.shard import Shard
@@ -51,7 +52,8 @@ class LoopClient:
 
     `begin` makes all random choices and fixes the order of the data. `step` is pure: the same carry and batch give
     the same result, and neither is modified. One exception: a step may reuse the memory of a carry that an earlier
-    step returned, because nothing else reads it. Values that only `finish` needs go into ``carry["finish"]``.
+    step returned, because nothing else reads it. Values that only `finish` needs go into ``carry["finish"]``, and
+    `finish` finds the number of steps that were done in ``carry["steps done"]``.
     """
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
@@ -71,9 +73,11 @@ class LoopClient:
         """Do one job. `limit`: the number of steps after which training stops; the upload is made from there."""
         carry, steps = self.begin(task, down, shard, own, context)
         context.seed_torch(shard.x.device)
+        done = 0
         for batch in islice(steps, limit):
             carry = self.step(task, carry, batch)
-        return self.finish(task, down, carry, shard, own, context)
+            done += 1
+        return self.finish(task, down, {**carry, STEPS_DONE: done}, shard, own, context)
 
 
 class Updates:

@@ -14,6 +14,13 @@ class RunError(RuntimeError):
     """A run failed for a reason that is not the user's input: a full disk, a model that diverged."""
 
 
+def describe_error(error: Exception) -> str:
+    """What an exception in a method's code says, for the end of a sentence."""
+    if isinstance(error, KeyError):  # its text is only the key
+        return f"KeyError: it looked up {error}, which is not there"
+    return str(error) or type(error).__name__
+
+
 def suggest(value: str, choices: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the nearest known name, or all known names."""
     names = sorted(choices)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
@@ -18,6 +19,7 @@ from undergrowth.core.pytree import State
 from undergrowth.core.reducers import describe_misfit
 from undergrowth.core.samplers import DeviceKnowledge, NoKnowledge, View
 from undergrowth.core.server import Progress, Server, find_non_finite
+from undergrowth.core.server_calls import call_server, next_plan, next_state
 from undergrowth.core.task import Task
 
 
@@ -70,6 +72,7 @@ class Node:
     nodes: frozenset[str] = frozenset()  # children that are nodes
     knowledge: DeviceKnowledge = NoKnowledge()  # facts about the devices
     away: Container[str] = frozenset()  # children that cannot be reached now; set by the driver
+    devices: int | None = None  # number of devices in the federation; None: of the children
 
     state: State = field(default_factory=dict)
     round: int = 0
@@ -94,7 +97,13 @@ class Node:
         return self._initialised and self.left == 0
 
     def context(self) -> Context:
-        return Context(self.seed, self.name, self.round)
+        asked = len(self._arrived) + len(self._lost) + len(self._refused) + len(self._out)
+        devices = len(self.children) if self.devices is None else self.devices
+        return Context(self.seed, self.name, self.round, 0, devices, asked)
+
+    @cached_property
+    def _all_children(self) -> frozenset[str]:
+        return frozenset(self.children)
 
     # What happened --------------------------------------------------------------------------------------------
 
@@ -109,14 +118,14 @@ class Node:
         self.initialise()
         if ask is not None:
             self._asked_by = ask.id
-            self.state = self.server.adopt(self.task, self.state, ask.packet, self.context())
+            self.state = next_state(self.server, "adopt", self.task, self.state, ask.packet, self.context())
         self.left = self.cycles
         return dropped
 
     def initialise(self) -> None:
         """Makes the state before the first round, unless it is there already."""
         if not self._initialised:
-            self.adopt_state(self.server.init(self.task, self.context()))
+            self.adopt_state(next_state(self.server, "init", self.task, self.context()))
 
     def adopt_state(self, state: State) -> None:
         """Takes `state` as the one before the first round, in place of the one that the server would make."""
@@ -250,7 +259,8 @@ class Node:
             gone = self._out.keys() | self._lost.keys() | self._refused.keys()
             idle = tuple(child for child in idle if child not in gone and child not in self.away)
         view = View(idle, tuple(self._out), self.nodes, self.knowledge, self._heard)
-        plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._plans))
+        context = self.context()._replace(turn=self._plans)
+        plan = next_plan(self.server, self._all_children, self.task, self.state, view, context)
         self._plans += 1
         turns, out, round = self._turns, self._out, self.round
         for child, packet in plan.packets.items():
@@ -265,7 +275,7 @@ class Node:
     def _end(self, commands: list[Command]) -> None:
         partial = self._partial
         if partial is not None:
-            self.state = self.server.step(self.task, self.state, partial, self.context())
+            self.state = next_state(self.server, "step", self.task, self.state, partial, self.context())
         self.left -= 1
         dropped: tuple[AskId, ...] = ()
         if not self.server.asynchronous or not self.left:
@@ -276,7 +286,7 @@ class Node:
         lost, refused = dict(self._lost), dict(self._refused)
         commands.append(RoundEnd(self.round, tuple(self._arrived), lost, refused, unanswered, scalars))
         if not self.left and self._asked_by is not None:
-            report = self.server.report(self.task, self.state, partial, self.context())
+            report = call_server(self.server, "report", self.task, self.state, partial, self.context())
             commands.append(Answer(self._asked_by, report or Lost("none of its children came back")))
         self._begin_round()
 

@@ -12,7 +12,20 @@ from torch import Tensor
 
 from undergrowth.core import AllSelector, Context, Model, Packet, Selector, Shard, State, Task, Weights
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
-from undergrowth.core.names import BUFFERS, EPOCHS, FINISH, LOSS, MODEL_NAME, PARAMETERS, RUNG, SAMPLES, WEIGHT, X, Y
+from undergrowth.core.names import (
+    BUFFERS,
+    EPOCHS,
+    FINISH,
+    LOSS,
+    MODEL_NAME,
+    PARAMETERS,
+    RUNG,
+    SAMPLES,
+    STEPS_DONE,
+    WEIGHT,
+    X,
+    Y,
+)
 from undergrowth.learning.descent import Descent
 from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
 from undergrowth.learning.optimisers import Optimiser, Sgd, build_optimiser, learning_rate
@@ -30,7 +43,15 @@ class Trained:
     own: State  # before this job
     context: Context
     lr: float
+    optimiser: Optimiser
+    steps: int  # steps that were done; fewer than planned if a deadline cut them short
+    received: Weights  # what `start` returned: the weights that training started from, and what it added to them
     finish: Mapping[str, Any]  # the values that `begin` put into ``carry["finish"]``
+
+    @property
+    def samples(self) -> int:
+        """The number of samples trained on, which is the weight of the upload in `WeightedMean()`."""
+        return int(self.scalars[SAMPLES])
 
     @property
     def packet(self) -> Packet:
@@ -57,7 +78,11 @@ class GradientClient(LoopClient):
     view: Callable[[Model], Model] | None = None  # trains `view(model)`, such as a slice of the model
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
-        """The weights that training starts from."""
+        """The weights that training starts from.
+
+        Further tensors under names that the model does not have are not trained; a term of the objective finds them
+        in `inputs.received`, and `upload` in `trained.received`.
+        """
         return down.tensors
 
     def batches(self, task: Task, down: Packet, steps: Steps, shard: Shard, own: State, context: Context) -> Steps:
@@ -131,7 +156,21 @@ class GradientClient(LoopClient):
         task = self._device_task(task, name or "")
         buffers = {name: carry[BUFFERS][name] for name in task.model.upper_buffers(self.split)}
         tensors = {**carry[PARAMETERS], **buffers}
-        return self.upload(Trained(task, down, tensors, scalars, shard, own, context, carry["lr"], carry[FINISH]))
+        trained = Trained(
+            task,
+            down,
+            tensors,
+            scalars,
+            shard,
+            own,
+            context,
+            lr=carry["lr"],
+            optimiser=self._optimiser(task),
+            steps=carry.get(STEPS_DONE, 0),
+            received=carry["received"],
+            finish=carry[FINISH],
+        )
+        return self.upload(trained)
 
     def _device_task(self, task: Task, name: str) -> Task:
         """The task with the model that this device trains."""

@@ -14,7 +14,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor, nn
 
-from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, move_to
+from undergrowth.core import InputError, Method, RoundEnd, RunError, Weights, check_state, move_to
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
@@ -23,7 +23,7 @@ from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.engine_choice import choose_engine
 from undergrowth.runs.engine_facts import choose_workers, count_facts
-from undergrowth.runs.evaluation import digest, score_all, score_devices, with_model
+from undergrowth.runs.evaluation import digest, evaluated_models, score_all, score_devices, with_model
 from undergrowth.runs.federation import Federation, build_engine, federate
 from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.lock import lock_run
@@ -180,6 +180,7 @@ def _open(experiment: Experiment, federation: Federation) -> Experiment:
         # Pricing starts torch's autograd threads. On a machine with a GPU, workers must be forked before that.
         federation.driver.start()
     check_deadline(federation)
+    check_state(federation.method, federation.driver.root.state)
     if is_auto:
         choice = choose_engine(count_facts(federation))
         federation.notes.append(f"engine auto: {choice.reason}")
@@ -306,7 +307,9 @@ def _carry_out(
 def final_model(federation: Federation) -> Mapping[str, Tensor]:
     """The model that the run is about; where every device has its own, that of the device with most samples."""
     root, own = federation.driver.root, federation.world.states.all()
-    models = federation.method.models(federation.task, root.state, own)
-    population = federation.population
-    chosen = "global" if "global" in models else max(models, key=lambda n: population.size(n) if n in own else 0)
-    return with_model(federation.task, models[chosen]).weights
+    models = evaluated_models(federation.method, federation.task, root.state, own)
+    population, devices = federation.population, set(federation.population.devices)
+    owners = {name: name.removeprefix("devices/") for name in models}
+    sizes = {name: population.size(owner) if owner in devices else 0 for name, owner in owners.items()}
+    chosen = "global" if "global" in models else max(sizes, key=lambda name: sizes[name])
+    return with_model(federation.task, models[chosen], chosen).weights

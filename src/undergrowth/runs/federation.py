@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, suggest
+from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, check_parts, suggest
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
@@ -78,6 +78,7 @@ def federate(
 ) -> Federation:
     """Builds what the experiment names; objects stand in for names. A `Model` was checked before."""
     method = method or build_method(experiment.method.name, experiment.method.options)
+    check_parts(method)
     check_options(method, "method")
     method.check()
     engine = build_engine(experiment)
@@ -99,6 +100,7 @@ def federate(
     clock = build_clock(experiment, devices, population, world, sample.dtype)
     for node in nodes.values():
         node.knowledge = clock
+    notes.extend(method.notes(task))
     return Federation(method, population, task, devices, topology, nodes, world, clock, engine, notes)
 
 
@@ -149,6 +151,7 @@ def _nodes(
             cycles=task.train.rounds if is_root else 1,
             seed=experiment.run.seed,
             is_root=is_root,
+            devices=len(with_samples),
             nodes=frozenset(child for child in children if child in topology.children),
         )
     return nodes

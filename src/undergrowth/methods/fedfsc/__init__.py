@@ -74,7 +74,7 @@ class FewShotMethod(StragglerOptions, Method):
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return {"global": state.get("global", state[MODEL]), "base": state[MODEL]}
 
-    def personal(self, task: Task, state: State, own: State) -> Weights:
+    def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
         return self.models(task, state, {})["global"]
 
 
