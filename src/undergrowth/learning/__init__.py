@@ -6,7 +6,7 @@ from undergrowth.learning.distillation import Distillation, train_on_server
 from undergrowth.learning.features import UpperModel, features_of, predictions
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import CrossEntropy, Linear, LossInputs, Objective, Proximal, with_slope
-from undergrowth.learning.optimisers import Adam, Sgd, learning_rate, sum_of_weights
+from undergrowth.learning.optimisers import Adam, Sgd, learning_rate, require_sgd, sum_of_weights
 from undergrowth.learning.own_models import OwnModelsServer
 from undergrowth.learning.samplers import build_sampler
 from undergrowth.learning.selectors import (
@@ -28,6 +28,6 @@ __all__ = [
     "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "KMeansSelector", "Linear",
     "LossInputs", "Objective", "OwnModelsServer", "Proximal", "RandomSelector", "Selector", "Sgd", "SliceClient",
     "Staleness", "StragglerOptions", "Trained", "UpperModel", "WidthOptions", "WidthServer", "build_sampler",
-    "build_selector", "features_of", "learning_rate", "model_mismatch", "predictions", "sum_of_weights",
-    "train_on_server", "widths_of", "with_slope",
+    "build_selector", "features_of", "learning_rate", "model_mismatch", "predictions", "require_sgd",
+    "sum_of_weights", "train_on_server", "widths_of", "with_slope",
 ]  # fmt: skip
