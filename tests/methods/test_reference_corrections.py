@@ -90,12 +90,13 @@ def weights_of_gradients(steps: int, momentum: float) -> float:
 
 
 @pytest.mark.parametrize("limits", [{}, LIMITS], ids=["full work", "partial work"])
-@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
-def test_scaffold(momentum: float, limits: dict[str, int]) -> None:
-    """c_k ← c_k − c + (w − w_k) / (K·lr); w ← w + η·mean(w_k − w); c ← c + (|S|/N)·mean of the changes of c_k."""
+@pytest.mark.parametrize(("momentum", "weighting"), [(0.0, "uniform"), (MOMENTUM, "samples")])
+def test_scaffold(momentum: float, weighting: str, limits: dict[str, int]) -> None:
+    """c_k ← c_k − c + (w − w_k) / (K·lr); w ← w + η·mean(w_k − w); c is the mean of all c_k."""
     server_lr, model, c, controls, asked = 0.7, initial(), zeros(), {device: zeros() for device in SHARDS}, Asked()
     for number in range(4):
-        trained, changes = [], []
+        trained: list[Weights] = []
+        sizes: list[float] = []
         for device, context in asked.contexts(number).items():
             c_k, steps = controls[device], steps_of(device, limits)
             added = {name: c[name] - c_k[name] for name in c}
@@ -103,25 +104,24 @@ def test_scaffold(momentum: float, limits: dict[str, int]) -> None:
             k = weights_of_gradients(steps, momentum) if momentum else steps
             c_plus = {name: c_k[name] - c[name] + (model[name] - w_k[name]) / (k * LR) for name in c}
             trained.append(w_k)
-            changes.append({name: c_plus[name] - c_k[name] for name in c})
+            sizes.append(len(SHARDS[device]) if weighting == "samples" else 1)
             controls[device] = c_plus
-        average, change = mean(trained), mean(changes)
+        average = mean(trained, sizes)
         model = {
             name: value + server_lr * (average[name] - value) if name in PARAMETERS else average[name]
             for name, value in model.items()
         }
-        c = {name: c[name] + len(changes) / 3 * change[name] for name in c}
+        c = mean(list(controls.values()), SIZES if weighting == "samples" else None)
     task = replace(TASK, train=replace(TASK.train, sample=0.67, momentum=momentum))
-    state, own = simulate(Scaffold(server_lr=server_lr), 4, by_the_deadline(task, limits), limits)
+    state, own = simulate(Scaffold(server_lr=server_lr, weighting=weighting), 4, by_the_deadline(task, limits), limits)
     assert_same(state["model"], model)
     assert_same(state["control"], c)
     for device in SHARDS:
         assert_same(own[device]["control"], controls[device])
 
 
-def test_the_first_round_of_scaffold_is_that_of_an_unweighted_fedavg() -> None:
-    expected = mean([train(initial(), device, device_context(device, 0)) for device in SHARDS])
-    assert_same(simulate(Scaffold(), 1)[0]["model"], expected)
+def test_the_first_round_of_scaffold_is_that_of_fedavg() -> None:
+    assert_same(simulate(Scaffold(), 1)[0]["model"], simulate(FedAvg(), 1)[0]["model"])
 
 
 # FedNova -----------------------------------------------------------------------------------------------------

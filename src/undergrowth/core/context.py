@@ -13,7 +13,8 @@ class Context(NamedTuple):  # a tuple, because a simulation makes millions of th
 
     `round` is the version of the server that asked. `turn` counts how often this node was asked before: an
     asynchronous server may ask one device twice within a version. A server also gets the number of `devices` in the
-    whole federation, and how many of its children were `asked`: those that answered in this round or may still do.
+    whole federation and of their `samples`, and how many of its children were `asked`: those that answered in this
+    round or may still do.
     """
 
     seed: int
@@ -21,6 +22,7 @@ class Context(NamedTuple):  # a tuple, because a simulation makes millions of th
     round: int
     turn: int = 0
     devices: int = 0
+    samples: int = 0
     asked: int = 0
 
     def key(self, purpose: str) -> int:

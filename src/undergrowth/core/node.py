@@ -73,6 +73,7 @@ class Node:
     knowledge: DeviceKnowledge = NoKnowledge()  # facts about the devices
     away: Container[str] = frozenset()  # children that cannot be reached now; set by the driver
     devices: int | None = None  # number of devices in the federation; None: of the children
+    samples: int | None = None  # number of their samples; None: as many as `knowledge` says that the children have
 
     state: State = field(default_factory=dict)
     round: int = 0
@@ -98,8 +99,17 @@ class Node:
 
     def context(self) -> Context:
         asked = len(self._arrived) + len(self._lost) + len(self._refused) + len(self._out)
-        devices = len(self.children) if self.devices is None else self.devices
-        return Context(self.seed, self.name, self.round, 0, devices, asked)
+        return Context(self.seed, self.name, self.round, 0, *self._federation, asked)
+
+    @cached_property
+    def _federation(self) -> tuple[int, int]:
+        """The numbers of devices and of samples in the federation."""
+        devices, samples = self.devices, self.samples
+        if devices is None:
+            devices = len(self.children)
+        if samples is None:
+            samples = sum(self.knowledge.samples(child) for child in self.children if child not in self.nodes)
+        return devices, samples
 
     @cached_property
     def _all_children(self) -> frozenset[str]:

@@ -112,7 +112,8 @@ class Server:
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         """The state after a round, from all its uploads combined.
 
-        `context.devices` is the number of devices in the federation, `context.asked` that of the children asked.
+        `context.devices` and `context.samples` are the numbers of devices in the federation and of their samples,
+        `context.asked` is the number of children that were asked.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what a server does with the uploads")
 

@@ -92,7 +92,7 @@ def federate(
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
     )
-    nodes = _nodes(experiment, method, task, topology, set(with_samples))
+    nodes = _nodes(experiment, method, task, topology, {name: population.size(name) for name in with_samples})
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     device = task.model.torch_device
@@ -138,8 +138,9 @@ def _task(
 
 
 def _nodes(
-    experiment: Experiment, method: Method, task: Task, topology: Topology, with_samples: set[str]
+    experiment: Experiment, method: Method, task: Task, topology: Topology, samples: Mapping[str, int]
 ) -> dict[str, Node]:
+    """The nodes of the topology. `samples`: the number of samples of each device that has any."""
     nodes = {}
     for name, children in topology.children.items():
         is_root = topology.depth[name] == 0
@@ -147,11 +148,12 @@ def _nodes(
             name=name,
             server=method.server_at(topology.depth[name]),
             task=task,
-            children=tuple(child for child in children if child in topology.children or child in with_samples),
+            children=tuple(child for child in children if child in topology.children or child in samples),
             cycles=task.train.rounds if is_root else 1,
             seed=experiment.run.seed,
             is_root=is_root,
-            devices=len(with_samples),
+            devices=len(samples),
+            samples=sum(samples.values()),
             nodes=frozenset(child for child in children if child in topology.children),
         )
     return nodes

@@ -54,7 +54,17 @@ def preview_first_round(root: Node, server: Server, devices: tuple[str, ...]) ->
 def _plan(root: Node, server: Server, devices: tuple[str, ...], state: State) -> FirstRound:
     # With sample 1.0 every device gets the work that is meant for it.
     task = replace(root.task, train=replace(root.task.train, sample=1.0))
-    node = Node(root.name, server, task, devices, 1, seed=root.seed, knowledge=root.knowledge)
+    node = Node(
+        root.name,
+        server,
+        task,
+        devices,
+        1,
+        seed=root.seed,
+        knowledge=root.knowledge,
+        devices=root.devices,
+        samples=root.samples,
+    )
     node.adopt_state(state)
     node.start()
     commands = node.advance()
