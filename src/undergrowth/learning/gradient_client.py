@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, Model, Packet, Selector, Shard, State, Task, Weights
+from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Selector, Shard, State, Task, Weights
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
 from undergrowth.core.names import (
     BUFFERS,
@@ -170,7 +170,13 @@ class GradientClient(LoopClient):
             received=carry["received"],
             finish=carry[FINISH],
         )
-        return self.upload(trained)
+        sent = self.upload(trained)
+        if not isinstance(sent, tuple) or len(sent) != 2 or not isinstance(sent[0], Packet):
+            raise InputError(
+                f"method: {type(self).__name__}.upload must return the packet to send and the device's next own state, "
+                f"such as `Packet(tensors, trained.scalars), trained.own`, not {type(sent).__name__}"
+            )
+        return sent
 
     def _device_task(self, task: Task, name: str) -> Task:
         """The task with the model that this device trains."""
