@@ -35,6 +35,7 @@ MODEL = {"name": "cnn", "hidden": 16}
 LADDER = {**MODEL, "ladder": [{"name": "cnn", "hidden": 8}, {"name": "cnn", "hidden": 24}]}
 CONSENSUS = {"pretrain_epochs": 2, "server_lr": 0.01, "server_epochs": 2}
 FEW_SHOT = {"few_shot_epochs": 2, "shots": 5}
+BATCH_NORM = {"name": "resnet-8", "width": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "moon": {"model": {**MODEL, "projection": 6}},
     "fedbn": {"model": {"name": "resnet-8", "width": 4}},
@@ -42,6 +43,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "fedfsc-plus": {"method": FEW_SHOT},
     "fscprox": {"method": FEW_SHOT},
     "fedsplit": {"method": {"clusters": 4, "meta_epochs": 5}},
+    "fjord": {"method": {"distill": True, "ratios": [1.0, 0.5]}},
+    "fedrolex": {"method": {"scaler": True, "masked": True, "ratios": [1.0, 0.5]}, "model": BATCH_NORM},
     "fedmd": {"method": CONSENSUS, "model": LADDER, "public": 0.1},
     "fedkad": {"method": CONSENSUS, "model": LADDER, "public": 0.1},
     "fedat": {
@@ -50,6 +53,10 @@ EXTRA: dict[str, dict[str, Any]] = {
         "public": 0.1,
     },
 }
+
+# Methods that are also compared with augmentation: the random choices alone, features of augmented inputs, and public
+# samples that stay as they are.
+AUGMENTED = ("fedavg", "moon", "fedmd")
 
 # Each node of these decides by its own children which of them does what, or takes updates as they arrive.
 # In a tree they learn something else than in a star.
@@ -65,6 +72,14 @@ def representatives(part: str) -> list[str]:
         options = EXTRA.get(name, {}).get("method", {})
         found.setdefault(repr(getattr(method(**options), part)), name)
     return list(found.values())
+
+
+def augmented_experiment(method: str, folder: Path) -> dict[str, Any]:
+    """The same experiment with augmented inputs, several epochs, and no last batches that are smaller."""
+    raw = experiment(method, folder)
+    raw["data"]["augment"] = "crop+flip+cutout:3"
+    raw["train"] |= {"rounds": 2, "epochs": 2, "drop_last": True}
+    return raw
 
 
 def experiment(method: str, folder: Path, topology: str = "star", **run: Any) -> dict[str, Any]:
@@ -167,8 +182,11 @@ def record(raw: Mapping[str, Any], on_round: Callable[..., None] | None = None) 
     return result, engine
 
 
-def replay(recorded: RecordingEngine, name: str, **settings: Any) -> None:
-    """Gives the recorded jobs to the engine `name` and compares what it returns and what the devices keep."""
+def replay(recorded: RecordingEngine, name: str, **settings: Any) -> dict[str, float]:
+    """Gives the recorded jobs to the engine `name` and compares what it returns and what the devices keep.
+
+    Returns the engine's facts about its last jobs.
+    """
     world = replace(recorded.world, states=type(recorded.world.states)())
     engine = ENGINES[name](replace(recorded.settings, **settings))
     engine.open(world)
@@ -179,6 +197,7 @@ def replay(recorded: RecordingEngine, name: str, **settings: Any) -> None:
             found = summary(world, list(engine.run(call.jobs)))
             assert_close(found, summary(world, call.outcomes))
             assert_close({device: world.states.get(device) for device in call.after}, call.after)
+        return dict(engine.facts())
     finally:
         engine.close()
 

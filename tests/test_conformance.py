@@ -24,12 +24,14 @@ from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
 
 from .conformance import (
+    AUGMENTED,
     COSTS,
     DECIDE_AT_EACH_NODE,
     EXTRA,
     TREE,
     RecordingEngine,
     assert_close,
+    augmented_experiment,
     experiment,
     record,
     replay,
@@ -86,6 +88,17 @@ def serial(method: str, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 @pytest.mark.parametrize("method", CLIENTS, indirect=True)
 def test_an_engine_returns_what_the_serial_engine_returns(method: str, engine: str, serial: Recorded) -> None:
     replay(serial.engine, engine.partition(" ")[0], **REPLAYED[engine])
+
+
+@pytest.fixture(scope="module")
+def augmented(method: str, tmp_path_factory: pytest.TempPathFactory) -> RecordingEngine:
+    return record(augmented_experiment(method, tmp_path_factory.mktemp(method)))[1]
+
+
+@pytest.mark.parametrize("method", AUGMENTED, indirect=True)
+def test_stacked_clients_are_augmented_as_on_the_serial_engine(method: str, augmented: RecordingEngine) -> None:
+    facts = replay(augmented, "vector")
+    assert facts["stacked"] > 0 and facts["not_stacked"] == 0
 
 
 class ForgetfulEngine(RecordingEngine):

@@ -15,7 +15,7 @@ import undergrowth as ug
 from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
 
-from .conformance import COSTS, TREE, assert_close, experiment, run, weights
+from .conformance import COSTS, TREE, assert_close, augmented_experiment, experiment, run, weights
 from .test_conformance import REPLAYED, assert_mixed_precision_changes_little
 
 pytestmark = pytest.mark.slow
@@ -63,6 +63,21 @@ def test_a_run_on_an_engine_learns_and_costs_the_same(
     assert list(result.ledger.rows()) == list(serial.ledger.rows())
     for cost in COSTS:
         assert getattr(result.ledger, cost) == getattr(serial.ledger, cost)
+
+
+@pytest.mark.parametrize("engine", COMPARED)
+@pytest.mark.parametrize("method", ["fedavg", "fedfsc", "fedft"])
+def test_a_run_with_augmentation_learns_and_costs_the_same_on_an_engine(
+    method: str, engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if engine == "ray":
+        request.getfixturevalue("_cluster")
+    raw = augmented_experiment(method, tmp_path)
+    serial = run(raw)
+    raw["run"] |= {"engine": engine.partition(" ")[0], **COMPARED[engine]}
+    result = run(raw)
+    assert_close(weights(result), weights(serial))
+    assert list(result.ledger.rows()) == list(serial.ledger.rows())
 
 
 @pytest.mark.parametrize("method", METHODS)

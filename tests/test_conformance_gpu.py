@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import undergrowth as ug
+from undergrowth.core.names import AUGMENT
+from undergrowth.engines.vector.recording import Recording
 from undergrowth.methods import METHODS
 
-from .conformance import experiment, start, weights
+from .conformance import AUGMENTED, experiment, start, weights
 from .stopping import facts, stopped_and_resumed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -56,6 +58,36 @@ def test_a_stopped_run_is_resumed_bit_for_bit(
 ) -> None:
     resumed = stopped_and_resumed(experiment_on_a_gpu(method, engine, tmp_path), STOP, str(tmp_path))
     assert facts(resumed) == facts(whole[engine])
+
+
+@pytest.mark.parametrize("method", AUGMENTED)
+def test_the_engine_does_not_matter_with_augmentation(method: str, tmp_path: Path) -> None:
+    results = []
+    for engine in ENGINES_ON_A_GPU:
+        raw = experiment_on_a_gpu(method, engine, tmp_path)
+        raw["data"]["augment"] = "crop+flip+cutout:3"
+        results.append(start(raw))
+    serial, vector = results
+    assert vector.history[-1]["not_stacked"] == 0
+    for name, value in weights(serial).items():
+        torch.testing.assert_close(weights(vector)[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_augmentation_is_recorded_and_does_not_make_the_cpu_wait(tmp_path: Path) -> None:
+    """A step that waits for the GPU cannot be recorded."""
+    made: list[Recording] = []
+    plain = Recording._record
+
+    def record(self: Recording) -> torch.cuda.CUDAGraph:
+        made.append(self)
+        return plain(self)
+
+    raw = experiment_on_a_gpu("fedavg", "vector", tmp_path)
+    raw["data"]["augment"] = "crop+flip+cutout:3"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recording, "_record", record)
+        start(raw)
+    assert made and all(AUGMENT in each.batch and each.possible for each in made)
 
 
 @pytest.mark.parametrize("method", ["local", "central", "fedat"])

@@ -61,7 +61,9 @@ def test_wrong_names_and_options_are_refused(tmp_path: Path) -> None:
         load("mnst")
     with pytest.raises(InputError, match="did you mean 'size'"):
         load("images", tmp_path, sise=3)
-    with pytest.raises(InputError, match="'mnist' has no option 'size'; choose one of: test_samples, train_samples"):
+    with pytest.raises(
+        InputError, match="'mnist' has no option 'size'; choose one of: normalise, test_samples, train_samples"
+    ):
         load("mnist", tmp_path, size=3)
     with pytest.raises(InputError, match="takes no path"):
         load("digits", tmp_path)

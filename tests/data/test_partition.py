@@ -17,6 +17,7 @@ from .samples import table
 RULES = st.one_of(
     st.just("iid"),
     st.floats(1e-3, 1e3).map("dirichlet:{}".format),
+    st.floats(1e-3, 1e3).map("dirichlet:{}:capped".format),
     st.sampled_from(["dirichlet:1e-300", "dirichlet:1.7e308"]),
     st.integers(1, 5).map("classes:{}".format),
     st.floats(0, 50).map("quantity:{}".format),
@@ -53,7 +54,9 @@ def test_the_same_seed_gives_the_same_partition(rule: str, clients: int, seed: i
     assert samples(first) == samples(second)
 
 
-@pytest.mark.parametrize("rule", ["iid", "dirichlet:0.5", "classes:2", "quantity:1"])
+@pytest.mark.parametrize(
+    "rule", ["iid", "dirichlet:0.5", "dirichlet:0.5:capped", "dirichlet:9:equal", "classes:2", "quantity:1"]
+)
 def test_another_seed_gives_another_partition(rule: str) -> None:
     assert samples(partition_dataset(table(), rule, 6, 0)) != samples(partition_dataset(table(), rule, 6, 1))
 
@@ -141,7 +144,7 @@ def test_a_partition_is_a_population() -> None:
 
 def test_a_device_of_a_large_population_is_found_by_name() -> None:
     dataset = table(20_000, 10)
-    for rule in ("iid", "dirichlet:0.1", "quantity:1"):
+    for rule in ("iid", "dirichlet:0.1", "dirichlet:0.1:equal", "quantity:1"):
         population = partition_dataset(dataset, rule, 10_000, 0)
         assert population.size(population.devices[-1]) == len(population.train(population.devices[-1]))
 
@@ -151,9 +154,12 @@ def test_a_device_of_a_large_population_is_found_by_name() -> None:
     [
         ("dirichlett:0.1", "did you mean 'dirichlet'"),
         ("", "choose one of"),
-        ("dirichlet", "dirichlet:ALPHA with"),
+        ("dirichlet", r"dirichlet:ALPHA\[:capped\|equal\] with"),
         ("dirichlet:", "dirichlet:ALPHA"),
-        ("dirichlet:0", "'dirichlet:0' must be dirichlet:ALPHA with ALPHA a finite number above 0, such as"),
+        (
+            "dirichlet:0",
+            r"'dirichlet:0' must be dirichlet:ALPHA\[:capped\|equal\] with ALPHA a finite number above 0, such",
+        ),
         ("dirichlet:-1", "a finite number above 0"),
         ("dirichlet:nan", "a finite number above 0"),
         ("dirichlet:inf", "a finite number above 0"),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from undergrowth.bench.placement import simulate
-from undergrowth.core import InputError
+from undergrowth.core import Context, InputError, Model, Packet, Shard, Task, Train
+from undergrowth.engines import Job
+from undergrowth.engines.jobs import count_batches
 from undergrowth.engines.placement import (
     PLACEMENTS,
     Improved,
@@ -22,6 +26,8 @@ from undergrowth.engines.placement import (
     placement,
 )
 from undergrowth.engines.prediction import fit, sum_measurements
+from undergrowth.learning import GradientClient
+from undergrowth.models import builder
 
 settings.register_profile("undergrowth", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("undergrowth")
@@ -168,3 +174,16 @@ def test_what_learns_ends_near_the_bound_on_workers_of_different_speed(name, bar
     for seed in range(3):
         ours, bound = simulate(name, 1000, rounds=4, seed=seed)
         assert ours <= bar * bound
+
+
+@pytest.mark.parametrize(
+    ("size", "drop_last", "batches"), [(20, True, 8), (23, False, 10), (23, True, 8), (3, True, 2)]
+)
+def test_the_batches_of_a_job_are_those_that_its_client_goes_through(size, drop_last, batches):
+    x, y = torch.zeros(size, 1, 2, 2), torch.zeros(size, dtype=torch.int64)
+    train = Train(epochs=2, batch=5, drop_last=drop_last)
+    task = Task(Model(builder("logistic", (1, 2, 2), 2)), 2, train)
+    job = Job("server", "a", Packet(task.model.initial(0)), Context(0, "a", 0))
+    world = SimpleNamespace(task=task, shards=SimpleNamespace(size=lambda device: size))
+    _, steps = GradientClient().begin(task, job.down, Shard(x, y), {}, job.context)
+    assert count_batches(world, job) == len(steps) == batches

@@ -243,3 +243,14 @@ def test_a_step_that_waits_is_not_recorded(as_on_a_gpu, made, monkeypatch):
     found = outcomes(as_on_a_gpu, FedAvg(), "logistic", epochs=2)
     check_same(outcomes(SerialEngine(), FedAvg(), "logistic", epochs=2), found)
     assert as_on_a_gpu.facts() == {"stacked": 7.0, "not_stacked": 0.0} and not made
+
+
+def test_recorded_steps_with_augmentation(as_on_a_gpu, made, tmp_path):
+    def ended(engine: str) -> ug.Result:
+        raw = conformance.augmented_experiment("fedavg", tmp_path)
+        raw["run"]["engine"] = engine
+        return conformance.run({**raw, "train": {"rounds": 1, "epochs": 2, "lr": 0.01, "batch": 8}})
+
+    serial, vector = ended("serial"), ended("vector")
+    conformance.assert_close(conformance.weights(vector), conformance.weights(serial))
+    assert made and vector.history[-1]["not_stacked"] == 0

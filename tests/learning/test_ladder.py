@@ -16,7 +16,7 @@ from undergrowth.core.names import RUNG
 from undergrowth.core.samplers import NoKnowledge
 from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels
-from undergrowth.learning.ladder import assign_models
+from undergrowth.learning.ladder import assign_counts, assign_models
 from undergrowth.learning.own_models import uploads_by_path
 from undergrowth.learning.planning import ask_each
 from undergrowth.models import builder
@@ -70,6 +70,28 @@ def test_a_device_keeps_the_model_that_it_has_whatever_is_known_of_it_now() -> N
     heard = {"b": {RUNG: 1.0}, "c": {RUNG: 2.0}}
     view = View(("c", "b"), knowledge=Rates({"b": 1.0, "c": 1e9}), heard=heard)
     assert assign_models(given, view, packets(given)) == {"c": "middle", "b": "large"}
+
+
+def test_with_counts_slower_devices_get_smaller_models() -> None:
+    ladder, speeds = task().ladder, {"a": 5.0, "b": 1.0, "c": 4.0, "d": 2.0, "e": 3.0}
+    counts = {"large": 1, "small": 2, "middle": 2}
+    assigned = assign_counts(ladder, counts, speeds, seed=0)
+    assert assigned == {"b": "small", "d": "small", "e": "middle", "c": "middle", "a": "large"}
+    given = replace(task(deadline=1.0), assigned=assigned)
+    view = View(("a", "e", "b"), knowledge=Rates(dict.fromkeys(speeds, 1e9)), heard={"a": {RUNG: 0.0}})
+    assert assign_models(given, view, packets(given)) == {"a": "large", "e": "middle", "b": "small"}
+
+
+def test_with_counts_equal_devices_get_models_at_random() -> None:
+    speeds, counts = dict.fromkeys("abcdefgh", 1.0), {"small": 5, "large": 3}
+    drawn = [assign_counts(task().ladder, counts, speeds, seed) for seed in range(20)]
+    for assigned in drawn:
+        assert sorted(assigned) == list("abcdefgh")
+        assert list(assigned.values()).count("small") == 5
+    assert drawn[0] == assign_counts(task().ladder, counts, dict(reversed(speeds.items())), 0)
+    assert len({tuple(sorted(assigned.items())) for assigned in drawn}) > 10
+    with pytest.raises(InputError, match=r"model\.ladder: the counts 5 \+ 3 add up to 8, and there are 7 devices"):
+        assign_counts(task().ladder, counts, dict.fromkeys("abcdefg", 1.0), 0)
 
 
 def test_packets_of_one_kind_are_sent_one_after_the_other() -> None:

@@ -60,6 +60,14 @@ NAMES = {
     "optimiser": ({"optimiser": "sgdd"}, "train.optimiser 'sgdd'", "'sgd', 'adam' or 'adamw'"),
     "device": ({"device": "gpu0"}, "run.device 'gpu0'", "write cpu"),
     **{name: ({"device": name}, f"run.device '{name}'", "write cpu, cuda or") for name in ("mps", "xla", "meta")},
+    "augment": ({"data_options": {"augment": "crop+flop"}}, "data.augment 'flop'", "did you mean 'flip'?"),
+    "normalise": ({"data_options": {"normalise": "all"}}, "normalise is 'all'", "true, false or {mean"),
+    "drop_last": ({"drop_last": 3}, "train.drop_last 3", "boolean"),
+    "cached features": (
+        {"method": "fedft", "options": {"cache_features": True}, "data_options": {"augment": "flip"}},
+        "method.cache_features true",
+        "data.augment: none",
+    ),
     "topology": ({"topology": "ring"}, "topology 'ring'", "write star, or tree:4x5"),
 }
 

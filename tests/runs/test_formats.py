@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from undergrowth.cli.app import app
 from undergrowth.core import InputError
 from undergrowth.exchange import COLUMNS
 from undergrowth.methods import METHODS
+from undergrowth.models import catalogue
+from undergrowth.models.catalogue import TABLE
+from undergrowth.models.initialisation import INITS
 from undergrowth.runs import checkpoint, formats, schema
 from undergrowth.runs.builders import build_method
 from undergrowth.runs.config import parse_experiment
@@ -135,6 +139,38 @@ def test_a_changed_default_does_not_change_an_old_run(folder: Path) -> None:
     assert stored_experiment(row).method.options == {"server_lr": 0.25}
 
 
+def test_models_of_old_runs_start_as_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the default of an architecture changes, and for the models of a ladder."""
+    names = [row.example for row in TABLE]
+    before = dict.fromkeys(names, "he-out") | {"cnn": "he-in"}
+    before |= dict.fromkeys(("logistic", "mlp", "lstm", "lstm-words"), "torch")
+    for init in INITS:
+        monkeypatch.setattr(catalogue, "TABLE", tuple(replace(row, init=init) for row in TABLE))
+        for name in names:
+            settings = json.loads(parse_experiment({"model": {"name": name, "ladder": names}}).model_dump_json())
+            for rung in settings["model"]["ladder"]:
+                del rung["init"], rung["count"]  # keys of later versions
+            document = formats.upgrade_experiment({"settings": settings, "defaults": {"model": {"norm": "x"}}}, 1)
+            found = stored_experiment({"experiment": document}).model
+            assert found.options == {"norm": "x", "init": before[name]}
+            assert {rung.label: rung.init for rung in found.ladder} == before
+    unknown = {"settings": {"model": {"name": "mine"}}, "defaults": {}}
+    assert formats.upgrade_experiment(unknown, 1)["defaults"] == {"model": {}}
+
+
+def test_new_runs_keep_the_start_of_their_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    ladder = ["wrn-10-1", {"name": "mlp", "hidden": [8]}, {"name": "cnn", "init": "torch"}]
+    described = parse_experiment({"model": {"name": "cnn", "ladder": ladder}})
+    stored = {"settings": json.loads(described.model_dump_json()), "defaults": option_defaults(described)}
+    before = {name: models.describe(name).inits[0] for name in ("cnn", "wrn-10-1", "mlp")}
+    changed = {row.name: next(init for init in INITS if init != row.init) for row in TABLE}
+    monkeypatch.setattr(catalogue, "TABLE", tuple(replace(row, init=changed[row.name]) for row in TABLE))
+    found = stored_experiment({"experiment": json.loads(json.dumps(stored))}).model
+    assert found.options["init"] == before["cnn"]
+    assert [rung.init for rung in found.ladder] == [before["wrn-10-1"], before["mlp"], "torch"]
+    assert [rung.label for rung in found.ladder] == [rung.label for rung in described.model.ladder]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -162,6 +198,24 @@ def test_every_rename_and_upgrade_is_applied_in_order(monkeypatch: pytest.Monkey
     settings = {"method": {"name": "fedsplit", "selector": "all"}, "train": {"picker": "oort"}}
     assert formats.upgrade_experiment(old, 0) == {"settings": settings, "defaults": {"method": {}}, "new": 1}
     assert formats.upgrade_experiment(old, 4) == old
+
+
+@pytest.mark.parametrize("found", [0, 1])
+def test_an_older_run_of_fedat_keeps_the_printed_form_of_its_loss(found: int) -> None:
+    old = {"settings": {"method": {"name": "fedat", "beta": 5.0}}, "defaults": {"method": {"beta": 1000.0}}}
+    row = {"experiment": formats.upgrade_experiment(old, found), "version": None}
+    assert stored_experiment(row).method.options == {"form": "printed", "beta": 5.0}
+    new = {**old, "defaults": stored_defaults({"method": "fedat"})}
+    row = {"experiment": formats.upgrade_experiment(new, formats.EXPERIMENT_FORMAT), "version": None}
+    assert stored_experiment(row).method.options["form"] == "mean-square"
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fjord", "fedrolex"])
+def test_older_runs_of_width_slicing_go_on_averaging_statistics(name: str) -> None:
+    stored = {"settings": {"method": {"name": name, "ratios": [1.0]}}, "defaults": {"method": {"ratios": [1.0, 0.5]}}}
+    upgraded = formats.upgrade_experiment(stored, 1)
+    assert upgraded["defaults"]["method"]["statistics"] is False
+    assert METHODS[name]().statistics is True  # type: ignore[attr-defined]
 
 
 def test_a_run_in_a_newer_format_is_refused_in_one_sentence(folder: Path) -> None:

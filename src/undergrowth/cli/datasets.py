@@ -69,12 +69,14 @@ def _print_entry(entry: Any, json: bool) -> None:
     if json:
         print_json({**_json_entry(entry), "example": example})
         return
+    augment = f"{', '.join(_augmentations(entry))}; several joined by +, such as data.augment=crop+flip"
     size = "depends on your files" if entry.megabytes is None else f"{entry.megabytes:g} MB in memory"
     options = "\n".join(f"{key}={default}: {entry.meanings[key]}" for key, default in entry.options.items())
     rows = [
         ("input", _shape(entry.shape)), ("classes", count(entry.classes)), ("train", count(entry.train)),
         ("test", count(entry.test)), ("size", size), ("licence", entry.licence), ("how to get it", entry.how_to_get),
         ("layout", entry.layout), ("natural groups", ", ".join(entry.fields) or "none"), ("options", options),
+        *([("augment", augment)] if entry.may_hold_images else []),
         ("example", example), ("in Python", f"undergrowth.data.{entry.example}"),
     ]  # fmt: skip
     screen = console()
@@ -83,7 +85,15 @@ def _print_entry(entry: Any, json: bool) -> None:
 
 
 def _json_entry(entry: Any) -> dict[str, Any]:
-    return {key: getattr(entry, key) for key in _JSON_KEYS}
+    return {**{key: getattr(entry, key) for key in _JSON_KEYS}, "augment": _augmentations(entry)}
+
+
+def _augmentations(entry: Any) -> list[str]:
+    """What `data.augment` can be for this data set."""
+    from undergrowth.learning.augmentation import AUGMENTATIONS, NONE
+
+    names = AUGMENTATIONS if entry.may_hold_images else [NONE]
+    return [AUGMENTATIONS[name].usage(name) for name in names]
 
 
 def _shape(shape: tuple[int, ...] | None) -> str | None:

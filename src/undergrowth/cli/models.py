@@ -36,9 +36,10 @@ def models(name: EntryName = None, json: AsJson = False) -> None:
     details = [
         ("parameters", f"{count(entry.parameters)} for {_input(entry)}"),
         ("split levels", ", ".join(f"{level} (before {stage})" for level, stage in entry.levels.items())),
-        ("normalisation", ", ".join(entry.norms)),
+        ("normalisation", f"norm: {', '.join(entry.norms)} (the first is the default)"),
+        ("initial weights", f"init: {', '.join(entry.inits)} (the first is the default)"),
         ("options", options or "none"),
-        ("weights", "weights: FILE (.safetensors or .pt) sets the initial weights, skip_head: true all but the head's"),
+        ("weights", "weights: FILE (.safetensors or .pt) replaces them, with skip_head: true all but the head's"),
         ("projection", "projection: SIZE puts MOON's projection head, two linear layers, before the last layer"),
         ("source", entry.source),
         ("example", f"undergrowth run --model {_example_name(entry)}"),

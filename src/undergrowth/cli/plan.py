@@ -61,6 +61,8 @@ def plan(
             f"data set '{population.name}' is not on this machine: the plan assumes its published size in equal parts, "
             f"{population.samples} samples on each of {population.clients} devices"
         )
+    if planned.start.trains:
+        notes.append(f"not in these prices: {planned.start}, before the first round")
     rows = list(_show_progress(plan_rows(planned, methods, population), len(methods) or len(_device_methods())))
     if not methods:
         notes += _notes_on_missing_methods({row["method"] for row in rows}, planned)

@@ -1,13 +1,15 @@
 """The contracts that methods, engines and topologies share."""
 
 from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
+from undergrowth.core.augmentation import Augmentation
 from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Updates, join_updates, split_limit
+from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError, RunError, describe_error, suggest
 from undergrowth.core.method import Method, ModelWeights, check_parts, check_state, personal_model
 from undergrowth.core.model import Model, Output
-from undergrowth.core.node import Command, Deadline, Drop, Node, RoundEnd
+from undergrowth.core.node import Node
 from undergrowth.core.options import MAX_NUMBER, MAX_WHOLE_NUMBER, check_options, option
 from undergrowth.core.packet import Packet, Weights
 from undergrowth.core.pytree import LazyMapping, State, map_leaves, map_tensors, move_to, pack, tensors_in, unpack
@@ -27,7 +29,8 @@ from undergrowth.core.shard import Shard
 from undergrowth.core.task import Task, Train
 
 __all__ = [
-    "MAX_NUMBER", "MAX_WHOLE_NUMBER", "AllSelector", "Answer", "Ask", "AskId", "Batch", "Carry", "Client",
+    "MAX_NUMBER", "MAX_WHOLE_NUMBER", "AllSelector", "Answer", "Ask", "AskId", "Augmentation", "Batch", "Carry",
+    "Client",
     "Collect", "Command", "Context", "Deadline", "DeviceKnowledge", "Drop", "Grouped", "InnerServer", "InputError",
     "LazyMapping", "LoopClient", "Lost", "Method", "Model", "ModelWeights", "Named", "Node", "Output", "Packet",
     "Partial", "PerCoordinateMean", "Plan", "Progress", "Receipt", "Reducer", "Refused", "RoundEnd", "RunError",

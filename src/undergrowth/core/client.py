@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,20 +29,26 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class Steps:
-    """The batches of a job: the samples, and for each epoch the positions of the samples to visit, in order."""
+    """The batches of a job: the samples, and for each epoch the positions of the samples to visit, in order.
+
+    visits: values that belong to a visit and not to a sample; by name, one tensor per epoch with a row per visit.
+    """
 
     data: Mapping[str, Tensor]
     epochs: tuple[Tensor, ...]
     batch: int
+    visits: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         # shape[0] instead of len(): ten times as fast for a tensor.
         return sum(-(-order.shape[0] // self.batch) for order in self.epochs)
 
     def __iter__(self) -> Iterator[Batch]:
-        for order in self.epochs:
+        torch_device = next(iter(self.data.values())).device
+        for number, order in enumerate(self.epochs):
             # One gather per epoch and views for its batches is cheaper than one gather per batch.
             data = {name: values[order.to(values.device)] for name, values in self.data.items()}
+            data |= {name: values[number].to(torch_device) for name, values in self.visits.items()}
             for start in range(0, len(order), self.batch):
                 yield {name: values[start : start + self.batch] for name, values in data.items()}
 

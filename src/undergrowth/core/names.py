@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Batches (`Steps.data`, and what `LoopClient.step` receives).
 X, Y = "x", "y"  # inputs and labels of the samples
+AUGMENT = "augment"  # random choices of the run's augmentation for each sample, see `Augmentation.draw`
 WEIGHT = "weight"  # weight of each sample; only in batches that hold the samples of several clients, see LossInputs
 
 # Carries (what `LoopClient.begin` and `step` hand on).

@@ -1,4 +1,4 @@
-"""Notation: settings written as a name and numbers, such as ``dirichlet:0.1`` or ``hinge:4:2``."""
+"""Notation: settings written as a name, numbers and a word, such as ``hinge:4:2`` or ``dirichlet:0.1:capped``."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ class Number:
 
 @dataclass(frozen=True)
 class Form:
-    """The numbers that follow a name, and an example for messages."""
+    """The numbers that follow a name, an example for messages, and words of which one may follow the numbers."""
 
     numbers: tuple[Number, ...] = ()
     example: str = ""
+    words: tuple[str, ...] = ()
 
     def usage(self, name: str) -> str:
         """How it is written: ``entropy:FRACTION[:TEMPERATURE]``."""
         parts = [f"[:{each.name}]" if each.default is not None else f":{each.name}" for each in self.numbers]
-        return name + "".join(parts)
+        return name + "".join(parts) + (f"[:{'|'.join(self.words)}]" if self.words else "")
 
 
 def parse(field: str, text: str, forms: Mapping[str, Form]) -> tuple[str, list[float]]:
@@ -60,19 +61,29 @@ def parse(field: str, text: str, forms: Mapping[str, Form]) -> tuple[str, list[f
 
     Raises an InputError that names `field`, the text and what would be right. `forms` has every known name.
     """
+    name, numbers, _ = parse_with_word(field, text, forms)
+    return name, numbers
+
+
+def parse_with_word(field: str, text: str, forms: Mapping[str, Form]) -> tuple[str, list[float], str]:
+    """Like `parse`, for forms with `words`; the third part is the word, or empty."""
     if not isinstance(text, str):
         raise InputError(f"{field} is {text!r} and must be a text such as '{_example(forms)}'")
     name, *texts = (part.strip() for part in text.split(":"))
     if name not in forms:
         raise InputError(f"{field} '{text}' is not known; {suggest(name, forms)}")
-    form = forms[name]
+    form, word = forms[name], ""
+    if form.words and len(texts) == len(form.numbers) + 1:
+        word = texts.pop()
+        if word not in form.words:
+            raise InputError(f"{field} '{text}': '{word}' is not known; {suggest(word, form.words)}")
     numbers = [number.read(each) for number, each in zip(form.numbers, texts, strict=False)]
     numbers += [number.default for number in form.numbers[len(texts) :]]
     if len(texts) > len(form.numbers) or None in numbers:
         meanings = ", ".join(number.meaning for number in form.numbers)
         example = f", such as {form.example}" if form.example else ""
         raise InputError(f"{field} '{text}' must be {form.usage(name)}{meanings and f' with {meanings}'}{example}")
-    return name, [number for number in numbers if number is not None]
+    return name, [number for number in numbers if number is not None], word
 
 
 def _example(forms: Mapping[str, Form]) -> str:

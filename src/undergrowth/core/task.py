@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from undergrowth.core.augmentation import Augmentation
 from undergrowth.core.model import Model
 from undergrowth.core.samplers import Sampler, UniformSampler
 from undergrowth.core.selector import AllSelector, Selector
@@ -27,6 +28,13 @@ class Train:
     deadline: float | None = None  # simulated seconds that a round may last
     over_select: float = 1.0  # devices asked, as a multiple of those needed; the first to answer are used
     quorum: float = 1.0  # fraction of the needed devices whose answers end a round
+    drop_last: bool = False  # leave out the last, smaller batch of an epoch, unless it is the only one
+    evaluate_every: int = 1  # rounds from one evaluation of the model to the next
+
+    def is_evaluated(self, round: int) -> bool:
+        """Whether the model is evaluated after `round`, counted from 0. The first and the last round always are."""
+        number = round + 1
+        return number % self.evaluate_every == 0 or number in (1, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -38,11 +46,15 @@ class Task:
     public: Shard | None = None  # data that the server holds, for methods that use such data
     selector: Selector = AllSelector()  # which samples devices train on, unless the client has its own selector
     ladder: Mapping[str, Model] = field(default_factory=dict, hash=False)  # models of devices, if not all have `model`
+    augmentation: Augmentation | None = None  # random changes of the inputs that devices train on
+    assigned: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its model, if the run fixes it
 
     def to(self, torch_device: str) -> Task:
-        """The task with its models and the server's data on `torch_device`."""
+        """The task with its models, the server's data and the augmentation on `torch_device`."""
         task = self.with_models(lambda model: model.to(torch_device))
-        return task if self.public is None else replace(task, public=self.public.to(torch_device))
+        public = None if self.public is None else self.public.to(torch_device)
+        augmentation = None if self.augmentation is None else self.augmentation.to(torch_device)
+        return replace(task, public=public, augmentation=augmentation)
 
     def with_models(self, change: Callable[[Model], Model]) -> Task:
         """The task with `change(model)` for its model and for every model of its ladder."""

@@ -1,4 +1,7 @@
-"""The partition rules: each function maps the labels to the number of the device that owns each sample."""
+"""The partition rules that need no Dirichlet distribution.
+
+Each function maps the labels to the number of the device that owns each sample.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,6 @@ def quantity(labels: np.ndarray, clients: int, generator: np.random.Generator, s
     rest = len(labels) - int(sizes.sum())
     sizes[np.argsort(np.floor(ideal) - ideal, kind="stable")[:rest]] += 1
     return generator.permutation(np.repeat(np.arange(clients), sizes))
-
-
-def dirichlet(labels: np.ndarray, clients: int, generator: np.random.Generator, alpha: float) -> np.ndarray:
-    """Divides each class over the devices in proportions drawn from Dir(alpha).
-
-    The smaller `alpha` is, the fewer devices hold samples of a class.
-    """
-    owner = np.full(len(labels), UNASSIGNED)
-    for label in np.unique(labels):
-        members = generator.permutation(np.flatnonzero(labels == label))
-        # Above this limit the proportions are equal to twelve digits, and numpy's sums would overflow.
-        proportions = generator.dirichlet(np.full(clients, min(alpha, 1e24)))
-        cuts = np.minimum(np.cumsum(proportions) * len(members), len(members)).astype(np.int64)
-        cuts[-1] = len(members)  # the proportions may sum to slightly less than 1
-        owner[members] = np.repeat(np.arange(clients), np.diff(cuts, prepend=0))
-    return owner
 
 
 def classes(labels: np.ndarray, clients: int, generator: np.random.Generator, held: int) -> np.ndarray:

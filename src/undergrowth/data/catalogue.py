@@ -12,6 +12,7 @@ from undergrowth.data.dataset import Dataset, to_numpy
 from undergrowth.data.dataset_entry import SAMPLE_OPTIONS, DatasetEntry
 from undergrowth.data.loaders import agnews, cifar, digits, femnist, images, mnist, npz, shakespeare, speech_commands
 from undergrowth.data.loaders.files import MissingFilesError
+from undergrowth.data.normalisation import normalise
 from undergrowth.data.split import proportional_sample
 
 FOLDER_VARIABLE = "UNDERGROWTH_DATA"
@@ -54,6 +55,7 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
         if option not in entry.options:
             raise InputError(f"data set '{name}' has no option '{option}'; {suggest(option, entry.options)}")
     sample_counts = {option: options.pop(option, None) for option in SAMPLE_OPTIONS}
+    normalisation = options.pop("normalise", None)
     if entry.embedded:
         if path is not None:
             raise InputError(f"data set '{name}' takes no path, but path is '{path}': it needs no files")
@@ -61,7 +63,8 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
     else:
         dataset = _load_files(entry, path, options)
     dataset.check()
-    return _sample(dataset, **sample_counts)
+    dataset = _sample(dataset, **sample_counts)
+    return dataset if normalisation is None else normalise(dataset, normalisation)
 
 
 def _sample(dataset: Dataset, train_samples: int | None, test_samples: int | None) -> Dataset:

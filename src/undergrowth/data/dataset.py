@@ -60,6 +60,13 @@ class Dataset:
         counts = np.bincount(self.labels, minlength=self.classes)
         return tuple(np.flatnonzero(counts == 0).tolist())
 
+    @property
+    def black(self) -> tuple[float, ...] | None:
+        """The value of a black pixel in each channel of a shard; None if the inputs are not normalised."""
+        if self.mean is None or self.std is None:
+            return None
+        return tuple(self._inputs(torch.zeros(1, len(self.mean), 1)).flatten().tolist())
+
     def shard(self, indices: Any) -> Shard:
         """The training samples at `indices`, as float32 tensors (int64 for tokens)."""
         indices = to_numpy(indices).astype(np.int64, copy=False)
@@ -107,7 +114,7 @@ class Dataset:
                 )
         if self.class_names and len(self.class_names) != self.classes:
             raise InputError(f"data set '{self.name}': {len(self.class_names)} class names for {self.classes} classes")
-        self._check_normalisation()
+        self.check_normalisation()
 
     def check_part(self, part: str) -> None:
         """Checks the inputs `x` or `test_x`, and their labels."""
@@ -166,7 +173,8 @@ class Dataset:
                     "number; every value must be finite in float32"
                 )
 
-    def _check_normalisation(self) -> None:
+    def check_normalisation(self) -> None:
+        """Raises an `InputError` if `mean` and `std` do not fit the channels."""
         if self.mean is None and self.std is None:
             return
         for key, values in (("mean", self.mean), ("std", self.std)):

@@ -9,10 +9,15 @@ from typing import Any
 
 from undergrowth.data.dataset import Dataset
 
-# Options of every data set. Their default, None, keeps all samples.
+# Options of every data set. Their default, None, keeps all samples and the normalisation of the loader.
 SAMPLE_OPTIONS = {
     "train_samples": "training samples to keep, with the class frequencies of the whole set",
     "test_samples": "test samples to keep, with the class frequencies of the whole set",
+}
+
+IMAGE_OPTIONS = {
+    "normalise": "true: per-channel normalisation, with published figures or those of the training images; false: "
+    "none; {mean: [...], std: [...]}: with these; by default as the data set is read"
 }
 
 
@@ -41,9 +46,17 @@ class DatasetEntry:
         """What `load` takes for this data set besides name and path, with the defaults."""
         parameters = inspect.signature(self.loader).parameters.values()
         own = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-        return {**own, **dict.fromkeys(SAMPLE_OPTIONS)}
+        return {**own, **dict.fromkeys(self._common_options)}
 
     @property
     def meanings(self) -> dict[str, str]:
         """What every option means."""
-        return {**self.loader_options, **SAMPLE_OPTIONS}
+        return {**self.loader_options, **self._common_options}
+
+    @property
+    def may_hold_images(self) -> bool:
+        return self.shape is None or len(self.shape) == 3
+
+    @property
+    def _common_options(self) -> dict[str, str]:
+        return {**SAMPLE_OPTIONS, **(IMAGE_OPTIONS if self.may_hold_images else {})}

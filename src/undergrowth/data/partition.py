@@ -1,13 +1,16 @@
 """Partitions a data set over devices by a rule such as "dirichlet:0.1".
 
-    iid              random samples, equal sizes
-    dirichlet:ALPHA  each class in proportions drawn from Dir(ALPHA); a device may have no sample
-    classes:K        at most K classes per device, equal sizes if the classes are equally large
-    quantity:SIGMA   log-normal sizes with this sigma, labels distributed as in the whole set
-    natural[:FIELD]  one device per value of a field of the data set, such as writer or role
+    iid                     random samples, equal sizes
+    dirichlet:ALPHA         each class in proportions drawn from Dir(ALPHA); a device may have no sample
+    dirichlet:ALPHA:capped  the same, but a device with N/n samples gets none of the later classes; at least 10 each
+    dirichlet:ALPHA:equal   equal sizes, each device with class probabilities drawn from Dir(ALPHA × frequencies)
+    classes:K               at most K classes per device, equal sizes if the classes are equally large
+    quantity:SIGMA          log-normal sizes with this sigma, labels distributed as in the whole set
+    natural[:FIELD]         one device per value of a field of the data set, such as writer or role
 
-Every sample goes to exactly one device. Two rules may leave samples out: `classes` if the devices cannot hold all
-classes, and `natural` if there are fewer devices than groups. A device without samples has empty shards and size 0.
+N is the number of samples, n that of devices. Every sample goes to at most one device. Three rules may leave samples
+out: `classes` if the devices cannot hold all classes, `natural` if there are fewer devices than groups, and `equal` the
+N mod n samples that are left over. A device without samples has empty shards and size 0.
 """
 
 from __future__ import annotations
@@ -17,14 +20,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from undergrowth.core.errors import InputError, suggest
-from undergrowth.core.notation import Form, Number, parse
-from undergrowth.data import assignment
+from undergrowth.core.notation import Form, Number, parse_with_word
+from undergrowth.data import assignment, dirichlet
 from undergrowth.data.dataset import Dataset, to_numpy
 from undergrowth.data.population import PartitionedPopulation
 
+_DIRICHLET = {"": dirichlet.uncapped, "capped": dirichlet.capped, "equal": dirichlet.equal}
 _FORMS = {
     "iid": Form(),
-    "dirichlet": Form((Number("ALPHA", above=0),), "dirichlet:0.1"),
+    "dirichlet": Form((Number("ALPHA", above=0),), "dirichlet:0.1", words=tuple(_DIRICHLET)[1:]),
     "classes": Form((Number("K", at_least=1, whole=True),), "classes:2"),
     "quantity": Form((Number("SIGMA", at_least=0),), "quantity:1.0"),
     "natural": Form(),
@@ -37,6 +41,7 @@ class PartitionRule:
 
     name: str
     number: float = 0.0  # ALPHA, K or SIGMA
+    word: str = ""  # after ALPHA
     field: str | None = None
 
 
@@ -48,8 +53,8 @@ def parse_rule(rule: str) -> PartitionRule:
             if not field:
                 raise InputError(f"partition '{rule}' must be natural or natural:FIELD, such as natural:writer")
             return PartitionRule(name, field=field)
-    name, numbers = parse("partition", rule, _FORMS)
-    return PartitionRule(name, numbers[0] if numbers else 0.0)
+    name, numbers, word = parse_with_word("partition", rule, _FORMS)
+    return PartitionRule(name, numbers[0] if numbers else 0.0, word)
 
 
 def partition_dataset(
@@ -94,7 +99,7 @@ def _check_clients(dataset: Dataset, rule: str, clients: int | None) -> int:
 def _assign(dataset: Dataset, rule: PartitionRule, clients: int, generator: np.random.Generator) -> np.ndarray:
     labels = dataset.labels
     if rule.name == "dirichlet":
-        return assignment.dirichlet(labels, clients, generator, rule.number)
+        return _DIRICHLET[rule.word](labels, clients, generator, rule.number)
     if rule.name == "quantity":
         return assignment.quantity(labels, clients, generator, rule.number)
     if rule.name == "classes":

@@ -17,6 +17,7 @@ class PooledPopulation:
         self.population = population
         self.devices = (POOL,)
         self.name, self.shape, self.classes = population.name, population.shape, population.classes
+        self.black = getattr(population, "black", None)
 
     def train(self, device: str) -> Shard:
         return _concatenate([self.population.train(name) for name in self.population.devices])

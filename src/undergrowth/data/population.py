@@ -18,8 +18,9 @@ from undergrowth.data.dataset import Dataset
 class Population(Protocol):
     """The data of a run. Shards are built on demand, so that a population may have any number of devices.
 
-    Two attributes are optional: `counts()` as in `PartitionedPopulation`, which lets a report plot the classes of each
-    device, and `public`, a `Shard` that only the server holds.
+    Three attributes are optional: `counts()` as in `PartitionedPopulation`, which lets a report plot the classes of
+    each device; `public`, a `Shard` that only the server holds; and `black`, the value of a black pixel in each channel
+    of an image, with which augmentation pads (default: 0).
     """
 
     @property
@@ -68,6 +69,10 @@ class PartitionedPopulation:
     @property
     def name(self) -> str:
         return self.dataset.name
+
+    @property
+    def black(self) -> tuple[float, ...] | None:
+        return self.dataset.black
 
     def train(self, device: str) -> Shard:
         number = self._number(device)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from undergrowth.core import Client, LoopClient, Packet, State, Task, Updates
+from undergrowth.core import Client, LoopClient, Packet, State, Steps, Task, Updates
 from undergrowth.core.names import STEPS_DONE
 from undergrowth.core.pytree import signature
 from undergrowth.devices.traced_job import SHAPES, ClassCounts, TracedJob, TracedJobBuilder
@@ -151,7 +151,7 @@ class _LoopTrace:
 
     def _work(self, scalars: Mapping[str, float], size: int, counts: ClassCounts | None) -> Work:
         with self.builder.job(size, counts, scalars) as job:
-            begin, carry, _, _ = self._begin(job)
+            begin, carry, _ = self._begin(job)
             bytes_up = self._bytes_up(job, carry)
         flops = begin.flops + self._interpolate("finish_flops", size, SMALL_SHARD, LARGE_SHARD)
         for batch, count in begin.batches.items():
@@ -180,7 +180,7 @@ class _LoopTrace:
         start, end = getattr(self.small, field), getattr(self.large, field)
         return float(start + (at - low) * (end - start) / (high - low))
 
-    def _begin(self, job: TracedJob) -> tuple[_BeginCost, Any, Mapping[str, Tensor], int]:
+    def _begin(self, job: TracedJob) -> tuple[_BeginCost, Any, Steps]:
         client, meter = job.client, job.meter
         with meter:
             carry, steps = client.begin(job.task, job.down, job.shard, job.own, job.context)
@@ -192,21 +192,22 @@ class _LoopTrace:
             whole, rest = divmod(len(order), steps.batch)
             batches.update({steps.batch: whole, rest: 1} if rest else {steps.batch: whole})
         cost = _BeginCost(meter.flops, meter.peak, meter.live, {size: n for size, n in batches.items() if n})
-        return cost, carry, steps.data, steps.batch
+        return cost, carry, steps
 
     def _trace_steps(self, size: int, batch: int | None) -> _StepCost:
         """The cost of a job with `size` samples and two steps of `batch` samples (default: the client's batch)."""
         with self.builder.job(size) as job:
-            begin, carry, data, full_batch = self._begin(job)
+            begin, carry, steps = self._begin(job)
+            entries = {**steps.data, **{name: values[0] for name, values in steps.visits.items()}}
             meter = job.meter
             meter.peak = meter.live
             meter.guess = True  # numbers read after `begin` are only reported and change no shape
             if batch is None:
-                batch = self.batch = max(full_batch, SMALL_BATCH + 1)
+                batch = self.batch = max(steps.batch, SMALL_BATCH + 1)
             with meter:
                 inputs = {
                     name: torch.zeros((batch, *values.shape[1:]), dtype=values.dtype, device=values.device)
-                    for name, values in data.items()
+                    for name, values in entries.items()
                 }
                 carry = job.client.step(job.task, carry, inputs)
                 first_peak, before, calls = meter.peak, meter.flops, meter.calls

@@ -50,5 +50,6 @@ def job_error(job: Job, shard: Shard | None, error: Exception) -> RunError:
 def count_batches(world: World, job: Job) -> int:
     """Batches that a job goes through, at least one. A placement balances these."""
     train = world.task.train
-    batches = -(-world.shards.size(job.device) // train.batch) * train.epochs
+    whole, rest = divmod(world.shards.size(job.device), train.batch)
+    batches = (whole if whole and train.drop_last else whole + (rest > 0)) * train.epochs
     return max(1, batches if job.limit is None else min(batches, job.limit))

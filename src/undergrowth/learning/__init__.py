@@ -1,6 +1,7 @@
 """The parts that methods are composed of. Each is used by at least two methods."""
 
 from undergrowth.core import AllSelector, Selector
+from undergrowth.learning.augmentation import ImageAugmentation, build_augmentation
 from undergrowth.learning.contrastive import Contrastive, ContrastiveClient
 from undergrowth.learning.distillation import Distillation, train_on_server
 from undergrowth.learning.features import UpperModel, features_of, predictions
@@ -18,16 +19,18 @@ from undergrowth.learning.selectors import (
     build_selector,
 )
 from undergrowth.learning.servers import AveragingServer, model_mismatch
-from undergrowth.learning.slices import SliceClient, WidthOptions, WidthServer
+from undergrowth.learning.slice_client import SliceOptions, WidthClient, WidthOptions, build_slice_client
+from undergrowth.learning.slices import WidthServer
 from undergrowth.learning.staleness import Staleness
 from undergrowth.learning.stragglers import StragglerOptions
 from undergrowth.learning.width import widths_of
 
 __all__ = [
     "Adam", "AllSelector", "AveragingServer", "Contrastive", "ContrastiveClient", "CrossEntropy", "Distillation",
-    "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "KMeansSelector", "Linear",
-    "LossInputs", "Objective", "OwnModelsServer", "Proximal", "RandomSelector", "Selector", "Sgd", "SliceClient",
-    "Staleness", "StragglerOptions", "Trained", "UpperModel", "WidthOptions", "WidthServer", "build_sampler",
-    "build_selector", "features_of", "learning_rate", "model_mismatch", "predictions", "require_sgd",
-    "sum_of_weights", "train_on_server", "widths_of", "with_slope",
+    "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "ImageAugmentation",
+    "KMeansSelector", "Linear", "LossInputs", "Objective", "OwnModelsServer", "Proximal", "RandomSelector", "Selector",
+    "Sgd", "SliceOptions", "Staleness", "StragglerOptions", "Trained", "UpperModel", "WidthClient", "WidthOptions",
+    "WidthServer", "build_augmentation", "build_sampler", "build_selector", "build_slice_client", "features_of",
+    "learning_rate", "model_mismatch", "predictions", "require_sgd", "sum_of_weights", "train_on_server", "widths_of",
+    "with_slope",
 ]  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Context, Packet, Shard, State, Steps, Task
+from undergrowth.core import Context, Packet, Shard, State, Steps, Task, Weights
+from undergrowth.learning.augmentation import visited_inputs
 from undergrowth.learning.features import features_of
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import LossInputs, Objective
@@ -39,10 +41,23 @@ class ContrastiveClient(GradientClient):
     """Adds the features of the received and of the previous model to the batches, and keeps the model that it sends."""
 
     def batches(self, task: Task, down: Packet, steps: Steps, shard: Shard, own: State, context: Context) -> Steps:
-        # Both models are fixed and run in evaluation mode, so that one pass over the samples serves all epochs.
+        # Both models are fixed and run in evaluation mode, so that one pass over the samples serves all epochs. With
+        # augmentation, every epoch has other inputs and needs a pass.
+        if task.augmentation is not None:
+            near_visits = _visited_features(task, down.tensors, steps)
+            far_visits = _visited_features(task, own["model"], steps) if "model" in own else near_visits
+            return replace(steps, visits={**steps.visits, NEAR: near_visits, FAR: far_visits})
         near = features_of(task, down.tensors, shard.x, "head").flatten(1)
         far = features_of(task, own["model"], shard.x, "head").flatten(1) if "model" in own else near
         return replace(steps, data={**steps.data, NEAR: near, FAR: far})
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         return trained.packet, {"model": dict(trained.tensors)}
+
+
+def _visited_features(task: Task, weights: Weights, steps: Steps) -> tuple[Tensor, ...]:
+    """For each epoch the features of its augmented inputs, in the order of the visits."""
+    return tuple(
+        torch.cat([features_of(task, weights, part, "head").flatten(1) for part in parts])
+        for parts in visited_inputs(task, steps)
+    )

@@ -75,7 +75,11 @@ def train_on_server(
     batch: int,
     split: str | None = None,
 ) -> dict[str, Tensor]:
-    """The weights after plain SGD on `data`: inputs x, labels y, and other entries that the objective uses."""
+    """The weights after plain SGD on `data`: inputs x, labels y, and other entries that the objective uses.
+
+    The inputs are not augmented, because these entries, such as a teacher's logits, belong to the inputs as they are.
+    """
+    task = replace(task, augmentation=None)
     student = GradientClient(objective, split, AllSelector(), Sgd(), lr, epochs, batch)
     down, shard = Packet(weights), Shard(data[X], data[Y])
     carry, steps = student.begin(task, down, shard, {}, context)

@@ -13,6 +13,7 @@ from torch import Tensor
 from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Selector, Shard, State, Task, Weights
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
 from undergrowth.core.names import (
+    AUGMENT,
     BUFFERS,
     EPOCHS,
     FINISH,
@@ -26,6 +27,7 @@ from undergrowth.core.names import (
     X,
     Y,
 )
+from undergrowth.learning.augmentation import draw_augmentation
 from undergrowth.learning.descent import Descent
 from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
 from undergrowth.learning.optimisers import Optimiser, Sgd, build_optimiser, learning_rate
@@ -106,7 +108,8 @@ class GradientClient(LoopClient):
             self.batch or task.train.batch,
             context.generator("order"),
         )
-        steps = without_small_batches(selected, task.model.smallest_batch(self.split))
+        steps = without_small_batches(selected, task.model.smallest_batch(self.split), task.train.drop_last)
+        steps = draw_augmentation(task, steps, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
         carry: Carry = {
@@ -126,6 +129,8 @@ class GradientClient(LoopClient):
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         task = self._device_task(task, carry.get(MODEL_NAME, ""))
+        if task.augmentation is not None and AUGMENT in batch:
+            batch = {**batch, X: task.augmentation.apply(batch[X], batch[AUGMENT])}
         optimiser, parameters = self._optimiser(task), dict(carry[PARAMETERS])
         plain = optimiser == Sgd() and not task.model.mixed
         descent = Descent(carry["lr"], carry.get("descending")) if plain else None
@@ -206,18 +211,20 @@ def shuffled_steps(
     return Steps({X: shard.x, Y: shard.y}, tuple(orders), batch)
 
 
-def without_small_batches(steps: Steps, smallest: int) -> Steps:
+def without_small_batches(steps: Steps, smallest: int, drop_last: bool) -> Steps:
     """The steps without the last batch of an epoch if it has fewer than `smallest` samples.
 
-    The next epoch has another order, so it leaves out another sample.
+    drop_last: also without a last batch that is smaller than the others, unless it is the only one. The next epoch has
+    another order, so it leaves out other samples.
     """
-    rests = [len(order) % steps.batch for order in steps.epochs]
-    if not any(0 < rest < smallest for rest in rests):
+
+    def kept(samples: int) -> int:
+        rest = samples % steps.batch
+        return samples - rest if rest < smallest or (drop_last and samples > rest) else samples
+
+    if all(kept(len(order)) == len(order) for order in steps.epochs):
         return steps
-    epochs = zip(steps.epochs, rests, strict=True)
-    return replace(
-        steps, epochs=tuple(order[: len(order) - rest] if rest < smallest else order for order, rest in epochs)
-    )
+    return replace(steps, epochs=tuple(order[: kept(len(order))] for order in steps.epochs))
 
 
 def gradients_of(

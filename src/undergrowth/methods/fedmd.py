@@ -31,7 +31,7 @@ from torch import Tensor
 from undergrowth.core import AllSelector, Context, LazyMapping, Packet, Shard, State, Task, View, Weights, option
 from undergrowth.core.client import Steps
 from undergrowth.core.method import Method, ModelWeights
-from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, SEED, X, Y
+from undergrowth.core.names import AUGMENT, EPOCHS, MODEL, MODEL_NAME, SEED, X, Y
 from undergrowth.core.reducers import WeightedMean
 from undergrowth.core.server import Plan, Server
 from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained, train_on_server
@@ -91,8 +91,11 @@ class FedMDClient(GradientClient):
         data[PUBLIC] = torch.arange(count + len(shard), device=shard.x.device) < count
         shown, generator = Shard(data[X][:count], data[Y][:count]), context.generator("digest")
         digesting = shuffled_steps(task, {}, shown, AllSelector(), self.options.digest_epochs, steps.batch, generator)
-        first = without_small_batches(digesting, task.model.smallest_batch()).epochs
-        return Steps(data, (*first, *(order + count for order in steps.epochs)), steps.batch)
+        first = without_small_batches(digesting, task.model.smallest_batch(), task.train.drop_last).epochs
+        visits = dict(steps.visits)
+        if task.augmentation is not None:  # the consensus is about the public samples as they are
+            visits[AUGMENT] = (*(task.augmentation.keep(len(order)) for order in first), *visits[AUGMENT])
+        return Steps(data, (*first, *(order + count for order in steps.epochs)), steps.batch, visits)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         task, weights = trained.task, dict(trained.tensors)

@@ -13,7 +13,8 @@ the baselines. So the head is an option of the model, for every method: `model: 
 are the outputs of the projection, and the classifier is the last layer above it. By default there is none.
 
 Departures: z_glob and z_prev are computed once per job instead of in every epoch. Their models are fixed and in
-evaluation mode, as in the authors' code, so the values are the same at a fraction of the price.
+evaluation mode, as in the authors' code, so the values are the same at a fraction of the price. With `data.augment`
+every epoch has other inputs, and both are computed for each.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="moon", options={"mu": 0.1}, model_options={"projection": 32}, rounds=2)

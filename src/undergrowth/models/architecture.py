@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from undergrowth.models.initialisation import Init
 from undergrowth.models.staged import Staged
 
 # A default of None is an optional file.
@@ -20,12 +21,13 @@ class Architecture:
     name: str
     title: str
     source: str
-    # make(shape, classes, norm, **numbers, **options); raises an InputError if the numbers are impossible.
+    # make(shape, classes, layers, **numbers, **options); raises an InputError if the numbers are impossible.
     make: Callable[..., Staged]
     takes: Literal["anything", "images", "tokens"]
     # The supported normalisations, the default first, with the smallest image side for each: batch normalisation needs
     # a last feature map of more than one pixel, because otherwise a batch of one sample has no variance.
     norms: Mapping[str, int]
+    init: Init  # the default start of its weights
     # The input for which the number of parameters is stated.
     shape: tuple[int, ...] = (3, 32, 32)
     classes: int = 10

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,15 +17,18 @@ from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.checks import (
     check_classes,
+    check_init,
     check_norm,
     check_options,
     check_projection,
     check_shape,
     check_start,
 )
+from undergrowth.models.initialisation import INITS
+from undergrowth.models.layers import Layers
 from undergrowth.models.projection import add_projection
 from undergrowth.models.staged import Staged
-from undergrowth.models.weights import check_weights, load_weights
+from undergrowth.models.weights import WithWeights, check_weights
 
 # To add an architecture, add its module and one line here.
 TABLE: tuple[Architecture, ...] = (
@@ -54,6 +57,7 @@ class ModelEntry:
     options: Mapping[str, Option]  # with the defaults
     meanings: Mapping[str, str]  # of the options
     norms: tuple[str, ...]  # the default first
+    inits: tuple[str, ...]  # the default first
     levels: Mapping[str, str]  # split level → first stage of the upper part
     parameters: int  # for `shape` and `classes`
     shape: tuple[int, ...]
@@ -78,26 +82,18 @@ class Recipe:
     architecture: Architecture
     shape: tuple[int, ...]
     classes: int
-    norm: str
+    layers: Layers
     options: Mapping[str, Option]
-    weights: Path | None = None
-    skip_head: bool = False
     projection: int | None = None
 
     def __call__(self) -> Staged:
-        module = self._make()
-        if self.weights is not None:
-            load_weights(module, self.weights, skip_head=self.skip_head)
-        return module
+        module = self.architecture.make(self.shape, self.classes, self.layers, **self.options)
+        return module if self.projection is None else add_projection(module, self.projection, self.layers)
 
     def skeleton(self) -> Staged:
         """The module on meta tensors: no memory is allocated and no random numbers are drawn."""
         with torch.device("meta"), _SkipNormalInit():
-            return self._make()
-
-    def _make(self) -> Staged:
-        module = self.architecture.make(self.shape, self.classes, self.norm, **self.options)
-        return module if self.projection is None else add_projection(module, self.projection)
+            return self()
 
 
 def names() -> list[str]:
@@ -105,11 +101,13 @@ def names() -> list[str]:
     return [row.name for row in TABLE]
 
 
+@cache  # building the skeleton of a deep model takes a tenth of a second
 def describe(name: str) -> ModelEntry:
     """The description of a model. A name from `names()` with capital letters takes the numbers of its example."""
     shown = next((each.example for each in TABLE if each.name == name), name)
     row, numbers = _find(shown)
-    recipe = Recipe(row, row.shape, row.classes, check_norm(row, shown, None), {**row.options, **numbers})
+    layers = Layers(next(iter(row.norms)), row.init)
+    recipe = Recipe(row, row.shape, row.classes, layers, {**row.options, **numbers})
     module = recipe.skeleton()
     return ModelEntry(
         name=name,
@@ -118,6 +116,7 @@ def describe(name: str) -> ModelEntry:
         options=dict(row.options),
         meanings=dict(row.meanings),
         norms=tuple(row.norms),
+        inits=(row.init, *(each for each in INITS if each != row.init)),
         levels=module.levels,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         shape=row.shape,
@@ -132,6 +131,7 @@ def builder(
     classes: int,
     *,
     norm: str | None = None,
+    init: str | None = None,
     weights: str | PathLike[str] | None = None,
     skip_head: bool = False,
     projection: int | None = None,
@@ -139,21 +139,23 @@ def builder(
 ) -> Callable[[], nn.Module]:
     """A callable that builds a new module. It draws from torch's global random state, which the caller seeds.
 
-    `shape` is that of one sample. `norm` is batch, group or none; the default depends on the architecture. `weights` is
-    a file of initial weights; with `skip_head` the last layer is not loaded. `projection` is the number of outputs of
-    a projection head before the last layer. Wrong arguments raise an `InputError` here, not when the module is built.
+    `shape` is that of one sample. `norm` is batch, group or none, `init` he-out, he-in or torch (see
+    `initialisation.py`); the defaults depend on the architecture. `weights` is a file of initial weights; with
+    `skip_head` the last layer is not loaded. `projection` is the number of outputs of a projection head before the last
+    layer. Wrong arguments raise an `InputError` here, not when the module is built.
     """
     row, numbers = _find(name)
     kind = check_norm(row, name, norm)
     checked_shape, checked_classes = check_shape(row, name, shape, kind), check_classes(name, classes)
     chosen = {**check_options(row, name, options), **numbers}
     file = check_start(name, weights, skip_head)
-    size = check_projection(name, projection)
-    recipe = Recipe(row, checked_shape, checked_classes, kind, chosen, file, skip_head, size)
+    layers, size = Layers(kind, check_init(row, name, init)), check_projection(name, projection)
+    recipe = Recipe(row, checked_shape, checked_classes, layers, chosen, size)
     skeleton = recipe.skeleton()
-    if recipe.weights is not None:
-        check_weights(skeleton, recipe.weights, skip_head=skip_head)
-    return recipe
+    if file is None:
+        return recipe
+    check_weights(skeleton, file, skip_head=skip_head)
+    return WithWeights(recipe, file, skip_head)
 
 
 def _find(name: str) -> tuple[Architecture, dict[str, int]]:

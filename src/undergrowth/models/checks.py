@@ -8,8 +8,9 @@ from pathlib import Path
 
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.models.architecture import Architecture, Option
+from undergrowth.models.initialisation import INITS, Init
 
-COMMON_OPTIONS = ("norm", "weights", "skip_head", "projection")
+COMMON_OPTIONS = ("norm", "init", "weights", "skip_head", "projection")
 
 
 def _is_count(value: object) -> bool:
@@ -24,6 +25,16 @@ def check_norm(architecture: Architecture, name: str, norm: str | None) -> str:
             f"model {name}: norm {norm!r} is not supported; choose one of: {', '.join(architecture.norms)}"
         )
     return norm
+
+
+def check_init(architecture: Architecture, name: str, init: str | None) -> Init:
+    """The start of the weights: `init`, or the default of the architecture."""
+    if init is None:
+        return architecture.init
+    known = next((each for each in INITS if each == init), None)
+    if known is None:
+        raise InputError(f"model {name}: init {init!r} is not known; {suggest(str(init), INITS)}")
+    return known
 
 
 def check_start(name: str, weights: object, skip_head: object) -> Path | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from undergrowth.models.architecture import Architecture
-from undergrowth.models.layers import initialise
+from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
 
-def make(shape: tuple[int, ...], classes: int, _norm: str, hidden: int) -> Staged:
+def make(shape: tuple[int, ...], classes: int, layers: Layers, hidden: int) -> Staged:
     """Features at `low`, `mid` and `up` are feature maps, so that methods that use maps can use all three levels.
 
     `mid` and `up` are before and after the second pooling: they have the same layers below, but the features at `up`
@@ -18,12 +18,12 @@ def make(shape: tuple[int, ...], classes: int, _norm: str, hidden: int) -> Stage
     channels, height, width = shape
     features = 64 * (height // 4) * (width // 4)
     stages: dict[str, nn.Module] = {
-        "convolution1": nn.Sequential(initialise(nn.Conv2d(channels, 32, 5, padding=2))),
+        "convolution1": nn.Sequential(layers.convolution(channels, 32, 5, bias=True)),
         "pool1": nn.Sequential(nn.MaxPool2d(2), nn.ReLU()),  # equal to ReLU before pooling, on a quarter of the values
-        "convolution2": nn.Sequential(initialise(nn.Conv2d(32, 64, 5, padding=2)), nn.ReLU()),
+        "convolution2": nn.Sequential(layers.convolution(32, 64, 5, bias=True), nn.ReLU()),
         "pool2": nn.MaxPool2d(2),
-        "hidden": nn.Sequential(nn.Flatten(), initialise(nn.Linear(features, hidden)), nn.ReLU()),
-        "head": initialise(nn.Linear(hidden, classes), last=True),
+        "hidden": nn.Sequential(nn.Flatten(), layers.linear(features, hidden), nn.ReLU()),
+        "head": layers.linear(hidden, classes, last=True),
     }
     return Staged(stages, {"low": "convolution2", "mid": "pool2", "up": "hidden", "head": "head"})
 
@@ -35,6 +35,7 @@ CNN = Architecture(
     make=make,
     takes="images",
     norms={"none": 4},
+    init="he-in",
     shape=(1, 28, 28),
     classes=62,
     options={"hidden": 512},

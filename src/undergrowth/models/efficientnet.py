@@ -14,6 +14,7 @@ from itertools import groupby
 from torch import nn
 
 from undergrowth.models.architecture import Architecture
+from undergrowth.models.layers import Layers
 from undergrowth.models.mobile import MIN_IMAGE_SIDE, STRIDE_HELP, BlockSizes, Design, SqueezeExcitation, build_mobile
 from undergrowth.models.staged import Staged
 
@@ -49,8 +50,8 @@ B0 = Design(
 )
 
 
-def make(shape: tuple[int, ...], classes: int, norm: str, stride: int) -> Staged:
-    return build_mobile(B0, shape[0], norm, stride, {"head": nn.Linear(B0.last, classes)})
+def make(shape: tuple[int, ...], classes: int, layers: Layers, stride: int) -> Staged:
+    return build_mobile(B0, shape[0], layers, stride, {"head": layers.linear(B0.last, classes, last=True)})
 
 
 EFFICIENTNET_B0 = Architecture(
@@ -60,6 +61,7 @@ EFFICIENTNET_B0 = Architecture(
     make=make,
     takes="images",
     norms=MIN_IMAGE_SIDE,
+    init="he-out",
     options={"stride": 1},
     meanings={"stride": STRIDE_HELP},
 )

@@ -7,12 +7,13 @@ from math import prod
 from torch import nn
 
 from undergrowth.models.architecture import Architecture
+from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
 
-def make(shape: tuple[int, ...], classes: int, _norm: str) -> Staged:
+def make(shape: tuple[int, ...], classes: int, layers: Layers) -> Staged:
     """The model has one layer, so `head` is the only level."""
-    return Staged({"flatten": nn.Flatten(), "head": nn.Linear(prod(shape), classes)}, {"head": "head"})
+    return Staged({"flatten": nn.Flatten(), "head": layers.linear(prod(shape), classes, last=True)}, {"head": "head"})
 
 
 LOGISTIC = Architecture(
@@ -22,5 +23,6 @@ LOGISTIC = Architecture(
     make=make,
     takes="anything",
     norms={"none": 1},
+    init="torch",
     shape=(1, 28, 28),
 )

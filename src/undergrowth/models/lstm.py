@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from undergrowth.models.architecture import Architecture
 from undergrowth.models.embeddings import FrozenEmbedding, TrainedEmbedding, read_vectors
+from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
 
@@ -28,15 +29,15 @@ class LastPosition(nn.Module):
         return x[:, -1]
 
 
-def make(_shape: tuple[int, ...], classes: int, _norm: str, vocabulary: int, embedding: int, hidden: int) -> Staged:
+def make(_shape: tuple[int, ...], classes: int, layers: Layers, vocabulary: int, embedding: int, hidden: int) -> Staged:
     """The model for int64 tokens below `vocabulary`."""
-    return _recurrent(nn.Embedding(vocabulary, embedding), embedding, hidden, classes)
+    return _recurrent(nn.Embedding(vocabulary, embedding), embedding, hidden, classes, layers)
 
 
 def make_words(
     _shape: tuple[int, ...],
     classes: int,
-    _norm: str,
+    layers: Layers,
     vocabulary: int,
     embedding: int,
     hidden: int,
@@ -44,19 +45,19 @@ def make_words(
 ) -> Staged:
     """The model for word tokens (see `embeddings.py`). A file of vectors decides their dimension."""
     if embeddings is None:
-        return _recurrent(TrainedEmbedding(vocabulary, embedding), embedding, hidden, classes)
+        return _recurrent(TrainedEmbedding(vocabulary, embedding), embedding, hidden, classes, layers)
     vectors = read_vectors(embeddings, vocabulary)
-    return _recurrent(FrozenEmbedding(vectors), vectors.shape[1], hidden, classes)
+    return _recurrent(FrozenEmbedding(vectors), vectors.shape[1], hidden, classes, layers)
 
 
-def _recurrent(words: nn.Module, embedding: int, hidden: int, classes: int) -> Staged:
+def _recurrent(words: nn.Module, embedding: int, hidden: int, classes: int, layers: Layers) -> Staged:
     """Levels are after the embedding and after each LSTM layer."""
     stages: dict[str, nn.Module] = {
         "embedding": words,
         "recurrent1": Recurrent(embedding, hidden),
         "recurrent2": Recurrent(hidden, hidden),
         "last": LastPosition(),
-        "head": nn.Linear(hidden, classes),
+        "head": layers.linear(hidden, classes, last=True),
     }
     return Staged(stages, {"low": "recurrent1", "mid": "recurrent2", "up": "last", "head": "head"})
 
@@ -68,6 +69,7 @@ LSTM = Architecture(
     make=make,
     takes="tokens",
     norms={"none": 1},
+    init="torch",
     shape=(80,),
     classes=80,
     options={"vocabulary": 80, "embedding": 8, "hidden": 256},
@@ -85,6 +87,7 @@ LSTM_WORDS = Architecture(
     make=make_words,
     takes="tokens",
     norms={"none": 1},
+    init="torch",
     shape=(64,),
     classes=4,
     options={"vocabulary": 20_000, "embedding": 100, "hidden": 256, "embeddings": None},

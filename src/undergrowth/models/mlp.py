@@ -7,10 +7,11 @@ from math import ceil, prod
 from torch import nn
 
 from undergrowth.models.architecture import Architecture
+from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
 
-def make(shape: tuple[int, ...], classes: int, _norm: str, hidden: tuple[int, ...]) -> Staged:
+def make(shape: tuple[int, ...], classes: int, layers: Layers, hidden: tuple[int, ...]) -> Staged:
     """Levels are after a quarter, a half, three quarters and all of the hidden layers, rounded up.
 
     With fewer than four hidden layers some levels coincide.
@@ -18,9 +19,9 @@ def make(shape: tuple[int, ...], classes: int, _norm: str, hidden: tuple[int, ..
     stages: dict[str, nn.Module] = {"flatten": nn.Flatten()}
     width = prod(shape)
     for number, units in enumerate(hidden, start=1):
-        stages[f"hidden{number}"] = nn.Sequential(nn.Linear(width, units), nn.ReLU())
+        stages[f"hidden{number}"] = nn.Sequential(layers.linear(width, units), nn.ReLU())
         width = units
-    stages["head"] = nn.Linear(width, classes)
+    stages["head"] = layers.linear(width, classes, last=True)
 
     above = list(stages)[1:]
     levels = {
@@ -37,6 +38,7 @@ MLP = Architecture(
     make=make,
     takes="anything",
     norms={"none": 1},
+    init="torch",
     shape=(1, 28, 28),
     options={"hidden": (200,)},
     meanings={"hidden": "units of each hidden layer"},

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from undergrowth.core.errors import InputError
-from undergrowth.models.layers import convolution, normalisation
+from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
 # With a first convolution of stride 1, images are halved four times, rounded up: 17 pixels become two.
@@ -30,19 +30,25 @@ class BlockSizes(NamedTuple):
 class SqueezeExcitation(nn.Module):
     """Multiplies every channel by a factor that is computed from the means of all channels."""
 
-    def __init__(self, channels: int, squeezed: int, activation: type[nn.Module], squash: type[nn.Module]) -> None:
+    def __init__(
+        self, layers: Layers, channels: int, squeezed: int, activation: type[nn.Module], squash: type[nn.Module]
+    ) -> None:
         super().__init__()
         self.factors = nn.Sequential(
             nn.AdaptiveAvgPool2d(1),
-            convolution(channels, squeezed, 1, bias=True),
+            layers.convolution(channels, squeezed, 1, bias=True),
             activation(),
-            convolution(squeezed, channels, 1, bias=True),
+            layers.convolution(squeezed, channels, 1, bias=True),
             squash(),
         )
 
     def forward(self, x: Tensor) -> Tensor:
         gated: Tensor = x * self.factors(x)
         return gated
+
+
+# (layers, channels, squeezed units) → squeeze and excitation
+Gate = Callable[[Layers, int, int], nn.Module]
 
 
 class Design(NamedTuple):
@@ -53,24 +59,24 @@ class Design(NamedTuple):
     groups: Sequence[Sequence[BlockSizes]]  # the first block of a group may halve the maps
     last: int  # channels of the last convolution, which is 1×1
     activation: type[nn.Module]  # after the first and the last convolution
-    gate: Callable[[int, int], nn.Module]  # (channels, squeezed units) → squeeze and excitation
+    gate: Gate
 
 
 class InvertedResidual(nn.Module):
     """Widening, depthwise convolution, squeeze and excitation, narrowing; adds the input if the shapes are equal."""
 
-    def __init__(self, inputs: int, sizes: BlockSizes, norm: str, gate: Callable[[int, int], nn.Module]) -> None:
+    def __init__(self, inputs: int, sizes: BlockSizes, layers: Layers, gate: Gate) -> None:
         super().__init__()
         kernel, widened, outputs, squeezed, stride, activation = sizes
-        layers: list[nn.Module] = []
+        block: list[nn.Module] = []
         if widened != inputs:
-            layers += [convolution(inputs, widened, 1), normalisation(norm, widened), activation()]
-        layers += [convolution(widened, widened, kernel, stride, groups=widened)]
-        layers += [normalisation(norm, widened), activation()]
+            block += [layers.convolution(inputs, widened, 1), layers.normalisation(widened), activation()]
+        block += [layers.convolution(widened, widened, kernel, stride, groups=widened)]
+        block += [layers.normalisation(widened), activation()]
         if squeezed:
-            layers += [gate(widened, squeezed)]
-        layers += [convolution(widened, outputs, 1), normalisation(norm, outputs)]
-        self.layers = nn.Sequential(*layers)
+            block += [gate(layers, widened, squeezed)]
+        block += [layers.convolution(widened, outputs, 1), layers.normalisation(outputs)]
+        self.layers = nn.Sequential(*block)
         self.adds_input = inputs == outputs and stride == 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,21 +84,23 @@ class InvertedResidual(nn.Module):
         return x + inner if self.adds_input else inner
 
 
-def build_mobile(design: Design, channels: int, norm: str, stride: int, top: dict[str, nn.Module]) -> Staged:
+def build_mobile(design: Design, channels: int, layers: Layers, stride: int, top: dict[str, nn.Module]) -> Staged:
     """The stages of the design, then those of `top`. Levels low, mid and up are after the last three groups."""
     if stride not in (1, 2):
         raise InputError(f"model {design.name}: option stride must be 1 or 2, not {stride}")
-    first = convolution(channels, design.stem, 3, stride)
-    stages: dict[str, nn.Module] = {"stem": nn.Sequential(first, normalisation(norm, design.stem), design.activation())}
+    first = layers.convolution(channels, design.stem, 3, stride)
+    stages: dict[str, nn.Module] = {
+        "stem": nn.Sequential(first, layers.normalisation(design.stem), design.activation())
+    }
     inputs = design.stem
     for number, group in enumerate(design.groups, start=1):
         blocks = []
         for sizes in group:
-            blocks.append(InvertedResidual(inputs, sizes, norm, design.gate))
+            blocks.append(InvertedResidual(inputs, sizes, layers, design.gate))
             inputs = sizes.outputs
         stages[f"group{number}"] = nn.Sequential(*blocks)
-    last = convolution(inputs, design.last, 1)
-    stages["last"] = nn.Sequential(last, normalisation(norm, design.last), design.activation())
+    last = layers.convolution(inputs, design.last, 1)
+    stages["last"] = nn.Sequential(last, layers.normalisation(design.last), design.activation())
     stages["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     count = len(design.groups)
     return Staged(stages | top, {"low": f"group{count - 1}", "mid": f"group{count}", "up": "last", "head": "head"})

@@ -12,6 +12,7 @@ from functools import partial
 from torch import nn
 
 from undergrowth.models.architecture import Architecture
+from undergrowth.models.layers import Layers
 from undergrowth.models.mobile import MIN_IMAGE_SIDE, STRIDE_HELP, BlockSizes, Design, SqueezeExcitation, build_mobile
 from undergrowth.models.staged import Staged
 
@@ -42,12 +43,12 @@ SMALL = Design(
 )
 
 
-def make(shape: tuple[int, ...], classes: int, norm: str, stride: int) -> Staged:
+def make(shape: tuple[int, ...], classes: int, layers: Layers, stride: int) -> Staged:
     top: dict[str, nn.Module] = {
-        "hidden": nn.Sequential(nn.Linear(SMALL.last, HIDDEN), nn.Hardswish()),
-        "head": nn.Linear(HIDDEN, classes),
+        "hidden": nn.Sequential(layers.linear(SMALL.last, HIDDEN), nn.Hardswish()),
+        "head": layers.linear(HIDDEN, classes, last=True),
     }
-    return build_mobile(SMALL, shape[0], norm, stride, top)
+    return build_mobile(SMALL, shape[0], layers, stride, top)
 
 
 MOBILENETV3_SMALL = Architecture(
@@ -57,6 +58,7 @@ MOBILENETV3_SMALL = Architecture(
     make=make,
     takes="images",
     norms=MIN_IMAGE_SIDE,
+    init="he-out",
     options={"stride": 1},
     meanings={"stride": STRIDE_HELP},
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
 
-def add_projection(module: Staged, size: int) -> Staged:
+def add_projection(module: Staged, size: int, layers: Layers) -> Staged:
     """The model with the stage `projection` before a new last layer, which gets its `size` outputs.
 
     The first layer of the projection has as many outputs as inputs. At the level `head` the features are now those of
@@ -17,7 +18,7 @@ def add_projection(module: Staged, size: int) -> Staged:
     last = stages.pop("head")
     assert isinstance(last, nn.Linear)
     features = last.in_features
-    stages["projection"] = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
-    stages["head"] = nn.Linear(size, last.out_features)
+    stages["projection"] = nn.Sequential(layers.linear(features, features), nn.ReLU(), layers.linear(features, size))
+    stages["head"] = layers.linear(size, last.out_features, last=True)
     moved = {level: "projection" for level, stage in module.levels.items() if stage == "head" and level != "head"}
     return Staged(stages, {**module.levels, **moved})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from undergrowth.models.architecture import Architecture
-from undergrowth.models.layers import convolution, normalisation
+from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
 MAX_SMALL_IMAGE_SIDE = 64
@@ -22,43 +22,43 @@ MAX_SMALL_IMAGE_SIDE = 64
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions with normalisation, added to the shortcut before the last ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers) -> None:
         super().__init__()
-        self.convolution1 = convolution(inputs, outputs, 3, stride)
-        self.norm1 = normalisation(norm, outputs)
-        self.convolution2 = convolution(outputs, outputs, 3)
-        self.norm2 = normalisation(norm, outputs)
+        self.convolution1 = layers.convolution(inputs, outputs, 3, stride)
+        self.norm1 = layers.normalisation(outputs)
+        self.convolution2 = layers.convolution(outputs, outputs, 3)
+        self.norm2 = layers.normalisation(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if inputs != outputs or stride != 1:
-            self.shortcut = nn.Sequential(convolution(inputs, outputs, 1, stride), normalisation(norm, outputs))
+            self.shortcut = nn.Sequential(layers.convolution(inputs, outputs, 1, stride), layers.normalisation(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         inner = functional.relu(self.norm1(self.convolution1(x)))
         return functional.relu(self.norm2(self.convolution2(inner)) + self.shortcut(x))
 
 
-def stem(channels: int, width: int, norm: str, large: bool) -> nn.Sequential:
+def stem(channels: int, width: int, layers: Layers, large: bool) -> nn.Sequential:
     """A 3×3 convolution, or for large images a 7×7 convolution and pooling that divide the size by four."""
     if large:
-        first = convolution(channels, width, 7, stride=2)
-        return nn.Sequential(first, normalisation(norm, width), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
-    return nn.Sequential(convolution(channels, width, 3), normalisation(norm, width), nn.ReLU())
+        first = layers.convolution(channels, width, 7, stride=2)
+        return nn.Sequential(first, layers.normalisation(width), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
+    return nn.Sequential(layers.convolution(channels, width, 3), layers.normalisation(width), nn.ReLU())
 
 
-def make(shape: tuple[int, ...], classes: int, norm: str, width: int, blocks: tuple[int, ...]) -> Staged:
+def make(shape: tuple[int, ...], classes: int, layers: Layers, width: int, blocks: tuple[int, ...]) -> Staged:
     """Levels low, mid and up are after the first, second and third group, even if there is a fourth."""
     # resnet-8 was designed for small images and always has the small stem.
     large = len(blocks) == 4 and max(shape[1:]) > MAX_SMALL_IMAGE_SIDE
-    stages: dict[str, nn.Module] = {"stem": stem(shape[0], width, norm, large)}
+    stages: dict[str, nn.Module] = {"stem": stem(shape[0], width, layers, large)}
     inputs = width
     for number, count in enumerate(blocks, start=1):
         outputs = width * 2 ** (number - 1)
-        first = BasicBlock(inputs, outputs, 1 if number == 1 else 2, norm)
-        others = [BasicBlock(outputs, outputs, 1, norm) for _ in range(count - 1)]
+        first = BasicBlock(inputs, outputs, 1 if number == 1 else 2, layers)
+        others = [BasicBlock(outputs, outputs, 1, layers) for _ in range(count - 1)]
         stages[f"group{number}"] = nn.Sequential(first, *others)
         inputs = outputs
     stages["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    stages["head"] = nn.Linear(inputs, classes)
+    stages["head"] = layers.linear(inputs, classes, last=True)
     names = list(stages)
     return Staged(stages, {"low": names[2], "mid": names[3], "up": names[4], "head": "head"})
 
@@ -71,6 +71,7 @@ def architecture(depth: int, form: str, width: int, blocks: tuple[int, ...], nor
         make=partial(make, blocks=blocks),
         takes="images",
         norms=norms,
+        init="he-out",
         options={"width": width},
         meanings={"width": "channels of the first group; each later group has twice as many"},
     )

@@ -7,21 +7,21 @@ from torch.nn import functional
 
 from undergrowth.core.errors import InputError
 from undergrowth.models.architecture import Architecture
-from undergrowth.models.layers import convolution, normalisation
+from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
 
 class PreActivationBlock(nn.Module):
     """Twice normalisation, ReLU and convolution. If the shape changes, the shortcut convolves the activated input."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers) -> None:
         super().__init__()
-        self.norm1 = normalisation(norm, inputs)
-        self.convolution1 = convolution(inputs, outputs, 3, stride)
-        self.norm2 = normalisation(norm, outputs)
-        self.convolution2 = convolution(outputs, outputs, 3)
+        self.norm1 = layers.normalisation(inputs)
+        self.convolution1 = layers.convolution(inputs, outputs, 3, stride)
+        self.norm2 = layers.normalisation(outputs)
+        self.convolution2 = layers.convolution(outputs, outputs, 3)
         same_shape = inputs == outputs and stride == 1
-        self.shortcut = None if same_shape else convolution(inputs, outputs, 1, stride)
+        self.shortcut = None if same_shape else layers.convolution(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         activated = functional.relu(self.norm1(x))
@@ -31,7 +31,7 @@ class PreActivationBlock(nn.Module):
         return outputs
 
 
-def make(shape: tuple[int, ...], classes: int, norm: str, depth: int, width: int) -> Staged:
+def make(shape: tuple[int, ...], classes: int, layers: Layers, depth: int, width: int) -> Staged:
     """Levels low, mid and up are after the first, second and third group."""
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
@@ -40,15 +40,15 @@ def make(shape: tuple[int, ...], classes: int, norm: str, depth: int, width: int
             f"model wrn-{depth}-{width}: the depth of a Wide ResNet must be 6n+4 and at least 10, "
             f"not {depth}; did you mean wrn-{below}-{width} or wrn-{below + 6}-{width}?"
         )
-    stages: dict[str, nn.Module] = {"stem": convolution(shape[0], 16, 3)}
+    stages: dict[str, nn.Module] = {"stem": layers.convolution(shape[0], 16, 3)}
     inputs = 16
     for number, outputs in enumerate((16 * width, 32 * width, 64 * width), start=1):
-        first = PreActivationBlock(inputs, outputs, 1 if number == 1 else 2, norm)
-        others = [PreActivationBlock(outputs, outputs, 1, norm) for _ in range(blocks - 1)]
+        first = PreActivationBlock(inputs, outputs, 1 if number == 1 else 2, layers)
+        others = [PreActivationBlock(outputs, outputs, 1, layers) for _ in range(blocks - 1)]
         stages[f"group{number}"] = nn.Sequential(first, *others)
         inputs = outputs
-    stages["pool"] = nn.Sequential(normalisation(norm, inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    stages["head"] = nn.Linear(inputs, classes)
+    stages["pool"] = nn.Sequential(layers.normalisation(inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    stages["head"] = layers.linear(inputs, classes, last=True)
     return Staged(stages, {"low": "group2", "mid": "group3", "up": "pool", "head": "head"})
 
 
@@ -60,5 +60,6 @@ WRN = Architecture(
     takes="images",
     # Two halvings, rounded up: five pixels become two.
     norms={"batch": 5, "group": 4},
+    init="he-out",
     numbers={"depth": 16, "width": 1},
 )

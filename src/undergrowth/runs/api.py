@@ -46,8 +46,10 @@ def run(
     selector: str | None = None,
     over_select: float | None = None,
     quorum: float | None = None,
+    drop_last: bool | None = None,
     links: Mapping[str, Any] | None = None,
     public: float | str | Mapping[str, Any] | None = None,
+    start: Mapping[str, Any] | None = None,
     seed: int | None = None,
     engine: str | None = None,
     workers: int | None = None,
@@ -75,8 +77,10 @@ def run(
     `deadline`, `availability`, `dropout`, `failure`: limits and faults of the simulated devices. `sampler`,
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
     their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
-    holds, such as 0.1 of the training samples. `options`, `data_options`, `model_options`: options of the named
-    method, data set and model. `progress`: a progress bar on standard error; by default if that is a terminal.
+    holds, such as 0.1 of the training samples. `start`: what comes before the first round, such as {"weights": FILE}
+    or {"data": {"name": "cifar100"}, "epochs": 20, "warm_rounds": 1, "warm_epochs": 5}. `options`, `data_options`,
+    `model_options`: options of the named method, data set and model. `progress`: a progress bar on standard error; by
+    default if that is a terminal.
     """
     raw, objects = parse_arguments(locals())
     with _display(progress) as display:
@@ -120,7 +124,7 @@ _PLACES = {
     "fleet": ("deadline", "availability", "dropout", "failure"),
     "train": (
         "rounds", "sample", "epochs", "batch", "lr", "momentum", "weight_decay", "optimiser", "schedule", "sampler",
-        "selector", "over_select", "quorum",
+        "selector", "over_select", "quorum", "drop_last",
     ),
     "run": (
         "seed", "engine", "workers", "placement", "precision", "stack", "chunk", "address", "device", "out",
@@ -140,13 +144,14 @@ _DICTIONARIES = {
     "data_options": '{"train_samples": 500}',
     "model_options": '{"norm": "group"}',
     "links": '{"up": "int8"}',
+    "start": '{"warm_rounds": 1}',
 }
 
 
 def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
     settings = {name: section for section, names in _PLACES.items() for name in names}
-    known = {*_PLACES, *settings, *_KINDS, "links", "public", "topology"}
+    known = {*_PLACES, *settings, *_KINDS, "links", "public", "start", "topology"}
     extra = set(arguments) - known - {"options", "data_options", "model_options", "progress"}
     for rename in RENAMES:
         if rename.section in _PLACES and rename.old in extra:
@@ -161,8 +166,8 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         _check_kind(name, part)
         options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
         objects[name] = None if isinstance(part, str) else part
-        # A Dataset is spread over devices by the experiment, and `holdout` is a setting of that.
-        allowed = {"holdout"} if isinstance(part, Dataset) else set()
+        # The experiment spreads a Dataset over devices, which `holdout` is a setting of, and augments any data.
+        allowed = ({"holdout", "augment"} if isinstance(part, Dataset) else {"augment"}) if name == "data" else set()
         if objects[name] is not None and options.keys() - allowed:
             raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
         raw.setdefault(name, {}).update({**options, "name": _name(part)})
@@ -171,7 +176,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
             raw[section][name] = given[name]
     if "fleet" in given:
         raw["fleet"]["name"] = given["fleet"]
-    raw["links"] = _mapping(arguments, "links")
+    raw["links"], raw["start"] = _mapping(arguments, "links"), _mapping(arguments, "start")
     return {**raw, **{name: given[name] for name in ("public", "topology") if name in given}}, objects
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
@@ -15,16 +16,18 @@ from torch import nn
 from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, suggest
 from undergrowth.data import (
     Dataset,
+    PartitionedPopulation,
     Population,
     describe,
     draw_public,
     hide_labels,
     load,
+    normalise,
     partition_dataset,
     remove_samples,
 )
 from undergrowth.methods import METHODS
-from undergrowth.models import builder
+from undergrowth.models import WithWeights, builder, check_weights
 from undergrowth.runs.config import DataSection, Experiment, PublicSection, explain
 from undergrowth.runs.fields import NO_BOOLEANS
 
@@ -86,7 +89,10 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
-        data = _load(section)
+        data, figures = _load(section), device_normalisation(experiment, population)
+        # Inputs of another shape are refused below.
+        if figures is not None and section.options.get("normalise") is None and data.shape == population.shape:
+            data = normalise(data, figures)
         shard = data.shard(_public_indices(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
         if section.labelled and data.classes != population.classes:
@@ -113,18 +119,41 @@ def _load(section: DataSection | PublicSection) -> Dataset:
     return load(section.name, section.path, **section.options)
 
 
+def device_normalisation(experiment: Experiment, population: Population) -> bool | dict[str, Any] | None:
+    """The option `normalise` for other data sets of the run, which get the devices' figures; None: as they are read."""
+    if experiment.data.options.get("normalise") is None:
+        return None
+    assert isinstance(population, PartitionedPopulation)  # the option goes with a named data set
+    mean, std = population.dataset.mean, population.dataset.std
+    return False if mean is None or std is None else {"mean": list(mean), "std": list(std)}
+
+
 def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
     section = experiment.public
     return draw_public(data, section.share, section.samples, section.missing, experiment.run.seed)
 
 
 def build_model(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:
-    """The model of the run. `model` replaces the one that the experiment names."""
+    """The model of the run, with the weights in `start.weights`. `model` replaces the one that the experiment names."""
     if isinstance(model, Model):
         return model
     if model is None:
-        return Model(builder(experiment.model.name, population.shape, population.classes, **experiment.model.options))
-    return _functional(model)
+        section = experiment.model
+        built = Model(builder(section.name, population.shape, population.classes, **section.options))
+    else:
+        built = _functional(model)
+    weights = experiment.start.weights
+    return built if weights is None else _with_weights(built, weights)
+
+
+def _with_weights(model: Model, file: str) -> Model:
+    """The model with initial weights from a file, without the file's head if that has another shape."""
+    try:
+        path = Path(file).expanduser()
+        check_weights(model.module, path, skip_head=None)
+    except (InputError, RuntimeError) as error:  # RuntimeError: ~name of an unknown user
+        raise InputError(f"start.weights: {str(error).removeprefix('weights: ')}") from None
+    return Model(WithWeights(model.build, path, skip_head=None))
 
 
 def build_ladder(
@@ -137,7 +166,8 @@ def build_ladder(
         if rung.label in ladder:
             raise InputError(f"model.ladder: '{rung.label}' is in it twice; each must differ from the others")
         try:
-            ladder[rung.label] = Model(builder(rung.name, population.shape, population.classes, **rung.options))
+            build = builder(rung.name, population.shape, population.classes, init=rung.init, **rung.options)
+            ladder[rung.label] = Model(build)
         except InputError as error:
             raise InputError(f"model.ladder: {error}") from None
     return ladder

@@ -1,4 +1,4 @@
-"""An experiment: its nine sections, and how they are validated before anything starts.
+"""An experiment: its ten sections, and how they are validated before anything starts.
 
 A wrong key, type or value is refused with one sentence that names it.
 """
@@ -6,9 +6,10 @@ A wrong key, type or value is refused with one sentence that names it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from undergrowth.core import MAX_NUMBER, InputError, Train, suggest
 from undergrowth.learning import learning_rate
@@ -24,30 +25,8 @@ from undergrowth.runs.fields import (
     Whole,
 )
 from undergrowth.runs.formats import refuse_old_keys
-
-
-class Section(BaseModel):
-    """Settings with fixed keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keys other than the fields of the section, if it allows any."""
-        return dict(self.model_extra or {})
-
-
-class Named(Section):
-    """A section that may be written as a bare name. Keys other than its fields are options of what is named."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+from undergrowth.runs.sections import Named, Section
+from undergrowth.runs.start_section import StartSection
 
 
 class MethodSection(Named):
@@ -60,6 +39,7 @@ class DataSection(Named):
     partition: str = "dirichlet:0.1"
     clients: Count | None = None
     holdout: FractionBelow1 = 0.1
+    augment: str = "none"
 
 
 class PublicSection(Section):
@@ -108,8 +88,12 @@ class PublicSection(Section):
 class Rung(Named):
     """A model that a device may use instead of the run's model."""
 
+    count: Count | None = None  # how many devices get it; None: see `assign_models`
+    init: str | None = None
+
     @property
     def label(self) -> str:
+        """Names the model in packets and checkpoints. Its start is not part of the name."""
         options = ", ".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.name} ({options})" if options else self.name
 
@@ -117,6 +101,29 @@ class Rung(Named):
 class ModelSection(Named):
     name: str = "cnn"
     ladder: tuple[Rung, ...] = ()
+
+    @field_validator("ladder", mode="before")
+    @classmethod
+    def _from_counts(cls, value: Any) -> Any:
+        """The list that `{name: count}` is short for."""
+        if not isinstance(value, Mapping):
+            return value
+        if None in value.values():
+            raise ValueError("has a model without a count; write the number of devices, as in {wrn-10-1: 6}")
+        return [{"name": name, "count": count} for name, count in value.items()]
+
+    @field_validator("ladder")
+    @classmethod
+    def _all_have_counts(cls, ladder: tuple[Rung, ...]) -> tuple[Rung, ...]:
+        without = [rung.label for rung in ladder if rung.count is None]
+        if 0 < len(without) < len(ladder):
+            raise ValueError(f"has counts, but '{without[0]}' has none; give a count to every model or to none")
+        return ladder
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many devices get each model of the ladder, by its label; empty without counts."""
+        return {rung.label: rung.count for rung in self.ladder if rung.count is not None}
 
 
 class FleetSection(Named):
@@ -143,6 +150,7 @@ class TrainSection(Section):
     selector: str = "all"
     over_select: Annotated[Number, Field(ge=1, le=1000)] = 1.0
     quorum: FractionAbove0 = 1.0
+    drop_last: bool = False
 
 
 class LinksSection(Section):
@@ -173,6 +181,7 @@ class Experiment(Section):
     data: DataSection = DataSection()
     public: PublicSection = PublicSection()
     model: ModelSection = ModelSection()
+    start: StartSection = StartSection()
     fleet: FleetSection = FleetSection()
     links: LinksSection = LinksSection()
     topology: Place = "star"
@@ -185,9 +194,24 @@ class Experiment(Section):
         """Removes empty sections, such as `train:`, so that they get their defaults."""
         return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
+    def with_population(self) -> Experiment:
+        """The experiment for a population that is built already: with its devices, and without the public samples."""
+        update: dict[str, Any] = {"data": self.data.model_copy(update={"clients": None})}
+        if self.public.of_the_devices:
+            update["public"] = PublicSection()
+        return self.model_copy(update=update)
+
+    def starting_from(self, weights: Path | None) -> Experiment:
+        """The experiment without its phase `start`: it begins with the weights in a file, or with none."""
+        return self.model_copy(update={"start": StartSection(weights=None if weights is None else str(weights))})
+
     def train_settings(self) -> Train:
         """The settings that methods see. Raises `InputError` if the schedule is not valid."""
-        settings = Train(**self.train.model_dump(exclude={"sampler", "selector"}), deadline=self.fleet.deadline)
+        settings = Train(
+            **self.train.model_dump(exclude={"sampler", "selector"}),
+            deadline=self.fleet.deadline,
+            evaluate_every=self.run.evaluate_every,
+        )
         learning_rate(settings, 0)
         return settings
 
@@ -196,9 +220,12 @@ def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
     """The experiment that a nested dictionary describes."""
     refuse_old_keys(raw)
     try:
-        return Experiment.model_validate(raw)
+        experiment = Experiment.model_validate(raw)
     except ValidationError as error:
         raise InputError(explain(error, Experiment)) from None
+    if experiment.start != StartSection() and "weights" in experiment.model.options:
+        raise InputError("model.weights and start are both given; write the file as start.weights")
+    return experiment
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:

@@ -6,18 +6,19 @@ Building opens no process, file or socket: `Federation.driver.start()` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, check_parts, suggest
+from undergrowth.core import Context, InputError, Method, Model, Node, Shard, Task, check_options, check_parts, suggest
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.exchange import Driver, Links
-from undergrowth.learning import build_sampler, build_selector
+from undergrowth.learning import build_augmentation, build_sampler, build_selector
+from undergrowth.learning.ladder import assign_counts
 from undergrowth.runs.builders import (
     build_ladder,
     build_method,
@@ -58,6 +59,18 @@ class Federation:
         self.engine = engine
         del self.driver
 
+    @property
+    def device_data(self) -> Population:
+        """The data of the devices, also if the method pools it."""
+        population = self.population
+        return population.population if isinstance(population, PooledPopulation) else population
+
+    def reseed(self, purpose: str) -> None:
+        """Draws random numbers in the rounds that no other federation of the run draws. The initial model stays."""
+        self.driver.root.initialise()
+        for node in self.nodes.values():
+            node.seed = Context(node.seed, self.driver.root.name, 0).key(purpose)
+
     @cached_property
     def test(self) -> Shard:
         """The central test set."""
@@ -92,6 +105,10 @@ def federate(
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
     )
+    if experiment.model.counts and not method.pooled:
+        speeds = {name: devices.profile(name).achieved_flops for name in population.devices}
+        assigned = assign_counts(task.ladder, experiment.model.counts, speeds, experiment.run.seed)
+        task = replace(task, assigned=assigned)
     nodes = _nodes(experiment, method, task, topology, {name: population.size(name) for name in with_samples})
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
@@ -133,7 +150,8 @@ def _task(
     places = [check_torch_device(name) for name in engine_settings(experiment).torch_devices]
     # Worker processes have torch devices of their own, and the server then computes on the CPU.
     device = "cpu" if experiment.run.engine == "processes" else places[0]
-    task = Task(functional, population.classes, train, asks, public, picks, ladder).to(device)
+    changes = build_augmentation(experiment.data.augment, population.shape, getattr(population, "black", None))
+    task = Task(functional, population.classes, train, asks, public, picks, ladder, changes).to(device)
     return task.with_models(lambda each: each.with_precision(experiment.run.precision == "bf16"))
 
 

@@ -41,11 +41,7 @@ def plan_rows(
     prepared: Callable[[], nn.Module] | Model = model or builder(
         section.name, population.shape, population.classes, **section.options
     )
-    # `federate` gets the population as it is: its number of devices is fixed and the public samples are taken out.
-    update: dict[str, Any] = {"data": experiment.data.model_copy(update={"clients": None})}
-    if experiment.public.of_the_devices:
-        update["public"] = PublicSection()
-    experiment = experiment.model_copy(update=update)
+    experiment = experiment.with_population()
     tracers: list[Tracer] = []
     for method in methods or [name for name, kind in METHODS.items() if not kind.pooled]:
         options = experiment.method.options if method == experiment.method.name else {}
@@ -86,12 +82,12 @@ def _row(
         "method": method,
         "device": tier,
         "devices": len(devices),
-        "flops": typical.timing.flops,
-        "memory_bytes": typical.timing.memory,
+        "flops": typical.total.flops,
+        "memory_bytes": typical.total.memory,
         "bytes_down": typical.bytes_down,
         "bytes_up": typical.bytes_up,
-        "seconds": typical.timing.seconds,
-        "joules": typical.timing.joules,
+        "seconds": typical.total.seconds,
+        "joules": typical.total.joules,
         "verdict": typical.verdict(deadline),
         "fitting": round(fitting * able / len(priced)),
         "example": typical.device,

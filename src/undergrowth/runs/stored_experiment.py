@@ -12,9 +12,11 @@ from undergrowth.core import InputError
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, parse_experiment
 
+LADDER = "model.ladder"  # prefix of the keys of defaults of its models
+
 
 def option_defaults(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """The default of every option of the method, data set and model that `experiment` names.
+    """The default of every option of the method, data set and models that `experiment` names.
 
     A section whose name is unknown belongs to an object of the user and has no options.
     """
@@ -26,7 +28,10 @@ def option_defaults(experiment: Experiment) -> dict[str, dict[str, Any]]:
         defaults["data"] = data.describe(experiment.data.name).options
     with suppress(InputError):
         model = models.describe(experiment.model.name)
-        defaults["model"] = {"norm": model.norms[0], **model.options}
+        defaults["model"] = {"norm": model.norms[0], "init": model.inits[0], **model.options}
+    for number, rung in enumerate(experiment.model.ladder):
+        with suppress(InputError):  # only `init`: other options are part of the label that checkpoints name a rung by
+            defaults[f"{LADDER}.{number}"] = {"init": models.describe(rung.name).inits[0]}
     return defaults
 
 
@@ -44,4 +49,17 @@ def stored_experiment(row: Mapping[str, Any]) -> Experiment:
 
 def fill(raw: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The dictionary of an experiment with `defaults` for the options that its sections do not set."""
-    return {key: {**defaults.get(key, {}), **part} if isinstance(part, Mapping) else part for key, part in raw.items()}
+    filled = {
+        key: {**defaults.get(key, {}), **part} if isinstance(part, Mapping) else part for key, part in raw.items()
+    }
+    model = filled.get("model")
+    if isinstance(model, dict) and isinstance(model.get("ladder"), list):
+        model["ladder"] = [
+            _with_defaults(rung, defaults.get(f"{LADDER}.{number}", {})) for number, rung in enumerate(model["ladder"])
+        ]
+    return filled
+
+
+def _with_defaults(part: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The part with `defaults` for keys that it lacks, or that are None because the user left them out."""
+    return {**part, **{key: value for key, value in defaults.items() if part.get(key) is None}}

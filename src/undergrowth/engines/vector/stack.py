@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,7 +47,8 @@ class Begun:
             for name, value in self.carry.items()
             if name != FINISH
         )
-        data = tuple((name, values.shape[1:], values.dtype) for name, values in self.steps.data.items())
+        first = {name: values[0] for name, values in self.steps.visits.items() if values}
+        data = tuple((name, each.shape[1:], each.dtype) for name, each in {**self.steps.data, **first}.items())
         return self.name, carry, data, self.steps.batch
 
     @property
@@ -104,6 +105,8 @@ class Batches:
         batch, steps = first.batch, max((each.count for each in begun), default=0)
         # One pool of all samples and one table of positions, so that the batch of a step is a single gather.
         self.pool = {name: torch.cat([each.steps.data[name] for each in begun]) for name in first.data}
+        # The same for what belongs to visits: a pool of all visits, client by client.
+        self.visits = {name: _visit_pool(begun, name, torch_device) for name in first.visits}
         table = np.zeros((places, steps, batch), dtype=np.int64)
         real = np.zeros((places, steps), dtype=np.int64)  # samples of a client's batch that are no padding
         start = 0
@@ -121,12 +124,14 @@ class Batches:
         mask = (inside | (real[:, :, None] == 0)).astype(dtype)
         # By step, then client, so that the values of one step are contiguous.
         self._table = _to_torch(table.transpose(1, 0, 2), torch_device)
+        self._visit_table = self._table
+        if self.visits:
+            self._visit_table = _to_torch(_visit_table(begun, real).transpose(1, 0, 2), torch_device)
         self._weights = _to_torch(np.stack([weight, mask]).transpose(2, 0, 1, 3), torch_device)
 
     def at(self, step: int, places: int) -> tuple[dict[str, Tensor], Tensor | None]:
         """The long batch of the first `places` places, and the mask of its real samples (None: all are real)."""
-        positions = self._table[step, :places].reshape(-1)
-        batch = {name: values.index_select(0, positions) for name, values in self.pool.items()}
+        batch = {name: values.index_select(0, rows) for name, values, rows in self._sources(step, places)}
         weight, mask = self._weights[step, :, :places]
         batch[WEIGHT] = weight.reshape(-1)
         return batch, None if self._full[step] else mask
@@ -134,16 +139,40 @@ class Batches:
     def allocate(self, places: int) -> tuple[dict[str, Tensor], Tensor]:
         """Memory for the long batch of `places` places, and for the weights and the mask of its samples."""
         rows = places * self._table.shape[2]
-        batch = {name: values.new_empty(rows, *values.shape[1:]) for name, values in self.pool.items()}
+        pools = {**self.pool, **self.visits}
+        batch = {name: values.new_empty(rows, *values.shape[1:]) for name, values in pools.items()}
         return batch, torch.empty_like(self._weights[0, :, :places])
 
     def write(self, step: int, batch: Mapping[str, Tensor], weights: Tensor) -> None:
         """Writes the long batch of a step, and the weights and the mask of its samples, into allocated memory."""
         places = weights.shape[1]
-        positions = self._table[step, :places].reshape(-1)
-        for name, values in self.pool.items():
-            torch.index_select(values, 0, positions, out=batch[name])
+        for name, values, rows in self._sources(step, places):
+            torch.index_select(values, 0, rows, out=batch[name])
         weights.copy_(self._weights[step, :, :places])
+
+    def _sources(self, step: int, places: int) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """The entries of a batch: name, pool, and the rows of the pool that the step uses."""
+        for pools, table in ((self.pool, self._table), (self.visits, self._visit_table)):
+            rows = table[step, :places].reshape(-1)
+            yield from ((name, values, rows) for name, values in pools.items())
+
+
+def _visit_pool(begun: Sequence[Begun], name: str, torch_device: str) -> Tensor:
+    pool = torch.cat([values for each in begun for values in each.steps.visits[name]])
+    return pool if pool.device.type != "cpu" else _to_torch(pool.numpy(), torch_device)
+
+
+def _visit_table(begun: Sequence[Begun], real: NDArray[Any]) -> NDArray[Any]:
+    """Positions in the pool of visits, places × steps × batch. The visits of a client follow each other in the pool.
+
+    Padding has any position: its weight is 0.
+    """
+    sizes = [sum(len(order) for order in each.steps.epochs) for each in begun]
+    starts = np.zeros((len(real), 1), dtype=np.int64)
+    starts[: len(begun), 0] = np.cumsum(sizes) - sizes
+    first = starts + real.cumsum(1) - real
+    positions: NDArray[Any] = first[:, :, None] + np.arange(begun[0].steps.batch)
+    return positions.clip(max=sum(sizes) - 1)
 
 
 def _to_torch(values: NDArray[Any], torch_device: str) -> Tensor:
