@@ -166,7 +166,7 @@ def test_classifiers_count_alike_and_go_on_the_lower_part_that_they_were_trained
 
 def test_the_mixed_model_has_the_mean_of_both_classifiers_on_the_lower_part_of_the_few_shot_one(run: Run) -> None:
     """Table 4.8 of the source: {(θ_fs + θ)/2, φ}. Its accuracy is reported, and nothing else changes."""
-    task = digits_task()
+    task = digits_task("mlp")
     few_shot, base = task.model.initial(1), task.model.initial(2)
     models = FedFSCPlus(mixed=True).models(task, {"global": few_shot, "model": base}, {})
     for name, value in models["mixed"].items():

@@ -126,11 +126,12 @@ def test_stored_warm_rounds_of_fedft_become_the_section() -> None:
 
 
 def test_a_snapshot_after_the_warm_rounds_forgets_their_uploads() -> None:
-    node = {"state": {"model": {}, "phase": "", "rounds": 3}, "heard": {"a": {"samples": 2.0}, "b": {"warm": 1.0}}}
-    snapshot = {"nodes": {"server": node}, "now": 1.0}
-    heard = upgrade_from_2(snapshot)["nodes"]["server"]["heard"]
-    assert heard == {"a": {"samples": 2.0}}, "b has no lower part yet, so it must get the whole model"
-    for phase in ("warm", "handing out"):
-        node["state"]["phase"] = phase
-        with pytest.raises(InputError, match=r"stopped in a warm round of its method.*start a new run with start.warm"):
-            upgrade_from_2(snapshot)
+    heard = {"a": {"samples": 2.0}, "b": {"warm": 1.0}}
+    root = {"state": {"model": {}, "phase": "", "rounds": 3}, "heard": heard, "asked_by": None}
+    edge = {"state": {"model": {}, "phase": "warm"}, "heard": heard, "asked_by": ("edge", 0, 0)}  # as it was asked last
+    new = upgrade_from_2({"nodes": {"server": root, "edge": edge}, "now": 1.0})
+    for node in new["nodes"].values():
+        assert node["heard"] == {"a": {"samples": 2.0}}, "b has no lower part yet, so it must get the whole model"
+    root["state"]["phase"] = "warm"
+    with pytest.raises(InputError, match=r"stopped before its method had done its warm rounds"):
+        upgrade_from_2({"nodes": {"server": root, "edge": edge}, "now": 1.0})

@@ -22,10 +22,15 @@ def plan(
         list[str] | None, typer.Option(metavar="NAME", help="Method to plan. Repeatable. (Default: all methods.)")
     ] = None,
     data: run.DataName = None,
+    partition: run.Partition = None,
     model: run.ModelName = None,
     clients: run.Clients = None,
     fleet: run.FleetName = None,
     deadline: run.Deadline = None,
+    topology: run.TopologyName = None,
+    epochs: run.Epochs = None,
+    batch: run.Batch = None,
+    lr: run.LearningRate = None,
     settings: run.SettingOptions = None,
     json: AsJson = False,
     target: Annotated[
@@ -44,18 +49,19 @@ def plan(
     """
     from undergrowth.report.plan_page import write_plan_page
     from undergrowth.runs.config import parse_experiment
-    from undergrowth.runs.planning import Outline, plan_rows, population_or_outline
+    from undergrowth.runs.planning import Outline, default_methods, plan_rows, population_or_outline
 
     methods = list(dict.fromkeys(method or ()))
     flags = {
         "method": methods[0] if methods else None,  # method options in -s belong to the first method
-        "data": data, "model": model, "clients": clients, "fleet": fleet, "deadline": deadline,
+        "data": data, "partition": partition, "model": model, "clients": clients, "fleet": fleet,
+        "deadline": deadline, "topology": topology, "epochs": epochs, "batch": batch, "lr": lr,
     }  # fmt: skip
     raw, dropped = run.build_raw_experiment(file, settings or [], flags)
     run.print_dropped(dropped, file)
     planned = parse_experiment(raw)
     population = population_or_outline(planned)
-    notes = []
+    notes = list(getattr(getattr(population, "dataset", None), "notes", ()))
     if isinstance(population, Outline):
         notes.append(
             f"data set '{population.name}' is not on this machine: the plan assumes its published size in equal parts, "
@@ -63,7 +69,8 @@ def plan(
         )
     if planned.start.trains:
         notes.append(f"not in these prices: {planned.start}, before the first round")
-    rows = list(_show_progress(plan_rows(planned, methods, population), len(methods) or len(_device_methods())))
+    total = len(methods or default_methods(planned))
+    rows = list(_show_progress(plan_rows(planned, methods, population), total))
     if not methods:
         notes += _notes_on_missing_methods({row["method"] for row in rows}, planned)
     path = write_plan_page(rows, planned, notes, target) if target is not None else None
@@ -77,18 +84,13 @@ def plan(
         typer.echo(f"wrote the page to '{path}'", err=True)
 
 
-def _device_methods() -> list[str]:
-    """The methods that train on devices, not on pooled data."""
-    from undergrowth.methods import METHODS
-
-    return [name for name, method in METHODS.items() if not method.pooled]
-
-
 def _notes_on_missing_methods(planned_methods: set[str], planned: Experiment) -> list[str]:
     from undergrowth.methods import METHODS
+    from undergrowth.runs.planning import default_methods
 
-    missing = [name for name in _device_methods() if name not in planned_methods]
-    without_data = [] if planned.public.given else [name for name in missing if METHODS[name].needs_public]
+    missing = [name for name in default_methods(planned) if name not in planned_methods]
+    needs_public = {name for name, method in METHODS.items() if method.needs_public}
+    without_data = [] if planned.public.given else [name for name in missing if name in needs_public]
     unsupported = [name for name in missing if name not in without_data]
     notes = []
     if without_data:

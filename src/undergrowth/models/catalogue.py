@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core.errors import InputError, find_meant, suggest
 from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet, resnet, vgg, wrn
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.checks import (
@@ -163,7 +164,12 @@ def _find(name: str) -> tuple[Architecture, dict[str, int]]:
         numbers = row.numbers_in(name)
         if numbers is not None:
             return row, numbers
-    raise InputError(f"model: unknown name '{name}'; {suggest(name.lower(), [row.example for row in TABLE])}")
+    examples = [row.example for row in TABLE]
+    family = re.sub(r"[^a-z]", "", name.lower())
+    relatives = [each for each in examples if re.sub(r"[^a-z]", "", each) == family]
+    if len(relatives) > 1 and find_meant(name, examples) is None:  # another depth, not a slip
+        raise InputError(f"model: unknown name '{name}'; choose one of: {', '.join(sorted(examples))}")
+    raise InputError(f"model: unknown name '{name}'; {suggest(name, examples)}")
 
 
 def _example_options(row: Architecture) -> list[str]:

@@ -5,13 +5,16 @@ A wrong key, type or value is refused with one sentence that names it.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from undergrowth.core import MAX_NUMBER, InputError, Train, suggest
+from undergrowth.core import MAX_NUMBER, InputError, Train, find_meant, suggest
+from undergrowth.data import is_table_file
 from undergrowth.learning import learning_rate
 from undergrowth.runs.fields import (
     Above0,
@@ -40,6 +43,15 @@ class DataSection(Named):
     clients: Count | None = None
     holdout: FractionBelow1 = 0.1
     augment: str = "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _natural_groups(cls, value: Any) -> Any:
+        """Data with a group column is partitioned by it, unless another partition is given."""
+        if not isinstance(value, Mapping) or value.get("group") is None:
+            return value
+        name = str(value.get("name"))
+        return {"partition": "natural", **value} if name in ("table", "hf") or is_table_file(name) else value
 
 
 class PublicSection(Section):
@@ -219,6 +231,7 @@ class Experiment(Section):
 def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
     """The experiment that a nested dictionary describes."""
     refuse_old_keys(raw)
+    _refuse_decimal_commas(raw)
     try:
         experiment = Experiment.model_validate(raw)
     except ValidationError as error:
@@ -228,13 +241,23 @@ def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
+def _refuse_decimal_commas(raw: Mapping[str, Any]) -> None:
+    """YAML reads {lr: 0,1} as lr: 0 and an empty key 1."""
+    for section, inner in raw.items():
+        keys = list(inner) if isinstance(inner, Mapping) else []
+        for key, next_key in itertools.pairwise(keys):
+            whole = inner[key]
+            if type(next_key) is int and inner[next_key] is None and type(whole) is int:
+                raise InputError(f"{section}.{key} '{whole},{next_key}' has a decimal comma; write {whole}.{next_key}")
+
+
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """The first problem that pydantic found, in one sentence."""
     first = error.errors()[0]
     place = [str(step) for step in first["loc"]]
     path = ".".join([prefix, *place] if prefix else place)
     if first["type"] == "extra_forbidden":
-        return f"{path} is not a known key; {suggest(place[-1], keys_of(model, place[:-1]))}"
+        return f"{path} is not a known key; {_suggest_key(model, place)}"
     if first["type"] == "invalid_key":  # a number, or a word that YAML reads as a number or as true
         section = ".".join([prefix, *place[:-1]] if prefix else place[:-1])
         key = f"the key {first['input']!r}"
@@ -245,10 +268,35 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         keys = keys_of(model, place)
         or_name = "a name, or " if "name" in keys else ""
         return f"{path} {first['input']!r} should be {or_name}a section with keys such as {keys[0]}"
+    comma = re.fullmatch(r"\s*(-?\d+),(\d+)\s*", first["input"]) if isinstance(first["input"], str) else None
+    if comma and first["type"] in ("float_parsing", "int_parsing"):
+        return f"{path} '{first['input']}' has a decimal comma; write {comma[1]}.{comma[2]}"
     wanted = first["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("Value error, ")
     if first.get("ctx", {}).get("le") == MAX_NUMBER:  # pydantic would write all its digits
         wanted = f"should be less than or equal to {MAX_NUMBER:g}"
     return f"{path} {first['input']!r} {wanted}"
+
+
+def _suggest_key(model: type[BaseModel], place: Sequence[str]) -> str:
+    """The nearest key of the section; but first a key of that meaning, there or in another section of an experiment."""
+    here = keys_of(model, place[:-1])
+    meant = find_meant(place[-1], here)
+    if meant is None and model is Experiment:
+        sections = {path.rpartition(".")[2]: path for path in reversed(experiment_keys())}
+        meant = find_meant(place[-1], sections)
+        if meant in sections:
+            return f"did you mean '{sections[meant]}'?"
+    return suggest(place[-1], here)
+
+
+def experiment_keys() -> list[str]:
+    """Every key of an experiment by its path, such as train.lr. Those of the phase before the first round are last."""
+    return [
+        f"{section}.{key}"
+        for section in sorted(Experiment.model_fields, key="start".__eq__)
+        for key in keys_of(Experiment, [section])
+        if key not in Experiment.model_fields and key != "name"
+    ]
 
 
 def keys_of(model: type[BaseModel], place: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from undergrowth.runs.federation import federate
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.ongoing_run import Execution, OnRound
 from undergrowth.runs.opening import AUTO, check_same_data, enter_run, open_federation
+from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
 from undergrowth.runs.start_phase import WARM_ROUNDS, Step, phase_steps, prepare_phase
 from undergrowth.runs.status import record_status
@@ -72,11 +73,15 @@ def resume(
     method: Method | None = None,
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
+    allow_changed_source: bool = False,
     on_start: Callable[[Execution], None] | None = None,
     on_round: OnRound | None = None,
     on_phase: OnPhase | None = None,
 ) -> Result:
-    """The result of a run that continues after its last finished round. It needs the same objects as at its start."""
+    """The result of a run that continues after its last finished round. It needs the same objects as at its start.
+
+    A run that names objects of the user is refused if their source has changed, unless `allow_changed_source` is set.
+    """
     with closing(Store(out, write=True)) as store:
         name = store.find(run)
         row = store.run(name)
@@ -90,8 +95,16 @@ def resume(
                     f"ug.resume('{name}', {part}=...)"
                 )
         experiment = stored_experiment(row)
+        changed = " and ".join(changed_sources(row["experiment"].get("sources", ())))
+        if changed and not allow_changed_source:
+            raise InputError(
+                f"run '{name}': the source of {changed} has changed since the run began, so the rest would not be that "
+                f"of an uninterrupted run; restore it, or go on with --allow-changed-source (allow_changed_source=True)"
+            )
         has_phase = experiment.start.trains
         federation = federate(experiment.starting_from(None) if has_phase else experiment, method, data, model)
+        if changed:
+            federation.notes.append(f"resumed with another source of {changed} than the run began with")
         check_same_data(row, federation.population)
         with lock_run(store.folder / name), record_status(store, name, federation.notes):
             execution = Execution(store, name, experiment, federation)

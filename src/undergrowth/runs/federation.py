@@ -29,6 +29,7 @@ from undergrowth.runs.builders import (
     check_torch_device,
 )
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.own_objects import references
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology, build_topology
@@ -127,6 +128,7 @@ def _population(
     """The devices' data, the server's data, and notes about them."""
     population = build_population(experiment, data)
     public = build_public(experiment, population)
+    notes = list(getattr(getattr(population, "dataset", None), "notes", ()))
     if method.pooled:
         population = PooledPopulation(population)
     name, devices = population.name, population.devices
@@ -138,7 +140,7 @@ def _population(
         raise InputError(f"data '{name}': no device has a sample to train on")
     if not len(population.central_test()):
         raise InputError(f"data '{name}': the central test set is empty; it needs at least one sample")
-    return population, public, [f"{empty} of {len(devices)} devices have no sample"] if empty else []
+    return population, public, notes + ([f"{empty} of {len(devices)} devices have no sample"] if empty else [])
 
 
 def _task(
@@ -197,6 +199,7 @@ def engine_settings(experiment: Experiment) -> EngineSettings:
         chunk=section.chunk,
         address=section.address,
         tf32=section.precision != "float32",
+        modules=tuple(dict.fromkeys(name.partition(":")[0] for name in references(experiment))),
     )
 
 

@@ -127,7 +127,7 @@ def upgrade_experiment(document: Raw, found: int) -> Raw:
                 section[rename.new] = section.pop(rename.old)
                 settings = {**settings, rename.section: section}
         document = {**document, "settings": settings}
-        for upgrade in EXPERIMENT_UPGRADES[number]:
+        for upgrade in EXPERIMENT_UPGRADES.get(number, ()):
             document = upgrade(document)
     return document
 

@@ -13,6 +13,7 @@ from undergrowth.runs.engine_choice import choose_engine
 from undergrowth.runs.engine_facts import choose_workers, count_facts
 from undergrowth.runs.federation import Federation, build_engine
 from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.own_objects import source_records
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import option_defaults
@@ -51,6 +52,7 @@ def enter_run(store: Store, experiment: Experiment, federation: Federation, give
         "settings": json.loads(experiment.model_dump_json()),
         "defaults": option_defaults(experiment),
         "objects": {part: used and getattr(used, "__name__", type(used).__name__) for part, used in given.items()},
+        "sources": source_records(experiment, given),
         "shape": list(population.shape),
         "classes": population.classes,
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),

@@ -13,10 +13,10 @@ from undergrowth.core import InputError, Method, Model, Shard
 from undergrowth.data import Dataset, Population, describe, parse_rule
 from undergrowth.devices import Tracer
 from undergrowth.methods import METHODS
-from undergrowth.models import builder
-from undergrowth.runs.builders import DEFAULT_CLIENTS, build_method, build_population
+from undergrowth.runs.builders import DEFAULT_CLIENTS, build_method, build_population, named_model
 from undergrowth.runs.config import Experiment, PublicSection
 from undergrowth.runs.federation import federate
+from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.preview import Prospect, price_devices
 
 Row = dict[str, Any]
@@ -31,19 +31,17 @@ def plan_rows(
     """One row per method and class of devices, with the price of one round of one device.
 
     That device is the one with the median time in its class. `fitting` counts the devices of the class that could take
-    part. Without `methods`, prices every method that runs on devices and works with the model.
+    part. Without `methods`, prices every method that runs on devices and works with the model, after the user's own
+    method if the experiment names one.
     """
     if getattr(data, "public", None) is not None:
         # The public samples are taken out already.
         experiment = experiment.model_copy(update={"public": PublicSection()})
     population = build_population(experiment, data) if data is not None else population_or_outline(experiment)
-    section = experiment.model
-    prepared: Callable[[], nn.Module] | Model = model or builder(
-        section.name, population.shape, population.classes, **section.options
-    )
+    prepared: Callable[[], nn.Module] | Model = model or named_model(experiment.model, population)
     experiment = experiment.with_population()
     tracers: list[Tracer] = []
-    for method in methods or [name for name, kind in METHODS.items() if not kind.pooled]:
+    for method in methods or default_methods(experiment):
         options = experiment.method.options if method == experiment.method.name else {}
         chosen = build_method(method, options) if isinstance(method, str) else method
         try:
@@ -64,6 +62,12 @@ def plan_rows(
             priced = [prospects[device] for device in devices if device in prospects]
             if priced:
                 yield _row(name, tier, devices, priced, federation.population, deadline)
+
+
+def default_methods(experiment: Experiment) -> list[str]:
+    """The user's own method, if the experiment names one, and the methods that train on devices, not on pooled data."""
+    own = [experiment.method.name] if is_reference(experiment.method.name) else []
+    return own + [name for name, kind in METHODS.items() if not kind.pooled]
 
 
 def _row(
@@ -100,6 +104,8 @@ def population_or_outline(experiment: Experiment) -> Population:
         return build_population(experiment, None)
     except InputError:
         section = experiment.data
+        if is_reference(section.name):
+            raise
         entry = describe(section.name)
         if section.path is not None or entry.shape is None or entry.classes is None or entry.train is None:
             raise

@@ -15,6 +15,7 @@ from torch import nn
 from undergrowth.core import InputError
 from undergrowth.exchange import Entry, Totals
 from undergrowth.models import builder
+from undergrowth.runs.own_objects import OwnModelBuilder, is_reference
 from undergrowth.runs.start_phase import FOLDER, StartCosts, step_name
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
@@ -131,6 +132,8 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
 
 def _named_model(row: Mapping[str, Any]) -> Callable[[], nn.Module]:
     section = stored_experiment(row).model
+    if is_reference(section.name):
+        return OwnModelBuilder(section.name, section.options)  # imported when the model is asked for
     # The final weights replace those of a file that the run started from, which may not exist any more.
     options = {name: value for name, value in section.options.items() if name not in ("weights", "skip_head")}
     kept = row["experiment"]

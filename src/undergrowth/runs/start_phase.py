@@ -26,6 +26,7 @@ from undergrowth.models import check_tensors
 from undergrowth.runs.builders import device_normalisation
 from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
 from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.store import Store
@@ -67,7 +68,7 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
     start, train, run = experiment.start, experiment.train, experiment.run
     assert start.data is not None
     given = {key: value for key in _PRETRAINING_KEYS if (value := getattr(start, key)) is not None}
-    figures = device_normalisation(experiment, population)
+    figures = None if is_reference(start.data.name) else device_normalisation(experiment, population)
     same = {"augment": experiment.data.augment, **({} if figures is None else {"normalise": figures})}
     try:
         source = DataSection(**{**same, **start.data.model_dump()}, partition="iid", clients=1, holdout=0.0)

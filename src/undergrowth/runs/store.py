@@ -130,9 +130,10 @@ class Store:
             "created": time.strftime("%Y-%m-%d %H:%M:%S"), "status": "running", "experiment": json.dumps(experiment),
             "notes": "[]", "summary": "{}", "version": __version__, "format": EXPERIMENT_FORMAT, **facts,
         }  # fmt: skip
+        method = str(facts["method"]).replace(":", "-")  # the id is also the name of a folder
         with self.transaction() as connection:
             while True:
-                run = f"{time.strftime('%Y%m%d-%H%M%S')}-{facts['method']}-{secrets.token_hex(2)}"
+                run = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{secrets.token_hex(2)}"
                 # Runs that start in the same second may draw the same suffix.
                 if not connection.execute("SELECT 1 FROM runs WHERE id=?", (run,)).fetchone():
                     _insert(connection, "runs", {"id": run, **row})

@@ -31,11 +31,14 @@ def upgrade_from_1(snapshot: State) -> State:
 
 
 def upgrade_from_2(snapshot: State) -> State:
-    """In format 2, the first rounds of `fedft` could be warm rounds; uploads of such a round say so."""
-    if any(node["state"].get("phase") for node in snapshot["nodes"].values()):
+    """In format 2, the first rounds of `fedft` could be warm rounds, and uploads of such a round say so.
+
+    The round after them asked all devices; a run that was stopped before it continues with an ordinary round.
+    """
+    if any(node["state"].get("phase") == "warm" for node in snapshot["nodes"].values() if node["asked_by"] is None):
         raise InputError(
-            "the run was stopped in a warm round of its method, and warm rounds now come before the first round; start "
-            "a new run with start.warm_rounds"
+            "the run was stopped before its method had done its warm rounds, and these now come before the first "
+            "round; start a new run with start.warm_rounds"
         )
     return {**snapshot, "nodes": {name: _without_warm_uploads(node) for name, node in snapshot["nodes"].items()}}
 
