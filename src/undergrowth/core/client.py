@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from undergrowth.core.augmentation import Augmentation
 from undergrowth.core.context import Context
-from undergrowth.core.names import STEPS_DONE
+from undergrowth.core.names import AUGMENT, STEPS_DONE
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.shard import Shard
@@ -51,6 +52,14 @@ class Steps:
             data |= {name: values[number].to(torch_device) for name, values in self.visits.items()}
             for start in range(0, len(order), self.batch):
                 yield {name: values[start : start + self.batch] for name, values in data.items()}
+
+    def augmented(self, augmentation: Augmentation | None, context: Context) -> Steps:
+        """The same steps with the random choices of `augmentation`, if there is one, for every visit of a sample."""
+        if augmentation is None:
+            return self
+        generator = context.generator(AUGMENT)
+        draws = tuple(augmentation.draw(len(order), generator) for order in self.epochs)
+        return replace(self, visits={**self.visits, AUGMENT: draws})
 
 
 class LoopClient:

@@ -27,7 +27,6 @@ from undergrowth.core.names import (
     X,
     Y,
 )
-from undergrowth.learning.augmentation import draw_augmentation
 from undergrowth.learning.descent import Descent
 from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
 from undergrowth.learning.optimisers import Optimiser, Sgd, build_optimiser, learning_rate
@@ -109,7 +108,7 @@ class GradientClient(LoopClient):
             context.generator("order"),
         )
         steps = without_small_batches(selected, task.model.smallest_batch(self.split), task.train.drop_last)
-        steps = draw_augmentation(task, steps, context)
+        steps = steps.augmented(task.augmentation, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
         carry: Carry = {
