@@ -30,9 +30,10 @@ from undergrowth.cli.reproduce import reproduce
 from undergrowth.cli.resume import resume
 from undergrowth.cli.run import run
 from undergrowth.cli.show import show
+from undergrowth.cli.sweep import sweep
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run experiments": {"plan": plan, "run": run, "resume": resume, "reproduce": reproduce},
+    "Run experiments": {"plan": plan, "run": run, "sweep": sweep, "resume": resume, "reproduce": reproduce},
     "Inspect runs": {"list": list_runs, "show": show, "compare": compare, "report": report},
     "List what is available": {
         "methods": methods,
@@ -55,6 +56,8 @@ _EXAMPLES = """
   undergrowth plan --fleet mixed-edge --deadline 0.5    cost per device class, without training
 
   undergrowth run my.yaml --rounds 50 -s train.lr=0.05  an experiment file with two changes
+
+  undergrowth sweep my.yaml --jobs 2                    every combination of the lists in a file, and one table
 
   undergrowth compare last 20260102                     two runs, each by id, start of its id, or `last`
 

@@ -29,7 +29,7 @@ def list_runs(out: OutFolder = "runs", json: AsJson = False) -> None:
             rows.append({
                 "run": row["id"], "created": row["created"], "status": row["status"],
                 **{key: row[key] for key in RUN_FACTS},
-                "rounds_done": row["rounds"] if row["summary"] else totals.get("round", 0),
+                "rounds_done": row["summary"].get("rounds") or totals.get("round", 0),
                 **{key: totals.get(key) for key in _TOTALS},
             })  # fmt: skip
     if json:

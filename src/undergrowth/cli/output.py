@@ -21,6 +21,9 @@ _WIDTH_WITHOUT_TERMINAL = 200  # so that lines written to a file or a pipe are n
 
 OutFolder = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
+TargetAccuracy = Annotated[
+    float | None, typer.Option(metavar="A", min=0.0, max=1.0, help="Show the rounds and costs to reach this accuracy.")
+]
 EntryName = Annotated[str | None, typer.Argument(metavar="NAME", help="Show the details of this entry.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, start of its id, or `last`.")]
 

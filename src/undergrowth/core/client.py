@@ -71,6 +71,11 @@ class LoopClient:
     `finish` finds the number of steps that were done in ``carry["steps done"]``.
     """
 
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        """Settings of an experiment that this client does not use, such as "train.epochs"."""
+        return frozenset()
+
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
 

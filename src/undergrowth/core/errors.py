@@ -17,6 +17,7 @@ MEANINGS = {
     "scheduler": "schedule", "lrscheduler": "schedule", "randomseed": "seed", "output": "out", "outdir": "out",
     "noniid": "dirichlet:0.1", "heterogeneous": "dirichlet:0.1", "labelskew": "dirichlet:0.1", "lda": "dirichlet:0.1",
     "pathological": "classes:2", "shards": "classes:2", "random": "iid", "homogeneous": "iid",
+    "seconds": "simulated_seconds", "time": "simulated_seconds", "energy": "joules", "traffic": "bytes",
     "byuser": "natural", "bywriter": "natural", "user": "natural",
 }  # fmt: skip
 

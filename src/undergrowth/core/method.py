@@ -22,6 +22,10 @@ class ModelWeights(NamedTuple):
     weights: Weights
 
 
+# A pooled run has one device, of a common kind, below one server.
+_IGNORED_IF_POOLED = frozenset({"fleet.name", "topology", "train.over_select", "train.quorum", "train.sample"})
+
+
 class Method:
     """A federated learning method. Options are dataclass fields; `client` and `server` are built from them.
 
@@ -42,6 +46,12 @@ class Method:
         @property
         def server(self) -> Server:
             raise NotImplementedError
+
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        """Settings of an experiment that this method does not use: those of its server and of its client."""
+        of_client: frozenset[str] = getattr(self.client, "ignored_settings", frozenset())
+        return self.server.ignored_settings | of_client | (_IGNORED_IF_POOLED if self.pooled else frozenset())
 
     def check(self) -> None:
         """Raise an InputError if options contradict each other. The limits of each option were checked before."""

@@ -66,6 +66,14 @@ class Server:
         """Whether nothing depends on single arrivals, so that engines may combine uploads."""
         return True
 
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        """Settings of an experiment that this server does not use, such as "train.sample".
+
+        If a user sets one of them, a note of the run says that it has no effect.
+        """
+        return frozenset({"fleet.deadline", "train.quorum"}) if self.asynchronous else frozenset()
+
     def init(self, task: Task, context: Context) -> State:
         """The state before the first round."""
         return {MODEL: task.model.initial(context.key("model"))}

@@ -60,6 +60,16 @@ class Trained:
         return Packet(self.tensors, self.scalars)
 
 
+# The settings of an experiment that each field of a `GradientClient` replaces.
+_REPLACED_BY = {
+    "selector": ("train.selector",),
+    "optimiser": ("train.optimiser", "train.momentum", "train.weight_decay"),
+    "lr": ("train.lr", "train.schedule"),
+    "epochs": ("train.epochs",),
+    "batch": ("train.batch",),
+}
+
+
 @dataclass(frozen=True)
 class GradientClient(LoopClient):
     """Trains the received model, or the part above `split`, and sends what it trained with its number of samples.
@@ -77,6 +87,11 @@ class GradientClient(LoopClient):
     epochs: int | None = None
     batch: int | None = None
     view: Callable[[Model], Model] | None = None  # trains `view(model)`, such as a slice of the model
+
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        replaced = (paths for field, paths in _REPLACED_BY.items() if getattr(self, field) is not None)
+        return frozenset(path for paths in replaced for path in paths)
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         """The weights that training starts from.

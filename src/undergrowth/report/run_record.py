@@ -92,7 +92,7 @@ def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested dictionary as a flat one with dotted paths as keys."""
     flat: dict[str, Any] = {}
     for key, value in raw.items():
-        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
     return flat
 
 

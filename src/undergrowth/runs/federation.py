@@ -31,6 +31,7 @@ from undergrowth.runs.builders import (
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.preview import FirstRound, preview_first_round
+from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology, build_topology
 
@@ -102,6 +103,7 @@ def federate(
     task = _task(experiment, population, public, model)
     if not isinstance(model, Model) or task.ladder:
         task = check_models(task, sample.to(task.model.torch_device))
+    notes.extend(unused_settings(experiment, method, task))
     topology = build_topology("star" if method.pooled else experiment.topology, population.devices)
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
@@ -169,7 +171,7 @@ def _nodes(
             server=method.server_at(topology.depth[name]),
             task=task,
             children=tuple(child for child in children if child in topology.children or child in samples),
-            cycles=task.train.rounds if is_root else 1,
+            cycles=experiment.max_rounds if is_root else 1,
             seed=experiment.run.seed,
             is_root=is_root,
             devices=len(samples),

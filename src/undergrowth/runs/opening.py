@@ -67,7 +67,7 @@ def run_facts(experiment: Experiment, population: Population) -> dict[str, Any]:
         "data": population.name,
         "model": experiment.model.name,
         "seed": experiment.run.seed,
-        "rounds": experiment.train.rounds,
+        "rounds": experiment.max_rounds,
         "clients": len(population.devices),
         "engine": experiment.run.engine,
     }

@@ -154,7 +154,7 @@ def reopen_run(
     problem = find_non_finite(Packet(weights))
     if problem:
         raise InputError(f"the final model of run '{record.run}' has diverged: {problem}")
-    return ReopenedRun(federation, weights, described.run.seed, described.train.rounds, max_devices, progress)
+    return ReopenedRun(federation, weights, described.run.seed, result.summary["rounds"], max_devices, progress)
 
 
 def _on_this_machine(described: Experiment) -> Experiment:
