@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,21 @@ from undergrowth.core.packet import Weights
 class BoundModule:
     """A module, the places in it that weights are written to, and the facts about it that do not change.
 
-    The only mutable part of a `Model`: `mode` is the mode that the layers are in.
+    Parameters that require no gradient, and the buffers of frozen layers, are no weights: the module keeps its own
+    tensors for them, which all devices share. The only mutable part of a `Model`: `mode` is the mode that the layers
+    are in.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.mode: str | bool | None = None
-        self._places = _find_places(module)
+        self._frozen_layers = _find_frozen_layers(module)
+        self._places = _find_places(module, set(self._frozen_layers))
         # A tied weight counts once, by its first name. Under its other name it would be sent a second time, never be
         # trained, and overwrite the first on loading.
         names = {name for _, _, name, _ in self._places}
         self.shapes = {name: value.shape for name, value in module.state_dict().items() if name in names}
-        self.parameters = tuple(name for name, _ in module.named_parameters())
+        self.parameters = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         self.buffers = tuple(name for name in self.shapes if name not in set(self.parameters))
         self.stages = tuple(module._modules) if isinstance(module, nn.Sequential) else ()
         self.levels = _find_levels(module, self.stages)
@@ -45,16 +48,37 @@ class BoundModule:
             place[key] = own
 
     def set_mode(self, training: str | bool, above: tuple[str, ...]) -> None:
-        """Training or evaluation mode; with a level, training mode for the layers whose names start with `above`."""
+        """Training or evaluation mode; with a level, training mode for the layers whose names start with `above`.
+
+        Frozen layers are always in evaluation mode.
+        """
         self.mode = training
         self.module.train(training is True)
         for name, layer in self.module.named_modules() if above else ():
             if f"{name}.".startswith(above):
                 layer.train()
+        for layer in self._frozen_layers:
+            layer.training = False
 
 
-def _find_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, str, Tensor | None]]:
-    """For every parameter and persistent buffer: its dictionary and key, its name, and the module's own tensor."""
+def _find_frozen_layers(module: nn.Module) -> list[nn.Module]:
+    """Layers of which no parameter requires a gradient. A layer without parameters follows the layer that holds it."""
+    frozen: list[nn.Module] = []
+    known: dict[str, bool] = {}
+    for name, layer in module.named_modules():
+        flags = [value.requires_grad for value in layer.parameters()]
+        known[name] = not any(flags) if flags else known.get(name.rpartition(".")[0], False)
+        if known[name]:
+            frozen.append(layer)
+    return frozen
+
+
+def _find_places(
+    module: nn.Module, frozen: Container[nn.Module]
+) -> list[tuple[dict[str, Tensor | None], str, str, Tensor | None]]:
+    """For every trained parameter, and every persistent buffer of a layer that is not frozen: its dictionary and key,
+    its name, and the module's own tensor.
+    """
     persistent = module.state_dict().keys()
     places: list[tuple[dict[str, Tensor | None], str, str, Tensor | None]] = []
     first_names: dict[int, str] = {}
@@ -62,7 +86,9 @@ def _find_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str,
         for place in (layer._parameters, layer._buffers):
             for key, value in place.items():
                 name = f"{prefix}.{key}" if prefix else key
-                if value is None or name not in persistent:
+                if value is None or name not in persistent or layer in frozen:
+                    continue
+                if place is layer._parameters and not value.requires_grad:
                     continue
                 # Both places of a tied weight get the value of its first name.
                 name = first_names.setdefault(id(value), name)

@@ -15,6 +15,10 @@ from undergrowth.core.errors import InputError, suggest
 from undergrowth.core.packet import Weights
 
 
+# Frozen layers with random weights must have the same values wherever the module is built.
+FROZEN_SEED = 0
+
+
 @dataclass(frozen=True)
 class Output:
     """Result of one forward pass: logits, feature maps at the requested levels, buffers after the pass."""
@@ -26,7 +30,10 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Runs the module that `build` returns with weights passed in by the caller; it stores none.
+    """Runs the module that `build` returns with weights passed in by the caller; it stores none of them.
+
+    Weights are the parameters that require a gradient and the buffers that belong to them. Frozen tensors stay in the
+    module (see `constants`).
 
     An `nn.Sequential` is a chain of stages. Its attribute `levels` (level → name of the first stage above the split)
     names the places where it can be split into a lower and an upper part. Without that attribute the last stage that
@@ -50,6 +57,7 @@ class Model:
     def __post_init__(self, bound: BoundModule | None) -> None:
         if bound is None:
             with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(FROZEN_SEED)
                 bound = BoundModule(self.build())
         facts = ("module", "parameters", "buffers", "shapes", "stages", "levels")
         vars(self).update(binding=bound, **{name: getattr(bound, name) for name in facts})
@@ -77,9 +85,18 @@ class Model:
         return Model(self.build, self.torch_device, self.mixed, levels, self.binding)
 
     @property
-    def constants(self) -> tuple[Tensor, ...]:
-        """Tensors that the module needs beside its weights; they are not trained, sent or stored."""
-        return tuple(table for name, table in self.module.named_buffers() if name not in self.shapes)
+    def constants(self) -> dict[str, Tensor]:
+        """Tensors that the module needs beside its weights, by name; they are not trained, averaged or sent.
+
+        They are frozen parameters, the buffers of frozen layers, and buffers that are not in the module's state dict.
+        """
+        tensors = (*self.module.named_parameters(), *self.module.named_buffers())
+        return {name: value.detach() for name, value in tensors if name not in self.shapes}
+
+    def complete(self, weights: Weights) -> dict[str, Tensor]:
+        """The weights together with the frozen tensors of the module's state dict."""
+        persistent = self.module.state_dict().keys()
+        return {**{name: value for name, value in self.constants.items() if name in persistent}, **weights}
 
     def trainable(self, level: str | None = None) -> tuple[str, ...]:
         """Names of the parameters above `level`, or of the whole model."""

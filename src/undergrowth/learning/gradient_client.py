@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, Model, Packet, Selector, Shard, State, Task, Weights
+from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Selector, Shard, State, Task, Weights
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
 from undergrowth.core.names import (
     AUGMENT,
@@ -99,6 +99,8 @@ class GradientClient(LoopClient):
         steps = draw_augmentation(task, steps, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
+        if not parameters:
+            raise InputError(f"split '{self.split}': no parameter above it can be trained, because all are frozen")
         carry: Carry = {
             PARAMETERS: parameters,
             BUFFERS: {name: weights[name] for name in task.model.buffers},

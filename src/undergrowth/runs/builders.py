@@ -178,11 +178,9 @@ def _check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
     lazy = [name for name, value in parameters.items() if isinstance(value, nn.parameter.UninitializedParameter)]
     if lazy:
         raise InputError(f"model: '{lazy[0]}' has no shape yet; give its layer the size of its input")
-    frozen = [name for name, value in parameters.items() if not value.requires_grad]
-    if frozen:
+    if not any(value.requires_grad for value in parameters.values()):
         raise InputError(
-            f"model: '{frozen[0]}' does not require a gradient, and all parameters are trained; "
-            "register it as a buffer, or take the method fedft, which trains the part above a split"
+            f"model: none of its {len(parameters)} parameters requires a gradient; there is nothing to train"
         )
 
 

@@ -23,7 +23,7 @@ from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.engine_choice import choose_engine
 from undergrowth.runs.engine_facts import choose_workers, count_facts
-from undergrowth.runs.evaluation import digest, score_all, score_devices, with_model
+from undergrowth.runs.evaluation import digest, frozen_digest, score_all, score_devices, with_model
 from undergrowth.runs.federation import Federation, build_engine, federate
 from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.lock import lock_run
@@ -206,6 +206,7 @@ def _enter(store: Store, experiment: Experiment, federation: Federation, given: 
         "shape": list(population.shape),
         "classes": population.classes,
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
+        "frozen": frozen_digest(federation.task),
     }
     return store.create(_run_facts(experiment, population), kept)
 
@@ -252,6 +253,11 @@ def resume(
         before = row["experiment"].get("fingerprint")
         if before is not None and differ(before, fingerprint(federation.population)):
             raise InputError(f"data: it is not the data of run '{name}'; restore that data, or start a new run")
+        frozen = row["experiment"].get("frozen")
+        if frozen is not None and frozen != frozen_digest(federation.task):
+            raise InputError(
+                f"model: its frozen weights are not those of run '{name}'; restore them, or start a new run"
+            )
         with lock_run(store.folder / name), record_status(store, name, federation.notes):
             execution = Execution(store, name, experiment, federation)
             federation.driver.start()
@@ -309,4 +315,5 @@ def final_model(federation: Federation) -> Mapping[str, Tensor]:
     models = federation.method.models(federation.task, root.state, own)
     population = federation.population
     chosen = "global" if "global" in models else max(models, key=lambda n: population.size(n) if n in own else 0)
-    return with_model(federation.task, models[chosen]).weights
+    model, weights = with_model(federation.task, models[chosen])
+    return model.complete(weights)

@@ -149,6 +149,8 @@ def reopen_run(
         weights = safetensors.torch.load_file(path, device=federation.world.torch_device)
     except (OSError, SafetensorError) as error:
         raise InputError(f"the model of run '{record.run}' cannot be read: {error}") from None
+    frozen = federation.task.model.constants
+    weights = {name: value for name, value in weights.items() if name not in frozen}
     if not fits_model(federation.task, weights):
         raise InputError(f"'{path}' does not hold the weights of the run's model")
     problem = find_non_finite(Packet(weights))
