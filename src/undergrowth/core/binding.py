@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import copy
+from collections.abc import Container, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from undergrowth.core.levels import Levels, find_levels
 from undergrowth.core.packet import Weights
 
 
@@ -14,13 +17,13 @@ class BoundModule:
     """A module, the places in it that weights are written to, and the facts about it that do not change.
 
     Parameters that require no gradient, and the buffers of frozen layers, are no weights: the module keeps its own
-    tensors for them, which all devices share. The only mutable part of a `Model`: `mode` is the mode that the layers
-    are in.
+    tensors for them, which all devices share. The only mutable part of a `Model`: the mode that the layers are in.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, levels: Levels | None = None) -> None:
         self.module = module
-        self.mode: str | bool | None = None
+        self.levels = find_levels(module) if levels is None else levels
+        self._mode: list[Any] = [None, None]  # levels and `training` of the last call of `set_mode`
         self._frozen_layers = _find_frozen_layers(module)
         self._places = _find_places(module, set(self._frozen_layers))
         # A tied weight counts once, by its first name. Under its other name it would be sent a second time, never be
@@ -29,8 +32,6 @@ class BoundModule:
         self.shapes = {name: value.shape for name, value in module.state_dict().items() if name in names}
         self.parameters = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         self.buffers = tuple(name for name in self.shapes if name not in set(self.parameters))
-        self.stages = tuple(module._modules) if isinstance(module, nn.Sequential) else ()
-        self.levels = _find_levels(module, self.stages)
         kinds = {type(layer) for layer in module.modules()}
         # Not with batch normalisation, which spreads a last digit over the batch: engines use other layouts.
         self.pools = nn.MaxPool2d in kinds and not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
@@ -47,18 +48,27 @@ class BoundModule:
         for place, key, _, own in self._places:
             place[key] = own
 
-    def set_mode(self, training: str | bool, above: tuple[str, ...]) -> None:
-        """Training or evaluation mode; with a level, training mode for the layers whose names start with `above`.
+    def with_levels(self, levels: Levels) -> BoundModule:
+        """The same module, with other levels."""
+        bound = copy.copy(self)  # shares `_mode`, because it shares the layers
+        bound.levels = levels
+        return bound
+
+    def set_mode(self, training: str | bool) -> None:
+        """Training or evaluation mode; with a level, training mode for the layers above it.
 
         Frozen layers are always in evaluation mode.
         """
-        self.mode = training
+        if self._mode[0] is self.levels and self._mode[1] == training:
+            return
+        self._mode[:] = [None, None]  # should the next lines fail
         self.module.train(training is True)
-        for name, layer in self.module.named_modules() if above else ():
-            if f"{name}.".startswith(above):
-                layer.train()
+        if isinstance(training, str):
+            for name, layer in self.module.named_modules():
+                layer.training = self.levels.is_above(name, training)
         for layer in self._frozen_layers:
             layer.training = False
+        self._mode[:] = [self.levels, training]
 
 
 def _find_frozen_layers(module: nn.Module) -> list[nn.Module]:
@@ -105,14 +115,3 @@ def channels_last(x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last)
     height, width = x.shape[2:]
     return x.as_strided(x.shape, (height * width, 1, width, 1)) if x.is_contiguous() else x
-
-
-def _find_levels(module: nn.Module, stages: Sequence[str]) -> dict[str, str]:
-    named = getattr(module, "levels", None)
-    if named is not None:
-        return dict(named)
-    if stages:
-        layers = [stage for stage in stages if any(True for _ in module.get_submodule(stage).parameters())]
-    else:
-        layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    return {"head": layers[-1]} if layers else {}

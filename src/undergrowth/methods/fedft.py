@@ -67,7 +67,7 @@ class FedFTClient(LoopClient):
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         if self.options.cache_features:
-            task.model.stage_of(self.options.split)  # raises an InputError if the model cannot be split there
+            task.model.check_split(self.options.split)
         if down.tags.get(PHASE) == WARM:
             carry, steps = GradientClient().begin(task, down, shard, own, context)
             return {**carry, "split": None}, steps

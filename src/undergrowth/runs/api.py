@@ -163,7 +163,9 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
         objects[name] = None if isinstance(part, str) else part
         # The experiment spreads a Dataset over devices, which `holdout` is a setting of, and augments any data.
-        allowed = ({"holdout", "augment"} if isinstance(part, Dataset) else {"augment"}) if name == "data" else set()
+        allowed = {"levels"} if name == "model" else set()
+        if name == "data":
+            allowed = {"holdout", "augment"} if isinstance(part, Dataset) else {"augment"}
         if objects[name] is not None and options.keys() - allowed:
             raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
         raw.setdefault(name, {}).update({**options, "name": _name(part)})

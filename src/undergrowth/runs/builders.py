@@ -136,9 +136,12 @@ def build_model(experiment: Experiment, population: Population, model: Callable[
     """The model of the run. `model` replaces the one that the experiment names."""
     if isinstance(model, Model):
         return model
+    section = experiment.model
     if model is None:
-        return Model(builder(experiment.model.name, population.shape, population.classes, **experiment.model.options))
-    return _functional(model)
+        built = Model(builder(section.name, population.shape, population.classes, **section.options))
+    else:
+        built = _functional(model)
+    return built if section.levels is None else built.with_levels(section.levels)
 
 
 def build_ladder(
@@ -209,9 +212,6 @@ def _check_model(task: Task, x: torch.Tensor) -> Model:
         raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
     if copy._version:
         raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
-    if not _trains(task.model, weights, x, True):
-        above = (level for level in model.levels if not _trains(model, weights, x, level))
-        model = model.with_not_alone(frozenset((None, *above)))
     if not isinstance(output, torch.Tensor):
         raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
     if output.dim() != 2 or output.shape[1] < task.classes:
@@ -219,6 +219,11 @@ def _check_model(task: Task, x: torch.Tensor) -> Model:
             f"model: its output for one sample has shape {tuple(output.shape[1:])}; "
             f"the data needs ({task.classes},), one value for each class"
         )
+    model = model.with_example(x)
+    if not _trains(model, weights, x, True):
+        above = (level for level in model.levels if not _trains(model, weights, x, level))
+        model = model.with_not_alone(frozenset((None, *above)))
+    model.binding.levels.used.clear()  # by these checks; what the method uses is noted
     return model
 
 

@@ -27,7 +27,7 @@ from undergrowth.runs.evaluation import digest, frozen_digest, score_all, score_
 from undergrowth.runs.federation import Federation, build_engine, federate
 from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.lock import lock_run
-from undergrowth.runs.preview import check_deadline
+from undergrowth.runs.preview import check_deadline, describe_guess
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
 from undergrowth.runs.status import record_status
 from undergrowth.runs.store import Store
@@ -180,6 +180,7 @@ def _open(experiment: Experiment, federation: Federation) -> Experiment:
         # Pricing starts torch's autograd threads. On a machine with a GPU, workers must be forked before that.
         federation.driver.start()
     check_deadline(federation)
+    federation.notes.extend(describe_guess(federation.task.model))
     if is_auto:
         choice = choose_engine(count_facts(federation))
         federation.notes.append(f"engine auto: {choice.reason}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from undergrowth.core import Ask, Deadline, InputError, Node, Packet, Server, State
+from undergrowth.core import Ask, Deadline, InputError, Model, Node, Packet, Server, State
 from undergrowth.simulation import Timing
 
 if TYPE_CHECKING:  # federation.py imports this module
@@ -82,6 +82,16 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
         work, timing = federation.clock.plain_timing(device, down, size, by)
         prospects.append(Prospect(device, size, work.bytes_up, timing))
     return prospects
+
+
+def describe_guess(model: Model) -> list[str]:
+    """A note about the split levels of a model, if the priced work used levels that are a guess."""
+    levels = model.binding.levels
+    if not levels.guessed or not levels.used:
+        return []
+    places = ", ".join(f"{level} before {name or 'the whole model'}" for level, name in levels.names.items())
+    level, name = next(iter(levels.names.items()))
+    return [f"model: its levels are a guess: {places}; model.levels names others, such as {{{level}: {name}}}"]
 
 
 def check_deadline(federation: Federation) -> None:
