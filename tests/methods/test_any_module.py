@@ -82,6 +82,26 @@ def test_every_method_can_be_planned_with_an_ordinary_module() -> None:
     assert {row["method"] for row in rows} == {name for name, method in METHODS.items() if not method.pooled}
 
 
+def test_a_plan_says_which_methods_it_leaves_out_and_why() -> None:
+    class Attentive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.out = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x[:, 0]
+            return self.out(self.attention(rows, rows, rows)[0].mean(1))
+
+    with pytest.warns(UserWarning) as caught:
+        rows = ug.plan(model=Attentive, clients=3)
+    notes = {str(warning.message).split(": ")[1]: str(warning.message) for warning in caught}
+    assert list(notes) == ["heterofl, fjord, fedrolex", "fedmd, fedat, fedkad"]
+    assert "it cannot be sliced by width" in notes["heterofl, fjord, fedrolex"]
+    assert "the method needs data that the server holds; add public: 0.1" in notes["fedmd, fedat, fedkad"]
+    missing = set(METHODS) - {row["method"] for row in rows}
+    assert missing == {*" ".join(notes).replace(",", "").split(), "central"}
+
+
 def test_guessed_levels_are_in_the_notes_of_methods_that_use_them(tmp_path: Path) -> None:
     settings = {"model": Residual, "clients": 2, "rounds": 1, "out": str(tmp_path)}
     notes = ug.run("moon", **settings).notes

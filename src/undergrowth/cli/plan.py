@@ -44,7 +44,7 @@ def plan(
     """
     from undergrowth.report.plan_page import write_plan_page
     from undergrowth.runs.config import parse_experiment
-    from undergrowth.runs.planning import Outline, plan_rows, population_or_outline
+    from undergrowth.runs.planning import Outline, describe_left_out, plan_rows, population_or_outline
 
     methods = list(dict.fromkeys(method or ()))
     flags = {
@@ -61,9 +61,10 @@ def plan(
             f"data set '{population.name}' is not on this machine: the plan assumes its published size in equal parts, "
             f"{population.samples} samples on each of {population.clients} devices"
         )
-    rows = list(_show_progress(plan_rows(planned, methods, population), len(methods) or len(_device_methods())))
-    if not methods:
-        notes += _notes_on_missing_methods({row["method"] for row in rows}, planned)
+    left_out: dict[str, str] = {}
+    found = plan_rows(planned, methods, population, left_out=left_out)
+    rows = list(_show_progress(found, len(methods) or len(_device_methods())))
+    notes += describe_left_out(left_out)
     path = write_plan_page(rows, planned, notes, target) if target is not None else None
     for note in notes:
         typer.echo(f"note: {note}", err=True)
@@ -80,21 +81,6 @@ def _device_methods() -> list[str]:
     from undergrowth.methods import METHODS
 
     return [name for name, method in METHODS.items() if not method.pooled]
-
-
-def _notes_on_missing_methods(planned_methods: set[str], planned: Experiment) -> list[str]:
-    from undergrowth.methods import METHODS
-
-    missing = [name for name in _device_methods() if name not in planned_methods]
-    without_data = [] if planned.public.given else [name for name in missing if METHODS[name].needs_public]
-    unsupported = [name for name in missing if name not in without_data]
-    notes = []
-    if without_data:
-        notes.append(f"left out, because they need data at the server (-s public=0.1): {', '.join(without_data)}")
-    if unsupported:
-        names = ", ".join(unsupported)
-        notes.append(f"left out, because they do not support the model '{planned.model.name}': {names}")
-    return notes
 
 
 def _show_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:
