@@ -35,12 +35,15 @@ MODEL = {"name": "cnn", "hidden": 16}
 LADDER = {**MODEL, "ladder": [{"name": "cnn", "hidden": 8}, {"name": "cnn", "hidden": 24}]}
 CONSENSUS = {"pretrain_epochs": 2, "server_lr": 0.01, "server_epochs": 2}
 FEW_SHOT = {"few_shot_epochs": 2, "shots": 5}
+BATCH_NORM = {"name": "resnet-8", "width": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "moon": {"model": {**MODEL, "projection": 6}},
     "fedfsc": {"method": FEW_SHOT},
     "fedfsc-plus": {"method": FEW_SHOT},
     "fscprox": {"method": FEW_SHOT},
     "fedsplit": {"method": {"clusters": 4, "meta_epochs": 5}},
+    "fjord": {"method": {"distill": True, "ratios": [1.0, 0.5]}},
+    "fedrolex": {"method": {"scaler": True, "masked": True, "ratios": [1.0, 0.5]}, "model": BATCH_NORM},
     "fedmd": {"method": CONSENSUS, "model": LADDER, "public": 0.1},
     "fedkad": {"method": CONSENSUS, "model": LADDER, "public": 0.1},
     "fedat": {

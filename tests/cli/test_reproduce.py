@@ -27,14 +27,15 @@ def test_a_table(type_command, tmp_path: Path) -> None:
     words = ("reproduce", "4.7", "--only", "*FSCProx", "-o", "page.md")
     done = type_command(*words)
     assert done.exit_code == 0, done.output
-    assert "Table 4.7" in done.stdout and "FedAvg with FSCProx > FedAvg: unknown" in done.stdout
+    assert "Table 4.7" in done.stdout and "FedAvg with FSCProx > FedAvg: open, one side was not run" in done.stdout
     page = Path("page.md").read_text(encoding="utf-8")
     for text in (
         "| FedAvg with FSCProx |",
         " / 69.39 ± 0.55 |",
         "## Orderings",
         "## Costs",
-        "600 digits",
+        "Digits of 8×8 pixels",
+        "- all cells, unless a line below says otherwise: data digits",
         "undergrowth 0.",
         "cores",
     ):
@@ -49,6 +50,15 @@ def test_a_table(type_command, tmp_path: Path) -> None:
     assert {ordering["pair"] for ordering in facts["orderings"]} >= {"FedAvg with FSCProx > FedAvg"}
 
 
+def test_an_estimate_runs_nothing(type_command, tmp_path: Path) -> None:
+    words = ("reproduce", "4.7", "--only", "FedAvg", "--seeds", "2", "--jobs", "auto", "--estimate")
+    done = type_command(*words)
+    assert done.exit_code == 0 and done.stdout.startswith("2 runs to do, "), done.output
+    facts = last_json(type_command(*words, "--json").stdout)
+    assert facts["runs"] == 2 and facts["flops"] > 0 and facts["seconds"] > 0 and facts["assumed"]
+    assert not Store("runs").runs()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -60,7 +70,9 @@ def test_a_table(type_command, tmp_path: Path) -> None:
         (["4.3", "--scale", "small", "--data-path", "cifar10=nowhere"], "there is no such folder or file"),
         (["6.3", "--scale", "full"], "table 6.3 needs missing data: cifar10 (give --data-path cifar10=FOLDER"),
         (["4.3", "-o", "no/such/page.md"], "there is no folder 'no/such'"),
-        (["4.3", "--jobs", "0"], "jobs must be at least 1"),
+        (["4.3", "--jobs", "many"], "jobs 'many' must be auto, or a number of at least 1"),
+        (["4.3", "-o", "page.txt"], "--output 'page.txt' must end in .md or .html"),
+        (["4.3", "--jobs", "0"], "jobs 0 must be auto, or a number of at least 1"),
     ],
 )
 def test_wrong_input(type_command, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:

@@ -57,6 +57,22 @@ def test_an_inner_node_answers_with_a_partial_result(linear_task: Task) -> None:
     assert edge.done
 
 
+def test_a_second_ask_in_one_round_of_the_parent_is_newer_and_repeats_are_ignored(linear_task: Task) -> None:
+    edge = inner(linear_task, CHILDREN[:2])
+    for number, (round, turn, phase) in enumerate([(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 2, 1)]):
+        ask = Ask(AskId("edge", round, turn), Packet({"w": torch.tensor([1.0 + number, 0.0])}), phase)
+        edge.start(ask)
+        given = asks(edge.advance())
+        assert [each.id for each in given] == [AskId(child, round, turn) for child in CHILDREN[:2]]
+        assert given[0].packet.tensors["w"][0] == 1.0 + number
+        for each in given:
+            edge.receive(Answer(each.id, UPS[each.child]))
+        (answer,) = [command for command in edge.advance() if isinstance(command, Answer)]
+        assert answer.id == ask.id
+        edge.start(ask)
+        assert edge.advance() == [] and edge.done
+
+
 def test_a_node_that_lost_all_its_children_is_lost_itself(linear_task: Task) -> None:
     edge = inner(linear_task, CHILDREN[:2])
     edge.start(parent_asks())

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Context, Model, Shard, Task, Train
+from undergrowth.core import Context, Model, Output, Shard, Task, Train
+from undergrowth.core.names import WEIGHT
 from undergrowth.data import load
 from undergrowth.learning import CrossEntropy, Distillation, train_on_server
 from undergrowth.learning.distillation import TEACHER, consensus, draw_public, draw_seed, logit_distances
 from undergrowth.learning.features import LowerModel
 from undergrowth.learning.objectives import LossInputs
-from undergrowth.methods.fedat import AttentionTransfer, attention, attention_of
+from undergrowth.methods.fedat import FORMS, AttentionTransfer, attention, attention_of
 from undergrowth.methods.fedkad import PrototypeCrossEntropy, mean_prototypes, prototypes_of
 from undergrowth.models import builder
 
@@ -45,21 +46,40 @@ def test_an_attention_map_is_what_the_formula_says() -> None:
     assert not attention(torch.zeros(1, 2, 3, 3)).isnan().any()
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("model", ["cnn", "wrn-10-1"])
-def test_the_attention_loss_is_the_sum_over_levels_of_the_norms(model: str) -> None:
+def test_the_attention_loss_is_what_the_formula_says(model: str, form: str) -> None:
     task, shard = digits_task(model), digits(6)
     teacher, student = task.model.initial(1), task.model.initial(2)
     levels = ["low", "mid", "up"]
     batch = {"x": shard.x, **attention_of(task, teacher, shard.x, levels)}
     output = task.model.run(student, shard.x, maps=levels)
-    found = AttentionTransfer(levels)(LossInputs(task, batch, output, {}, {}))
+    found = AttentionTransfer(levels, form)(LossInputs(task, batch, output, {}, {}))
     theirs = task.model.run(teacher, shard.x, maps=levels).maps
     expected = 0.0
     for place in range(6):
         for level in levels:
             mine, other = (maps[level][place].pow(2).sum(0).flatten() for maps in (output.maps, theirs))
-            expected += float((mine / mine.norm() - other / other.norm()).norm()) / 6
-    assert float(found) == pytest.approx(expected, rel=1e-5) and expected > 0.1
+            squares = [float(gap) ** 2 for gap in mine / mine.norm() - other / other.norm()]
+            expected += (sum(squares) ** 0.5 if form == "printed" else sum(squares) / len(squares)) / 6
+    assert float(found) == pytest.approx(expected, rel=1e-5) and expected > 0.01
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_attention_loss_of_stacked_clients_is_that_of_each(form: str) -> None:
+    """The vector engine: one long batch, in which the second client has two samples and one that only pads."""
+    task, objective = digits_task(), AttentionTransfer(("low", "up"), form)
+    maps = {level: random(6, 3, 2, 2, seed=seed) for seed, level in enumerate(objective.maps)}
+    teacher = {f"attention/{level}": attention(random(6, 5, 2, 2, seed=9)) for level in objective.maps}
+
+    def loss(rows: list[int], clients: int | None = None, **extra: Tensor) -> Tensor:
+        output = Output(torch.zeros(len(rows), 10), {level: value[rows] for level, value in maps.items()}, {})
+        batch = {name: value[rows] for name, value in teacher.items()}
+        return objective(LossInputs(task, {**batch, **extra}, output, {}, {}, clients))
+
+    weight = torch.tensor([1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2, 0.0])
+    together = loss([0, 1, 2, 3, 4, 5], 2, **{WEIGHT: weight})
+    torch.testing.assert_close(together, torch.stack([loss([0, 1, 2]), loss([3, 4])]))
 
 
 def test_distances_of_logits() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from undergrowth.core import InputError, Model, Packet, Task, View
 from undergrowth.learning import WidthOptions, WidthServer, widths_of
 from undergrowth.learning.planning import PacketKnowledge
-from undergrowth.learning.slices import RATIOS, assign_ratios
+from undergrowth.learning.slice_client import RATIOS
+from undergrowth.learning.slices import assign_ratios
 from undergrowth.learning.width import Channels, Widths
 from undergrowth.models import builder
 

@@ -25,14 +25,6 @@ def digest(tmp_path: Path) -> Any:
     return run
 
 
-def test_fedat_with_other_third_steps(digest: Any) -> None:
-    fast = {"transfer_lr": 0.05, "metadata_lr": 0.05}
-    usual, plain, none = (digest("fedat", beta=1.0, alignment=each, **fast) for each in ("attention", "plain", "none"))
-    assert len({usual, plain, none, digest("fedat", beta=1.0, metadata_share=0.0, **fast)}) == 4
-    # Where attention has no weight there is none to leave out.
-    assert digest("fedat", beta=0.0, alignment="plain", **fast) == digest("fedat", beta=0.0, **fast)
-
-
 def test_fedkad_without_prototypes_for_devices(digest: Any) -> None:
     fast = {"pretrain_epochs": 1, "server_epochs": 1, "beta": 0.5}
     assert digest("fedkad", 2, device_beta=0.5, **fast) == digest("fedkad", 2, **fast)

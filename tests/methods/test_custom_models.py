@@ -91,16 +91,6 @@ def test_fedat_without_attention_and_metadata_is_training_on_generic_data() -> N
     assert set(state["devices"]) == {"a", "b"}
 
 
-def test_each_part_of_fedat_matters() -> None:
-    task = public_task()
-    plain = {"transfer_lr": 0.02, "metadata_lr": 0.02, "transfer_epochs": 1, "metadata_epochs": 1, "beta": 0.0}
-    variants = [{}, {"metadata_share": 0.0}, {"beta": 1.0}, {"level": "up"}, {"metadata_share": 0.5}]
-    models = [
-        play(FedAT(**{**plain, **each}), task, shards(20, 31), rounds=1)[0]["model"]["head.weight"] for each in variants
-    ]
-    assert all(not torch.allclose(models[0], other, atol=1e-6) for other in models[1:])
-
-
 def test_fedmd_agrees_on_the_mean_of_logits_and_devices_keep_their_models() -> None:
     task = public_task(ladder={"small": digits_task("mlp").model, "cnn": digits_task("cnn").model})
     method = FedMD(samples=25, server_epochs=1, pretrain_epochs=0)
@@ -226,6 +216,7 @@ ODD = {"name": "cnn", "ladder": ["mlp"]}
 REFUSED = {
     "no data": ("fedmd fedat fedkad", {"public": {}}, "needs data that the server holds; add public: 0.1"),
     "no such level": ("fedat fedkad", {"options": {"level": "lo"}}, "'lo' is not a level of this model; did you mean"),
+    "no such form": ("fedat", {"options": {"form": "mean"}}, "method.form 'mean' is not known; did you mean"),
     "unlike models": ("fedat fedkad", {"model": ODD}, "model.ladder 'mlp': its maps at level"),
     "no such model": ("fedmd", {"model": {"ladder": ["cmn"]}}, "model.ladder: model: unknown name 'cmn'"),
     "one model twice": ("fedmd", {"model": {"ladder": ["cnn", "cnn"]}}, "model.ladder: 'cnn' is in it twice"),

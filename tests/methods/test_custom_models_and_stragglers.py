@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import undergrowth as ug
+from undergrowth.core import Method
+from undergrowth.data import load
 from undergrowth.methods import FedAT, FedAvg, FedKAD
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.preview import price_devices
 
 SOME_CLASSES = {"share": 0.1, "missing": [0, 5, 8]}  # as in §5.4.2 of the source
@@ -42,8 +48,7 @@ def model() -> nn.Module:
 model.ladder = {"16": lambda: Net(16), "128": lambda: Net(128)}  # type: ignore[attr-defined]
 
 
-def deadline_of(seed: int, public: Any) -> float:
-    """The seconds in which four of ten devices can do a round of FedAvg."""
+def federation_of(seed: int, public: Any) -> Federation:
     tree = {
         "data": {"clients": 10, "partition": "dirichlet:0.1"},
         "fleet": "mixed-edge",
@@ -51,38 +56,79 @@ def deadline_of(seed: int, public: Any) -> float:
         "run": {"seed": seed},
         "public": public,
     }
-    prospects = price_devices(federate(parse_experiment(tree), FedAvg(), model=model))
+    return federate(parse_experiment(tree), FedAvg(), model=model)
+
+
+def deadline_of(seed: int, public: Any) -> float:
+    """The seconds in which four of ten devices can do a round of FedAvg."""
+    prospects = price_devices(federation_of(seed, public))
     return sorted(prospect.timing.seconds for prospect in prospects)[3] * 1.0001
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "public", "rounds"),
-    [
-        (FedKAD(server_epochs=10, server_batch=16), {"share": 0.1, "labelled": False}, 3),
-        (FedAT(beta=0.1, metadata_epochs=10, server_batch=16), SOME_CLASSES, 2),
-    ],
-    ids=["fedkad", "fedat"],
-)
-def test_devices_with_models_that_fit_beat_those_that_are_dropped(
-    method: Any, public: Any, rounds: int, tmp_path: Path
-) -> None:
-    """60 % of the devices cannot train the run's model by the deadline; all can train one of the ladder.
+def run_both(method: Method, public: Any, rounds: int, seed: int, out: Path) -> tuple[ug.Result, ug.Result]:
+    """FedAvg, and `method` with models that fit.
 
-    The settings were found on these seeds; docs/decisions/0016 has what was tried, and what generic data alone gives.
+    60 % of the devices cannot train the run's model by the deadline. All can train one of the ladder; on some seeds,
+    all but one.
     """
+    settings = {
+        "clients": 10, "rounds": rounds, "epochs": 5, "partition": "dirichlet:0.1", "fleet": "mixed-edge",
+        "seed": seed, "model": model, "public": public, "engine": "vector", "evaluate_every": rounds,
+        "out": str(out), "deadline": deadline_of(seed, public),
+    }  # fmt: skip
+    dropped, kept = ug.run(FedAvg(), **settings), ug.run(method, **settings)
+    assert dropped.history[-1]["late"] == 6 and kept.history[-1]["late"] <= 1
+    return dropped, kept
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    accuracies: dict[str, float] = {"dropped": 0.0, "kept": 0.0}
-    for seed in (0, 1, 2):
-        settings = {
-            "clients": 10, "rounds": rounds, "epochs": 5, "partition": "dirichlet:0.1", "fleet": "mixed-edge",
-            "seed": seed, "model": model, "public": public, "engine": "vector", "evaluate_every": rounds,
-            "out": str(tmp_path), "deadline": deadline_of(seed, public),
-        }  # fmt: skip
-        dropped, kept = ug.run(FedAvg(), **settings), ug.run(method, **settings)
-        assert dropped.history[-1]["late"] == 6 and kept.history[-1]["late"] == 0
-        accuracies["dropped"] += dropped.accuracy / 3
-        accuracies["kept"] += kept.accuracy / 3
+    yield
     torch.set_num_threads(threads)
-    assert accuracies["kept"] > accuracies["dropped"] + 0.1
+
+
+@pytest.mark.slow
+def test_fedkad_beats_fedavg_that_drops_who_is_late(tmp_path: Path) -> None:
+    """The settings were found on these seeds; docs/decisions/0016 has what was tried."""
+    method, public = FedKAD(server_epochs=10, server_batch=16), {"share": 0.1, "labelled": False}
+    pairs = [run_both(method, public, 3, seed, tmp_path) for seed in (0, 1, 2)]
+    dropped, kept = (mean(result.accuracy for result in each) for each in zip(*pairs, strict=True))
+    assert kept > dropped + 0.1
+
+
+def accuracy_of_generic_data(method: FedAT, kept: ug.Result, seed: int) -> float:
+    """The accuracy of the run's model after as many steps of SGD on the generic data alone as FedAT's copies had."""
+    task = federation_of(seed, SOME_CLASSES).task
+    public, test, module = task.public, load("digits").central_test(), task.model.build()
+    transfer = 2 * method.transfer_epochs * math.ceil(len(public) / method.server_batch)  # steps 1 and 3
+    metadata = [method.metadata_epochs * math.ceil(row["samples"] / method.server_batch) for row in kept.clients]
+    left = len(kept.history) * sum(transfer + each for each in metadata)
+    module.load_state_dict(task.model.initial(seed))
+    optimiser, generator = torch.optim.SGD(module.parameters(), method.transfer_lr), torch.Generator().manual_seed(seed)
+    while left > 0:
+        for rows in torch.randperm(len(public), generator=generator).split(method.server_batch)[:left]:
+            optimiser.zero_grad()
+            F.cross_entropy(module(public.x[rows]), public.y[rows]).backward()
+            optimiser.step()
+            left -= 1
+    with torch.no_grad():
+        return float((module(test.x).argmax(1) == test.y).float().mean())
+
+
+@pytest.mark.slow
+def test_fedat_beats_fedavg_that_drops_who_is_late_and_its_generic_data(tmp_path: Path) -> None:
+    """The mean of three seeds on which nothing was chosen.
+
+    Four settings were tried on seeds 10 to 12; two more were begun and discarded. On seeds 20 to 25 FedAT is ahead of
+    its generic data by 0.056 on average, but behind on 21 and 24: this asserts the order of the means alone. See
+    docs/decisions/0023.
+    """
+    method, accuracies = FedAT(beta=16.0, metadata_epochs=10, server_batch=16), []
+    for seed in (20, 21, 22):
+        dropped, kept = run_both(method, SOME_CLASSES, 8, seed, tmp_path)
+        accuracies.append((dropped.accuracy, accuracy_of_generic_data(method, kept, seed), kept.accuracy))
+    dropped_mean, generic_mean, kept_mean = (mean(each) for each in zip(*accuracies, strict=True))
+    assert kept_mean > dropped_mean + 0.1
+    assert kept_mean > generic_mean

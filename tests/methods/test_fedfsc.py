@@ -164,6 +164,23 @@ def test_classifiers_count_alike_and_go_on_the_lower_part_that_they_were_trained
     assert method.models(task, after, {}) == {"global": after["global"], "base": after["model"]}
 
 
+def test_the_mixed_model_has_the_mean_of_both_classifiers_on_the_lower_part_of_the_few_shot_one(run: Run) -> None:
+    """Table 4.8 of the source: {(θ_fs + θ)/2, φ}. Its accuracy is reported, and nothing else changes."""
+    task = digits_task("mlp")
+    few_shot, base = task.model.initial(1), task.model.initial(2)
+    models = FedFSCPlus(mixed=True).models(task, {"global": few_shot, "model": base}, {})
+    for name, value in models["mixed"].items():
+        wanted = (few_shot[name] + base[name]) / 2 if name in task.model.trainable("head") else few_shot[name]
+        assert torch.equal(value, wanted), name
+    assert not same(models["mixed"], few_shot) and set(FedFSCPlus().models(task, {"model": base}, {})) == {
+        "global",
+        "base",
+    }
+    plain, mixed = run("fedfsc-plus"), run("fedfsc-plus", mixed=True)
+    assert plain.summary["model_digest"] == mixed.summary["model_digest"]
+    assert "accuracy/mixed" in mixed.history[-1] and "accuracy/mixed" not in plain.history[-1]
+
+
 @pytest.mark.parametrize("towards", ["few-shot", "base"])
 def test_fscprox_pulls_the_classifier_by_the_formula(towards: str) -> None:
     task, shard = digits_task("mlp"), digits(40)

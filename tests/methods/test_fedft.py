@@ -106,25 +106,10 @@ def test_the_lower_part_crosses_a_link_once(run: Run, topology: str) -> None:
     assert len(seen) > 3 and upper < whole / 5
 
 
-@pytest.mark.parametrize("topology", ["star", "tree:2x3"])
-def test_after_the_warm_rounds_all_are_given_what_is_fixed_then(run: Run, topology: str) -> None:
-    settings = {"topology": topology, "clients": 6, "sample": 0.5, "rounds": 5}
-    result = run("fedft", settings, warm_rounds=2)
-    whole, upper = sizes()
-    rows = [row for row in result.ledger.rows() if row.child.startswith("device")]
-    down = [[row.bytes_down for row in rows if row.round == number] for number in range(1, 6)]
-    warm, handing = whole + len("warm"), whole + len("handing out")
-    assert down[:3] == [[warm] * 6, [warm] * 6, [handing] * 6], "everybody is asked, whatever the share"
-    assert all(set(sent) == {upper} and len(sent) < 6 for sent in down[3:])
-
-
-def test_warm_rounds_are_fedavg_bit_for_bit(run: Run) -> None:
-    assert run("fedft", warm_rounds=3).summary["model_digest"] == run("fedavg").summary["model_digest"]
-
-
-@pytest.mark.parametrize(("method", "options"), [("fedft", {}), ("fedft-eds", {"share": 0.5, "warm_rounds": 1})])
+@pytest.mark.parametrize(("method", "options"), [("fedft", {}), ("fedft-eds", {"share": 0.5})])
 def test_kept_features_change_the_price_and_not_the_result(run: Run, method: str, options: dict[str, Any]) -> None:
-    plain, kept = (run(method, cache_features=kept, **options) for kept in (False, True))
+    settings = {"start": {"warm_rounds": 1, "warm_epochs": 1}}
+    plain, kept = (run(method, settings, cache_features=kept, **options) for kept in (False, True))
     weights = plain.model.state_dict()
     torch.testing.assert_close(kept.model.state_dict(), weights, rtol=1e-3, atol=1e-4)
     per_round = [
@@ -147,7 +132,7 @@ def test_every_saving_shows_up_in_the_price(run: Run) -> None:
     assert flops("fedft", epochs=5) == pytest.approx(frozen)
 
 
-@pytest.mark.parametrize(("model", "options"), [("cnn", {}), ("wrn-10-1", {"cache_features": True, "warm_rounds": 1})])
+@pytest.mark.parametrize(("model", "options"), [("cnn", {}), ("wrn-10-1", {"cache_features": True})])
 def test_stacked_clients_give_the_same(run: Run, model: str, options: dict[str, Any]) -> None:
     settings = {"model": model, "model_options": None, "batch": 64, "lr": 0.01, "clients": 3}
     serial, vector = (run("fedft-eds", {**settings, "engine": e}, share=0.5, **options) for e in ("serial", "vector"))
@@ -159,7 +144,7 @@ def test_stacked_clients_give_the_same(run: Run, model: str, options: dict[str, 
 def test_what_devices_keep_survives_a_restart(tmp_path: Path, run: Run, after: int) -> None:
     from undergrowth.runs.execution import start
 
-    options = {"name": "fedft-eds", "share": 0.5, "cache_features": True, "warm_rounds": 1}
+    options = {"name": "fedft-eds", "share": 0.5, "cache_features": True}
     tree = {
         "method": options, "data": {"clients": 6, "partition": "dirichlet:1"}, "topology": "tree:2x3",
         "model": {"name": "cnn", "hidden": 16}, "train": {"rounds": 4, "sample": 0.7}, "run": {"out": str(tmp_path)},
@@ -178,9 +163,10 @@ def test_what_devices_keep_survives_a_restart(tmp_path: Path, run: Run, after: i
     assert resumed.ledger.bytes_down == whole.ledger.bytes_down
 
 
-def test_a_level_that_there_is_not_is_refused_before_the_warm_rounds(run: Run) -> None:
+def test_a_level_that_there_is_not_is_refused_before_the_warm_rounds(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ug.InputError, match="split 'middle' is not a level of this model; did you mean 'mid'"):
-        run("fedft", split="middle", warm_rounds=1)
+        run("fedft", {"start": {"warm_rounds": 1}}, split="middle")
+    assert not list(tmp_path.iterdir())
 
 
 def test_whose_answer_was_lost_is_given_the_lower_part_again(run: Run) -> None:
@@ -203,7 +189,8 @@ def test_stragglers_that_can_tune_beat_those_that_are_dropped(run: Run) -> None:
             "model_options": {"hidden": 64}, "evaluate_every": 6, "deadline": deadline_of(seed),
         }  # fmt: skip
         dropped = run("fedavg", settings)
-        tuned = run("fedft-eds", settings, share=0.5, cache_features=True, warm_rounds=1)
+        warm = {"warm_rounds": 1, "warm_epochs": 5}
+        tuned = run("fedft-eds", {**settings, "start": warm}, share=0.5, cache_features=True)
         assert dropped.history[-1]["late"] == 12 and tuned.history[-1]["late"] == 0
         assert tuned.ledger.flops < dropped.ledger.flops / 3
         accuracies["fedavg"].append(dropped.accuracy)

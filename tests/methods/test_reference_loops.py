@@ -37,7 +37,7 @@ REFERENCE_LOOPS = {
     "fjord": WIDTH,
     "fedrolex": WIDTH,
     "fedmd": f"{DISTILLATION}::test_fedmd",
-    "fedat": "test_custom_models::test_fedat_without_attention_and_metadata_is_training_on_generic_data",
+    "fedat": "test_fedat::test_a_round_at_the_server_is_what_the_formulas_say",
     "fedkad": f"{DISTILLATION}::test_fedkad",
 }
 

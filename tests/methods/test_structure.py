@@ -85,7 +85,10 @@ def test_a_part_of_learning_is_used_by_two_methods_at_least() -> None:
 
 def clients_of(method: Method) -> list[Any]:
     client = method.client
-    return [client.full, client.few_shot] if isinstance(client, Updates) else [client]  # type: ignore[attr-defined]
+    if not isinstance(client, Updates):
+        return [client]
+    parts = [getattr(client, name, None) for name in ("full", "few_shot", "training", "measuring")]
+    return [part for part in parts if isinstance(part, LoopClient)]
 
 
 @ALL_METHODS

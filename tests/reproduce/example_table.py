@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from undergrowth.reproduce import Table
-from undergrowth.reproduce import table as table_module
+from undergrowth.reproduce import Table, catalogue
 
 
 def example_table(**changes: Any) -> Table:
@@ -23,11 +22,13 @@ def example_table(**changes: Any) -> Table:
         "rows": {
             "FedAvg": {"method": "fedavg"},
             "FedProx": {"method": {"name": "fedprox", "mu": 0.1}},
-            "FedAvg, pretrained": {"method": "fedavg", "start": "digits"},
-            "FedProx, pretrained": {"method": {"name": "fedprox", "mu": 0.1}, "start": "digits"},
+            "FedAvg, pretrained": {"method": "fedavg", "from_start": "digits"},
+            "FedProx, pretrained": {"method": {"name": "fedprox", "mu": 0.1}, "from_start": "digits"},
         },
         "cells": [{"rows": "FedProx*", "columns": "pictures*", "experiment": {"method": {"mu": 1}}}],
-        "starts": {"digits": {"method": "central", "data": [{"name": "npz", "path": "drawings"}, "digits"]}},
+        "starts": {
+            "digits": {"experiment": {"method": "central", "data": [{"name": "npz", "path": "drawings"}, "digits"]}}
+        },
         "published": {
             "FedAvg": ["50.5±1.5", 40],
             "FedProx": ["49±2", 45],
@@ -52,5 +53,5 @@ def example_table(**changes: Any) -> Table:
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     """The example table, which replaces the tables of the package."""
     example = example_table()
-    monkeypatch.setattr(table_module, "load_tables", lambda: {example.name: example})
+    monkeypatch.setattr(catalogue, "load_tables", lambda: {example.name: example})
     return example

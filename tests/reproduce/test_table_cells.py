@@ -8,8 +8,7 @@ from pydantic import ValidationError
 from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError
 from undergrowth.reproduce import Table, find_table
-from undergrowth.reproduce.results import check_orderings
-from undergrowth.reproduce.table import Figure
+from undergrowth.reproduce.table import Figure, pair_sides
 from undergrowth.reproduce.table_cells import build_cells, merge_layers
 
 
@@ -28,9 +27,10 @@ def test_the_cells_of_a_scale(table: Table) -> None:
     assert by_name["FedProx/pictures, even"].raw["method"] == {"name": "fedprox", "mu": 1}
     assert by_name["FedProx/digits, even"].raw["method"] == {"name": "fedprox", "mu": 0.1}
     assert by_name["FedAvg/pictures, even"].raw["data"]["train_samples"] == 100
-    assert by_name["FedAvg/digits, even"].published == Figure(50.5, 1.5)
-    starts = by_name["FedAvg, pretrained/digits, even"].starts
-    assert [raw["data"]["name"] for raw in starts] == ["npz", "digits"] and starts[0]["model"] == {"name": "logistic"}
+    assert table.figures["FedAvg", "digits, even"] == Figure(50.5, 1.5)
+    first, second = by_name["FedAvg, pretrained/digits, even"].starts
+    assert (first.raw["data"]["name"], second.raw["data"]["name"]) == ("npz", "digits")
+    assert (first.source, second.source) == ("drawings", "digits") and first.raw["model"] == {"name": "logistic"}
     assert [cell.raw["train"]["rounds"] for cell in build_cells(table, "smoke")] == [2, 2, 2, 2]
 
 
@@ -63,6 +63,8 @@ def test_names_of_tables_and_scales(table: Table) -> None:
         ({"rows": {"w/o": {}}}, "must not contain"),
         ({"scales": {"full": {"seeds": 1}}}, "scales must be full, small, smoke"),
         ({"speed": 3}, "Extra inputs"),
+        ({"starts": {}}, "there is no start 'digits'"),
+        ({"published_from": {"mnist": {"FedAvg": [1]}}}, "FedAvg with 1 figures for 2 columns"),
     ],
 )
 def test_an_inconsistent_table_is_rejected(changes: dict, message: str) -> None:
@@ -72,20 +74,26 @@ def test_an_inconsistent_table_is_rejected(changes: dict, message: str) -> None:
         example_table(published={**example_table().published, "FedAvg": ["about 50", 40]})
 
 
-def test_orderings(table: Table) -> None:
-    digits, pictures = "digits, even", "pictures, even"
-    ours = {
-        ("FedAvg", digits): Figure(50), ("FedProx", digits): Figure(53),
-        ("FedAvg", pictures): Figure(41), ("FedProx", pictures): Figure(40),
-        ("FedAvg, pretrained", digits): Figure(50),
-    }  # fmt: skip
-    proximal, pretrained = check_orderings(table, ours)
-    assert (proximal.held, proximal.broken, proximal.gap) == ((digits,), (pictures,), 1.0)
-    # Published gaps: −1.5 on digits, +5 on pictures.
-    assert proximal.published_held == 1 and proximal.published_gap == pytest.approx(1.75)
-    start = "FedProx > FedAvg: held in 1 of 2 columns (not in pictures, even), +1.00 on average"
-    assert str(proximal).startswith(start)
-    # A side with a column is compared with every column of the other side. Equal values do not hold.
-    assert (pretrained.held, pretrained.broken) == ((digits,), (digits,)) and pretrained.gap == pytest.approx(4.5)
-    absent, _ = check_orderings(table, {("FedAvg", digits): Figure(50)})
-    assert absent.gap is None and "unknown, one side was not run" in str(absent)
+def test_a_pretraining_may_continue_another_one() -> None:
+    starts = {
+        "first": {"experiment": {"method": "central", "data": ["mnist", "digits"], "train": {"rounds": 7}}},
+        "digits": {"after": "first", "keep_head": True, "experiment": {"method": "fedavg", "train": {"epochs": 9}}},
+    }
+    cells = {cell.name: cell for cell in build_cells(example_table(starts=starts), "full")}
+    cell = cells["FedAvg, pretrained/digits, even"]
+    assert len(cell.starts) == 2
+    first, second = cell.starts[1].chain
+    assert (first.source, first.raw["train"], first.keep_head) == ("digits", {"rounds": 7}, False)
+    # The data of the second step is that of the column.
+    assert second.raw["data"] == {"name": "digits", "partition": "iid", "clients": 4, "holdout": 0}
+    assert second.raw["train"] == {"rounds": 3, "epochs": 9} and second.keep_head
+
+
+def test_a_figure_has_cells_without_published_numbers() -> None:
+    figure = example_table(tables=["figure-9.3"], published={"FedAvg": [50, None]})
+    assert figure.label == "Figure 9.3" and len(build_cells(figure, "full")) == 8
+    assert example_table().label == "Table 9.1 and 9.2"
+
+
+def test_sides_of_a_pair() -> None:
+    assert pair_sides("A > 3 × B, c @ d e") == (("A", None, 1.0), ("B, c", "d e", 3.0))

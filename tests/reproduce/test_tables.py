@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,20 @@ from undergrowth.data.partition import parse_rule
 from undergrowth.learning import build_sampler, build_selector
 from undergrowth.models import builder
 from undergrowth.reproduce import SCALES, load_tables
-from undergrowth.reproduce.results import check_orderings
+from undergrowth.reproduce.data_paths import DataPaths
+from undergrowth.reproduce.jobs import RunIndex, plan_cell
+from undergrowth.reproduce.orderings import check_orderings
+from undergrowth.reproduce.table import Raw
 from undergrowth.reproduce.table_cells import build_cells
+from undergrowth.runs import Store
 from undergrowth.runs.builders import build_method
 from undergrowth.runs.config import parse_experiment
 
-EXPECTED = ["4.3", "4.5", "4.7", "4.9", "5.4", "5.7", "5.11", "5.12", "6.3", "6.8", "6.10"]
+EXPECTED = [
+    "figure-2.4", "4.3", "4.4", "4.5", "4.7", "figure-4.7", "4.8", "4.9", "figure-4.9", "figure-4.10", "figure-4.11",
+    "5.4", "5.7", "5.8", "5.9", "5.10", "figure-5.10", "5.11", "5.12", "6.3", "6.4", "6.6", "6.7", "6.8", "6.9", "6.10",
+    "figure-6.12",
+]  # fmt: skip
 CHECKED_MODELS: set[str] = set()
 
 
@@ -56,11 +65,11 @@ def test_all_tables_are_in_the_guide() -> None:
 def test_every_cell_is_valid(name: str, scale: str) -> None:
     cells = build_cells(load_tables()[name], scale)
     for cell in cells:
-        for raw in (cell.raw, *cell.starts):
+        for raw in cell.experiments:
             check_experiment(raw)
-        assert re.fullmatch(r"accuracy(/.+)?|final|class \d+", cell.metric)
+        assert re.fullmatch(r"accuracy(/.+)?|final|class \d+|efficiency|metadata", cell.metric)
     if scale == "smoke":
-        assert all(raw["data"]["name"] == "digits" for cell in cells for raw in (cell.raw, *cell.starts))
+        assert all(raw["data"]["name"] == "digits" for cell in cells for raw in cell.experiments)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -81,6 +90,72 @@ def test_smaller_scales_do_less_work(name: str) -> None:
 def test_the_published_figures_support_the_published_orderings(name: str) -> None:
     """If not, a note of the table says so."""
     table = load_tables()[name]
-    for ordering in check_orderings(table, table.figures):
-        assert ordering.held and ordering.gap == ordering.published_gap
+    values = {place: {0: figure.mean} for place, figure in table.figures.items()}
+    for ordering in check_orderings(table, values):
+        assert ordering.gap == ordering.published_gap and (ordering.held or not table.published or table.is_figure)
         assert not ordering.broken or "contradicts the published conclusion" in " ".join(table.notes), ordering
+
+
+def runs_of(name: str, scale: str) -> set[str]:
+    """The runs of a table, with up to four seeds, by the keys of their jobs."""
+    table, run = load_tables()[name], {"device": "cpu"}
+    with closing(Store("runs", create=True)) as store:
+        index = RunIndex(store)
+        plans = [
+            plan_cell(cell, table.scale(scale).seeds, run, EveryPath(), index) for cell in build_cells(table, scale)
+        ]
+    return {job.key for plan in plans for job in plan.jobs}
+
+
+class EveryPath(DataPaths):
+    """As if all data sets were on this machine."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def missing(self, raw: Raw) -> set[str]:
+        return set()
+
+
+@pytest.mark.parametrize(
+    ("view", "table"), [("4.4", "4.3"), ("4.8", "4.5"), ("4.8", "4.7"), ("5.8", "5.7"), ("figure-6.12", "6.8")]
+)
+def test_views_have_no_runs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str, table: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert runs_of(view, "full") <= runs_of(table, "full")
+
+
+@pytest.mark.parametrize("scale", ["full", "small"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("figure-2.4", "4.3"), ("4.7", "4.5"), ("figure-4.10", "4.5"), ("figure-4.11", "4.5"), ("5.9", "5.11"),
+        ("5.12", "5.11"), ("figure-5.10", "5.4"), ("6.4", "6.8"), ("6.6", "6.8"), ("6.7", "6.6"),
+    ],
+)  # fmt: skip
+def test_tables_share_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, other: str, scale: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert runs_of(one, scale) & runs_of(other, scale)
+
+
+@pytest.mark.parametrize("scale", ["full", "small"])
+@pytest.mark.parametrize("name", ["4.5", "4.7", "4.8"])
+def test_stragglers_train_for_a_tenth_of_the_epochs(name: str, scale: str) -> None:
+    for cell in build_cells(load_tables()[name], scale):
+        reduced = cell.raw["method"].get("reduced_epochs")
+        assert reduced is None or 10 * reduced == cell.raw["train"]["epochs"]
+
+
+@pytest.mark.parametrize("name", ["6.4", "6.6", "6.7", "6.8", "6.9", "6.10", "figure-6.12"])
+def test_all_rows_but_those_without_have_both_steps_of_pretraining(name: str) -> None:
+    for scale in SCALES:
+        for cell in build_cells(load_tables()[name], scale):
+            steps = [[each.raw["method"] for each in start.chain] for start in cell.starts]
+            expected = [] if "without" in cell.row.lower() else [[{"name": "central"}, {"name": "fedavg"}]]
+            assert steps[:1] == expected, cell.name
+            for start in cell.starts:  # the last step is a round on the partition of the runs
+                assert start.raw["train"]["rounds"] == 1
+                if cell.raw["method"]["name"] != "central":
+                    assert start.raw["data"] == cell.raw["data"]

@@ -154,8 +154,8 @@ def test_models_of_old_runs_start_as_they_did(monkeypatch: pytest.MonkeyPatch) -
             found = stored_experiment({"experiment": document}).model
             assert found.options == {"norm": "x", "init": before[name]}
             assert {rung.label: rung.init for rung in found.ladder} == before
-    unknown = {"settings": {"model": {"name": "mine"}}, "defaults": {}}
-    assert formats.upgrade_experiment(unknown, 1)["defaults"] == {"model": {}}
+    unknown = {"settings": {"method": {"name": "fedavg"}, "model": {"name": "mine"}}, "defaults": {}}
+    assert formats.upgrade_experiment(unknown, 1)["defaults"] == {"method": {}, "model": {}}
 
 
 def test_new_runs_keep_the_start_of_their_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,13 +191,33 @@ def test_an_old_argument_is_refused_with_the_new_one() -> None:
 def test_every_rename_and_upgrade_is_applied_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     later = (formats.Rename(3, "train", "sampler", "chooser"), formats.Rename(4, "train", "chooser", "picker"))
     monkeypatch.setattr(formats, "RENAMES", (*formats.RENAMES, *later))
-    upgrades = {**formats.EXPERIMENT_UPGRADES, 1: lambda document: {**document, "new": 1}}
+    upgrades = {**formats.EXPERIMENT_UPGRADES, 1: (lambda document: {**document, "new": 1},), 2: (), 3: ()}
     monkeypatch.setattr(formats, "EXPERIMENT_UPGRADES", upgrades)
     monkeypatch.setattr(formats, "EXPERIMENT_FORMAT", 4)
     old = {"settings": {"method": {"name": "fedsplit", "selection": "all"}, "train": {"selection": "oort"}}}
     settings = {"method": {"name": "fedsplit", "selector": "all"}, "train": {"picker": "oort"}}
     assert formats.upgrade_experiment(old, 0) == {"settings": settings, "defaults": {"method": {}}, "new": 1}
     assert formats.upgrade_experiment(old, 4) == old
+
+
+@pytest.mark.parametrize("found", [0, 1])
+def test_an_older_run_of_fedat_keeps_the_printed_form_of_its_loss(found: int) -> None:
+    settings = {"method": {"name": "fedat", "beta": 5.0}, "model": {"name": "cnn"}}
+    old = {"settings": settings, "defaults": {"method": {"beta": 1000.0}}}
+    row = {"experiment": formats.upgrade_experiment(old, found), "version": None}
+    assert stored_experiment(row).method.options == {"form": "printed", "beta": 5.0}
+    new = {**old, "defaults": stored_defaults({"method": "fedat"})}
+    row = {"experiment": formats.upgrade_experiment(new, formats.EXPERIMENT_FORMAT), "version": None}
+    assert stored_experiment(row).method.options["form"] == "mean-square"
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fjord", "fedrolex"])
+def test_older_runs_of_width_slicing_go_on_averaging_statistics(name: str) -> None:
+    settings = {"method": {"name": name, "ratios": [1.0]}, "model": {"name": "cnn"}}
+    stored = {"settings": settings, "defaults": {"method": {"ratios": [1.0, 0.5]}}}
+    upgraded = formats.upgrade_experiment(stored, 1)
+    assert upgraded["defaults"]["method"]["statistics"] is False
+    assert METHODS[name]().statistics is True  # type: ignore[attr-defined]
 
 
 def test_a_run_in_a_newer_format_is_refused_in_one_sentence(folder: Path) -> None:

@@ -22,7 +22,7 @@ from .objects import digest, without_wall
 METHODS = {
     "moon": {"method": {"name": "moon", "mu": 0.5}, "links": {"up": "topk:0.3"}},  # a state and a residual
     "local": {"method": {"name": "local"}},  # all models are evaluated
-    "fedft": {"method": {"name": "fedft", "warm_rounds": 1, "cache_features": True}},  # returns its state unchanged
+    "fedft": {"method": {"name": "fedft", "cache_features": True}},  # returns its state unchanged
 }
 ENGINES = {
     "serial": {"engine": "serial"},

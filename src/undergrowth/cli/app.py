@@ -84,6 +84,7 @@ class CommandGroup(TyperGroup):
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "undergrowth"
             message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+            message += _meant_option(error, context)
             typer.echo(f"error: {message}; see `{command} --help`", err=True)
             code = WRONG_INPUT
         sys.exit(code if isinstance(code, int) else 0)
@@ -106,6 +107,19 @@ class CommandGroup(TyperGroup):
 def _is_usage_error(error: BaseException) -> bool:
     """Whether click rejected the arguments. Some Typer versions bundle click, so its class cannot be imported."""
     return hasattr(error, "format_message")
+
+
+def _meant_option(error: BaseException, context: Any) -> str:
+    """The end of a message about an unknown option that has another name here, such as --learning-rate."""
+    written = getattr(error, "option_name", None)
+    if not isinstance(written, str) or context is None:
+        return ""
+
+    from undergrowth.core.errors import find_meant
+
+    known = [text.lstrip("-") for option in context.command.params for text in option.opts if text.startswith("--")]
+    meant = find_meant(written.lstrip("-"), known)
+    return f"; did you mean --{meant}?" if meant else ""
 
 
 def _print_version(requested: bool) -> None:

@@ -14,9 +14,10 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
 
     Example: undergrowth methods fedprox
     """
-    from undergrowth.core import InputError, suggest
+    from undergrowth.core import InputError
     from undergrowth.methods import METHODS
     from undergrowth.report.tables import table
+    from undergrowth.runs.builders import method_class
 
     if name is None:
         rows: list[dict[str, Any]] = [
@@ -31,9 +32,10 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
         ]
         console().print(table(("method", "description", "options"), shown))
         return
-    if name not in METHODS:
-        raise InputError(f"method '{name}' is not known; {suggest(name, METHODS)}")
-    _print_method(name, METHODS[name], json)
+    method = method_class(name)
+    if method is None:
+        raise InputError(f"method '{name}' has no options that are known; it must be a Method that is a dataclass")
+    _print_method(name, method, json)
 
 
 def _print_method(name: str, method: type[Any], json: bool) -> None:

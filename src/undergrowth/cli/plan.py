@@ -22,10 +22,15 @@ def plan(
         list[str] | None, typer.Option(metavar="NAME", help="Method to plan. Repeatable. (Default: all methods.)")
     ] = None,
     data: run.DataName = None,
+    partition: run.Partition = None,
     model: run.ModelName = None,
     clients: run.Clients = None,
     fleet: run.FleetName = None,
     deadline: run.Deadline = None,
+    topology: run.TopologyName = None,
+    epochs: run.Epochs = None,
+    batch: run.Batch = None,
+    lr: run.LearningRate = None,
     settings: run.SettingOptions = None,
     json: AsJson = False,
     target: Annotated[
@@ -44,26 +49,29 @@ def plan(
     """
     from undergrowth.report.plan_page import write_plan_page
     from undergrowth.runs.config import parse_experiment
-    from undergrowth.runs.planning import Outline, describe_left_out, plan_rows, population_or_outline
+    from undergrowth.runs.planning import Outline, default_methods, describe_left_out, plan_rows, population_or_outline
 
     methods = list(dict.fromkeys(method or ()))
     flags = {
         "method": methods[0] if methods else None,  # method options in -s belong to the first method
-        "data": data, "model": model, "clients": clients, "fleet": fleet, "deadline": deadline,
+        "data": data, "partition": partition, "model": model, "clients": clients, "fleet": fleet,
+        "deadline": deadline, "topology": topology, "epochs": epochs, "batch": batch, "lr": lr,
     }  # fmt: skip
     raw, dropped = run.build_raw_experiment(file, settings or [], flags)
     run.print_dropped(dropped, file)
     planned = parse_experiment(raw)
     population = population_or_outline(planned)
-    notes = []
+    notes = list(getattr(getattr(population, "dataset", None), "notes", ()))
     if isinstance(population, Outline):
         notes.append(
             f"data set '{population.name}' is not on this machine: the plan assumes its published size in equal parts, "
             f"{population.samples} samples on each of {population.clients} devices"
         )
+    if planned.start.trains:
+        notes.append(f"not in these prices: {planned.start}, before the first round")
     left_out: dict[str, str] = {}
     found = plan_rows(planned, methods, population, left_out=left_out)
-    rows = list(_show_progress(found, len(methods) or len(_device_methods())))
+    rows = list(_show_progress(found, len(methods or default_methods(planned))))
     notes += describe_left_out(left_out)
     path = write_plan_page(rows, planned, notes, target) if target is not None else None
     for note in notes:
@@ -74,13 +82,6 @@ def plan(
         _print_plan(rows, planned)
     if path is not None:
         typer.echo(f"wrote the page to '{path}'", err=True)
-
-
-def _device_methods() -> list[str]:
-    """The methods that train on devices, not on pooled data."""
-    from undergrowth.methods import METHODS
-
-    return [name for name, method in METHODS.items() if not method.pooled]
 
 
 def _show_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +15,6 @@ from undergrowth.cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
     from undergrowth.reproduce import TableResult
-    from undergrowth.reproduce.jobs import Job
 
 
 def reproduce(
@@ -36,18 +33,25 @@ def reproduce(
         str | None,
         typer.Option(metavar="ROW/COLUMN", help="Run only matching cells; * matches anything: 'FedAvg*/CIFAR*'."),
     ] = None,
-    jobs: Annotated[int, typer.Option(metavar="N", help="Number of runs at a time, each in a process.")] = 1,
+    jobs: Annotated[
+        str, typer.Option(metavar="N|auto", help="Number of runs at a time; auto: as many as are worthwhile here.")
+    ] = "1",
+    more_seeds: Annotated[
+        bool, typer.Option(help="Four seeds for cells whose gap is below two standard errors.")
+    ] = False,
+    estimate: Annotated[bool, typer.Option(help="Only say which runs are missing and how long they take.")] = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="Torch device: cpu, cuda or cuda:0.")] = "cpu",
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="Engine. (Default: serial on a CPU, vector on a GPU.)")
     ] = None,
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for runs.")] = "runs",
     target: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE.md", help="Also write a Markdown page.")
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Also write a page: FILE.md, or FILE.html with plots."),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List the tables. With TABLE: run it and print our figures beside the published ones.
+    """List the tables and figures. With TABLE: run it and print our numbers beside the published ones.
 
     Each cell and seed is one run. If the command is repeated, it reuses finished runs and resumes interrupted ones.
 
@@ -55,11 +59,15 @@ def reproduce(
 
       undergrowth reproduce 4.3
 
-      undergrowth reproduce 6.8 --scale small --device cuda --jobs 8 --data-path cifar10=~/data/cifar10 -o table.md
+      undergrowth reproduce figure-4.9 -o figure.html
+
+      undergrowth reproduce 6.8 --scale small --device cuda --jobs auto --data-path cifar10=~/data/cifar10 -o table.md
     """
-    from undergrowth.reproduce import find_table, markdown
+    from undergrowth.cli.reproduce_progress import print_workload, show_progress
+    from undergrowth.reproduce import Reproduction, find_table, markdown
     from undergrowth.reproduce.data_paths import parse_data_paths
-    from undergrowth.reproduce.reproduction import data_sources, reproduce_table
+    from undergrowth.reproduce.html_page import render_html
+    from undergrowth.reproduce.reproduction import data_sources
 
     if table is None:
         _print_tables(json)
@@ -67,21 +75,21 @@ def reproduce(
     published = find_table(table)
     known = {source for each in published.scales for source in data_sources(published, each)}
     paths = parse_data_paths(data_path or [], known)
-    if target is not None and not Path(target).expanduser().resolve().parent.is_dir():
-        from undergrowth.core import InputError
-
-        raise InputError(f"--output '{target}': there is no folder '{Path(target).parent}'")
+    _check_target(target)
+    count = int(jobs) if jobs.isdecimal() else jobs
+    task = Reproduction(table, scale, seeds, paths, device, engine, only, out, count)
+    if estimate:
+        print_workload(task.estimate(), json)
+        return
     try:
-        with _show_progress() as hooks:
-            result = reproduce_table(
-                table, scale, seeds=seeds, paths=paths, device=device, engine=engine, only=only, out=out, jobs=jobs,
-                **hooks,
-            )  # fmt: skip
+        with show_progress() as hooks:
+            result = task.run(more_seeds, **hooks)
     except KeyboardInterrupt:
         raise CommandError(INTERRUPTED, "interrupted: the same command continues where it stopped") from None
     command = shlex.join(["undergrowth", *sys.argv[1:]])
     if target is not None:
-        Path(target).expanduser().write_text(markdown.render_page(result, command, device), encoding="utf-8")
+        render = render_html if target.endswith(".html") else markdown.render_page
+        Path(target).expanduser().write_text(render(result, command, device), encoding="utf-8")
     conditions = markdown.conditions(result, command, device)
     if json:
         print_json(_json_result(result, conditions))
@@ -89,35 +97,19 @@ def reproduce(
         _print_result(result, conditions, target)
     if result.failed:
         cell, reason = next(iter(result.failed.items()))
-        message = f"failed: {len(result.failed)} cells of table {published.name}, the first {cell}: {reason}"
+        message = f"failed: {len(result.failed)} cells of {published.label}, the first {cell}: {reason}"
         raise CommandError(FAILED, message)
 
 
-@contextmanager
-def _show_progress() -> Iterator[dict[str, Callable[..., None]]]:
-    """Yield the hooks of `reproduce_table` that show a progress bar on standard error, if that is a terminal."""
-    from rich import progress
+def _check_target(target: str | None) -> None:
+    from undergrowth.core import InputError
 
-    if not sys.stderr.isatty():
-        yield {}
+    if target is None:
         return
-    columns = (
-        progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
-        progress.TextColumn("runs"), progress.TimeElapsedColumn(), progress.TextColumn("left"),
-        progress.TimeRemainingColumn(),
-    )  # fmt: skip
-    fractions: dict[str, float] = {}
-    with progress.Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def on_plan(jobs: list[Job]) -> None:
-            bar.update(task, total=len({each.key for job in jobs for each in (job, job.start) if each}))
-
-        def on_progress(job: Job, fraction: float) -> None:
-            fractions[job.key] = fraction
-            bar.update(task, completed=sum(fractions.values()), description=f"last: {job.raw['method']['name']}")
-
-        yield {"on_plan": on_plan, "on_progress": on_progress}
+    if not target.endswith((".md", ".html")):
+        raise InputError(f"--output '{target}' must end in .md or .html")
+    if not Path(target).expanduser().resolve().parent.is_dir():
+        raise InputError(f"--output '{target}': there is no folder '{Path(target).parent}'")
 
 
 def _print_tables(json: bool) -> None:
@@ -142,11 +134,12 @@ def _print_tables(json: bool) -> None:
 
 def _print_result(result: TableResult, conditions: list[str], target: str | None) -> None:
     from undergrowth.report.tables import table
-    from undergrowth.reproduce.markdown import accuracy_grid, cost_grid
+    from undergrowth.reproduce.markdown import cost_grid, number_grid, seeds_line
+    from undergrowth.reproduce.settings import settings_lines
 
     screen = console()
-    columns, rows = accuracy_grid(result)
-    screen.print(f"Table {' and '.join(result.table.tables)}: {result.table.title}, ours / published in per cent")
+    columns, rows = number_grid(result)
+    screen.print(f"{result.table.label}: {result.table.title}, ours / published in {result.table.unit}")
     screen.print(table(columns, rows, right=range(1, len(columns))))
     for ordering in result.orderings:
         screen.print(f"{ordering}")
@@ -154,6 +147,10 @@ def _print_result(result: TableResult, conditions: list[str], target: str | None
     columns, rows = cost_grid(result)
     screen.print(table(columns, rows, right=range(1, len(columns))))
     screen.print()
+    if seeds := seeds_line(result):
+        screen.print(seeds)
+    for line in settings_lines(result.cells):
+        screen.print(f"settings: {line}")
     for line in conditions:
         screen.print(f"note: {line}")
     for title, reasons in (("left out", result.left_out), ("failed", result.failed)):
@@ -164,15 +161,19 @@ def _print_result(result: TableResult, conditions: list[str], target: str | None
 
 
 def _json_result(result: TableResult, conditions: list[str]) -> dict[str, Any]:
+    from undergrowth.reproduce.settings import settings_lines
+
     return {
         "table": list(result.table.tables),
         "title": result.table.title,
         "scale": result.scale,
+        "unit": result.table.unit,
+        "settings": settings_lines(result.cells),
         "cells": [
             {
-                "row": each.cell.row, "column": each.cell.column, "values": each.values, "runs": each.runs,
-                "ours": each.ours and each.ours._asdict(), "cost": each.cost and each.cost._asdict(),
-                "published": each.cell.published._asdict(),
+                "row": each.cell.row, "column": each.cell.column, "values": each.values, "seeds": each.seeds,
+                "runs": each.runs, "ours": each.ours and each.ours._asdict(), "cost": each.cost and each.cost._asdict(),
+                "published": each.published and each.published._asdict(), "curve": each.curve,
             }
             for each in result.cells
         ],

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from undergrowth.cli.output import AsJson, OutFolder, RunName, open_store
 from undergrowth.cli.run import WriteReport
 
 
-def resume(run: RunName, out: OutFolder = "runs", json: AsJson = False, report: WriteReport = None) -> None:
+def resume(
+    run: RunName,
+    out: OutFolder = "runs",
+    allow_changed_source: Annotated[
+        bool, typer.Option("--allow-changed-source", help="Go on if the source of your model, method or data changed.")
+    ] = False,
+    json: AsJson = False,
+    report: WriteReport = None,
+) -> None:
     """Continue a run after its last finished round. The result is bit for bit that of an uninterrupted run.
 
     If the newest checkpoint is damaged, the one before it is used, and a note says so.
@@ -24,5 +34,5 @@ def resume(run: RunName, out: OutFolder = "runs", json: AsJson = False, report: 
         if store.run(name)["status"] == "done":
             typer.echo(f"note: run {name} was already finished", err=True)
     with track_run() as hooks:
-        result = resume_run(name, out, **hooks)
+        result = resume_run(name, out, allow_changed_source=allow_changed_source, **hooks)
     print_summary(result, json=json, report=not json if report is None else report)

@@ -13,11 +13,23 @@ _GENERAL_DATA_KEYS = ("partition", "clients", "holdout")  # keys that every data
 
 # Arguments and options that other commands have too.
 ExperimentFile = Annotated[str | None, typer.Argument(metavar="FILE.yaml", help="Experiment file.")]
-DataName = Annotated[str | None, typer.Option(metavar="NAME", help="Data set; see `undergrowth datasets`.")]
-ModelName = Annotated[str | None, typer.Option(metavar="NAME", help="Model; see `undergrowth models`.")]
+DataName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Data set (see `undergrowth datasets`), FILE.csv, or your own module:function."),
+]
+ModelName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Model (see `undergrowth models`), or your own module:Class.")
+]
 Clients = Annotated[int | None, typer.Option(metavar="N", help="Number of devices.")]
 FleetName = Annotated[str | None, typer.Option(metavar="NAME", help="Fleet or fleet file; see `undergrowth fleets`.")]
 Deadline = Annotated[float | None, typer.Option(metavar="SECONDS", help="Longest simulated time of a round.")]
+Partition = Annotated[
+    str | None, typer.Option(metavar="RULE", help="How data is divided: iid, dirichlet:0.1, classes:2, natural.")
+]
+TopologyName = Annotated[str | None, typer.Option(metavar="NAME", help="star, or tree:4x5.")]
+Epochs = Annotated[int | None, typer.Option(metavar="N", help="Local epochs of a device in a round.")]
+Batch = Annotated[int | None, typer.Option(metavar="N", help="Samples in a batch.")]
+LearningRate = Annotated[float | None, typer.Option("--lr", metavar="NUMBER", help="Learning rate of the devices.")]
 SettingOptions = Annotated[
     list[str] | None,
     typer.Option("-s", "--set", metavar="PATH=VALUE", help="Any setting, such as train.lr=0.05. Repeatable."),
@@ -30,13 +42,20 @@ WriteReport = Annotated[
 
 def run(
     file: ExperimentFile = None,
-    method: Annotated[str | None, typer.Option(metavar="NAME", help="Method; see `undergrowth methods`.")] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Method (see `undergrowth methods`), or your own module:Class.")
+    ] = None,
     data: DataName = None,
+    partition: Partition = None,
     model: ModelName = None,
     clients: Clients = None,
     fleet: FleetName = None,
     deadline: Deadline = None,
+    topology: TopologyName = None,
     rounds: Annotated[int | None, typer.Option(metavar="N", help="Number of rounds.")] = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    lr: LearningRate = None,
     engine: Annotated[str | None, typer.Option(metavar="NAME", help="Engine; see `undergrowth engines`.")] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Random seed. The same seed gives the same run.")
@@ -63,7 +82,9 @@ def run(
 
       undergrowth run --method fedprox -s method.mu=0.1 --rounds 20
 
-      undergrowth run my.yaml --seed 1 -s train.lr=0.05
+      undergrowth run my.yaml --seed 1 --lr 0.05 -s train.momentum=0.9
+
+      undergrowth run --model mymodule:Net --data table.csv -s data.label=activity -s data.group=user
 
       undergrowth run --fleet mixed-edge --deadline 0.337 --rounds 30
 
@@ -76,8 +97,9 @@ def run(
     from undergrowth.runs.execution import start
 
     flags = {
-        "method": method, "data": data, "model": model, "clients": clients, "fleet": fleet, "deadline": deadline,
-        "rounds": rounds, "engine": engine, "seed": seed, "device": device, "out": out,
+        "method": method, "data": data, "partition": partition, "model": model, "clients": clients, "fleet": fleet,
+        "deadline": deadline, "topology": topology, "rounds": rounds, "epochs": epochs, "batch": batch, "lr": lr,
+        "engine": engine, "seed": seed, "device": device, "out": out,
         "workers": workers, "address": address,
     }  # fmt: skip
     raw, dropped = build_raw_experiment(file, settings or [], flags)

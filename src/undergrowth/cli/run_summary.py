@@ -8,7 +8,7 @@ from pathlib import Path
 from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
 from undergrowth.report.run_record import learning_efficiency
-from undergrowth.report.tables import cost_table, count, facts, score
+from undergrowth.report.tables import cost_table, count, facts, score, start_line
 from undergrowth.runs import Result
 from undergrowth.runs.store import out_option
 
@@ -28,7 +28,7 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     page = _write_report(result) if report else None
     if json:
         _print_notes(result.notes, stderr=True)
-        print_json({key: result.summary[key] for key in JSON_KEYS})
+        print_json({key: result.summary[key] for key in (*JSON_KEYS, "start") if key in result.summary})
         return
     summary, screen = result.summary, console()
     screen.print(
@@ -39,6 +39,8 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     seconds = result.ledger.compute_seconds
     efficiency = learning_efficiency(result.history, seconds)
     screen.print(cost_table({**summary, "compute_seconds": seconds, "learning_efficiency": efficiency}))
+    if "start" in summary:
+        screen.print(f"before the first round: {start_line(summary['start'])}\n")
     _print_notes(result.notes)
     rows = [("run", result.run), ("model", result.folder / "model.safetensors")]
     if page:

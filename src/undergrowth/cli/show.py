@@ -20,7 +20,7 @@ def show(run: RunName, out: OutFolder = "runs", json: AsJson = False) -> None:
     """
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
-    from undergrowth.report.tables import cost_table, facts, score, table
+    from undergrowth.report.tables import cost_table, facts, score, start_line, table
 
     with open_store(out) as store:
         record = load_records(store, [run])[0]
@@ -39,6 +39,8 @@ def show(run: RunName, out: OutFolder = "runs", json: AsJson = False) -> None:
     ]  # fmt: skip
     if not record.done:
         fact_rows.append(("resume with", record.resume_command))
+    if "start" in totals:
+        fact_rows.append(("before the first round", start_line(totals["start"])))
     fact_rows += [("accuracy", score(totals.get("accuracy"))), ("loss", score(totals.get("loss")))]
     screen.print(facts(fact_rows))
     screen.print(cost_table(totals))

@@ -5,7 +5,7 @@ from undergrowth.core.augmentation import Augmentation
 from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Updates, join_updates, split_limit
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
-from undergrowth.core.errors import InputError, RunError, suggest
+from undergrowth.core.errors import InputError, RunError, find_meant, suggest
 from undergrowth.core.method import Method, ModelWeights
 from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Command, Deadline, Drop, Node, RoundEnd
@@ -35,6 +35,6 @@ __all__ = [
     "Partial", "PerCoordinateMean", "Plan", "Progress", "Receipt", "Reducer", "Refused", "RoundEnd", "RunError",
     "Sampler", "Selector", "Server", "Shard", "State", "Steps", "Sum", "Task", "TiltedMean", "Train",
     "UniformSampler", "Updates", "View", "WeightedMean", "Weights", "add_upload", "are_finite", "check_options",
-    "describe_misfit", "find_non_finite", "join_updates", "map_leaves", "map_tensors", "move_to", "option", "pack",
-    "sample_children", "split_limit", "suggest", "tensors_in", "unpack",
+    "describe_misfit", "find_meant", "find_non_finite", "join_updates", "map_leaves", "map_tensors", "move_to",
+    "option", "pack", "sample_children", "split_limit", "suggest", "tensors_in", "unpack",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ class Ask(NamedTuple):
 
     id: AskId
     packet: Packet
+    phase: int = 0  # of the parent's round
 
     @property
     def child(self) -> str:

@@ -5,6 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# What users of other libraries write → what it is called here. A word without capitals, spaces, "-" and "_".
+MEANINGS = {
+    "learningrate": "lr", "eta": "lr", "stepsize": "lr", "batchsize": "batch", "bs": "batch", "epoch": "epochs",
+    "localepochs": "epochs", "numepochs": "epochs", "numrounds": "rounds", "nrounds": "rounds", "iterations": "rounds",
+    "numclients": "clients", "nclients": "clients", "devices": "clients", "numdevices": "clients",
+    "optimizer": "optimiser", "wd": "weight_decay", "l2": "weight_decay", "fraction": "sample",
+    "clientfraction": "sample", "fractionfit": "sample", "participation": "sample", "timeout": "deadline",
+    "gpu": "device", "dataset": "data", "algorithm": "method", "strategy": "method", "network": "model",
+    "architecture": "model", "net": "model", "aggregator": "method", "compression": "links", "codec": "links",
+    "scheduler": "schedule", "lrscheduler": "schedule", "randomseed": "seed", "output": "out", "outdir": "out",
+    "noniid": "dirichlet:0.1", "heterogeneous": "dirichlet:0.1", "labelskew": "dirichlet:0.1", "lda": "dirichlet:0.1",
+    "pathological": "classes:2", "shards": "classes:2", "random": "iid", "homogeneous": "iid",
+    "byuser": "natural", "bywriter": "natural", "user": "natural",
+}  # fmt: skip
+
 
 class InputError(ValueError):
     """The user's input is wrong. The message names the field, the value and what would be right."""
@@ -15,9 +30,24 @@ class RunError(RuntimeError):
 
 
 def suggest(value: str, choices: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known name, or all known names."""
+    """The end of a sentence about an unknown name: the known name that is meant, the nearest one, or all of them."""
     names = sorted(choices)
-    close = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean '{close[0]}'?"
-    return f"choose one of: {', '.join(names)}"
+    meant = find_meant(value, names)
+    if meant is None:
+        by_word = {_word(name): name for name in reversed(names)}
+        close = difflib.get_close_matches(_word(value), by_word, n=1, cutoff=0.5)
+        meant = by_word[close[0]] if close else None
+    return f"choose one of: {', '.join(names)}" if meant is None else f"did you mean '{meant}'?"
+
+
+def find_meant(value: str, choices: Iterable[str]) -> str | None:
+    """The choice that is `value` in another spelling, or what `value` means; None if there is none."""
+    names = list(choices)
+    word = _word(value)
+    same = next((name for name in names if _word(name) == word), None)
+    meaning = MEANINGS.get(word, "")
+    return same or (meaning if meaning.partition(":")[0] in names else None)
+
+
+def _word(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter not in "-_ ")

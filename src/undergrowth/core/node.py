@@ -28,15 +28,19 @@ class Drop(NamedTuple):
 
 
 class Deadline(NamedTuple):
-    """Call `expire(round)` after that many seconds."""
+    """Call `expire(round, phase)` after that many seconds."""
 
     round: int
     seconds: float
+    phase: int = 0
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What a round was made of. A round without arrivals is abandoned and leaves the state as it was."""
+    """What a round was made of. A round without arrivals is abandoned and leaves the state as it was.
+
+    In a round of several phases a child may have arrived in one and be lost, refused or dropped in another.
+    """
 
     round: int
     arrived: tuple[str, ...]
@@ -73,6 +77,7 @@ class Node:
 
     state: State = field(default_factory=dict)
     round: int = 0
+    phase: int = 0  # position of the open phase in the server's phases of this round
     left: int = 0  # rounds still to do for the current ask of the parent
     _asked_by: AskId | None = None  # the parent's ask
     _open: bool = False
@@ -80,12 +85,14 @@ class Node:
     _enough: int | None = None  # arrivals that end the round; None: all
     _plans: int = 0  # how often the server has planned in this round; an asynchronous server plans repeatedly
     _partial: Packet | None = None
-    _arrived: list[str] = field(default_factory=list)
+    _arrived: list[str] = field(default_factory=list)  # in this phase
+    _before: list[str] = field(default_factory=list)  # children that arrived earlier, see `View.answered`
+    _dropped: list[str] = field(default_factory=list)  # in earlier phases of this round
     _lost: dict[str, str] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
     _out: dict[str, AskId] = field(default_factory=dict)  # child → its open ask
-    _turns: dict[str, int] = field(default_factory=dict)  # child → how often it was asked
-    _answered: dict[str, int] = field(default_factory=dict)  # child → turn of its last answer
+    _turns: dict[str, int] = field(default_factory=dict)  # child → how often it was asked, see `_ask`
+    _answered: dict[str, AskId] = field(default_factory=dict)  # child → the last ask that it answered
     _heard: dict[str, dict[str, float]] = field(default_factory=dict)  # child → scalars of its last upload
     _initialised: bool = False
 
@@ -101,13 +108,17 @@ class Node:
     def start(self, ask: Ask | None = None) -> list[Drop]:
         """Begins the run (root, without an ask) or the work for the parent's ask; returns asks that it gives up.
 
-        A repeated or older ask of the parent is ignored. A newer one ends the work for the one before it.
+        A repeated or older ask of the parent is ignored. A newer one ends the work for the one before it. Asks of one
+        round of the parent, in different phases, are of one round of this node too.
         """
-        if ask is not None and self._asked_by is not None and ask.id.turn <= self._asked_by.turn:
+        before = self._asked_by
+        if ask is not None and before is not None and ask.id[1:] <= before[1:]:
             return []
         dropped = self.stop() if self.left else []
         self.initialise()
         if ask is not None:
+            if ask.phase and before is not None and before.round == ask.id.round:
+                self.round, self.phase = self.round - 1, ask.phase
             self._asked_by = ask.id
             self.state = self.server.adopt(self.task, self.state, ask.packet, self.context())
         self.left = self.cycles
@@ -124,10 +135,10 @@ class Node:
 
     def receive(self, answer: Answer) -> Receipt:
         """Takes an answer to an open ask into the round; ignores any other."""
-        (child, _, turn), content = answer
+        (child, _, _), content = answer
         asked = self._out.get(child)
         if asked != answer.id:
-            return self._ignored(child, turn)
+            return self._ignored(answer.id)
         self._close(asked)
         if isinstance(content, Lost):
             self._lost[child] = content.reason
@@ -147,10 +158,11 @@ class Node:
         out, answered, heard = self._out, self._answered, self._heard  # a simulation comes here a million times
         for ask in uploads:
             if out.get(ask[0]) != ask:
-                return self._ignored(ask.node, ask.turn)
-        for (child, _, turn), scalars in uploads.items():
+                return self._ignored(ask)
+        for ask, scalars in uploads.items():
+            child = ask[0]
             del out[child]
-            answered[child] = turn
+            answered[child] = ask
             heard[child] = dict(scalars)
         self._arrived.extend(child for child, _, _ in uploads)
         self._merge(partial)
@@ -160,9 +172,9 @@ class Node:
         """Why the upload of `child` was refused in the open round, or None."""
         return self._refused.get(child)
 
-    def expire(self, round: int) -> None:
-        """The deadline of that round has passed."""
-        if round == self.round and self._open:
+    def expire(self, round: int, phase: int = 0) -> None:
+        """The deadline of that phase of that round has passed."""
+        if (round, phase) == (self.round, self.phase) and self._open:
             self._expired = True
 
     def stop(self) -> list[Drop]:
@@ -173,14 +185,15 @@ class Node:
         self._begin_round()
         return dropped
 
-    def _ignored(self, child: str, turn: int) -> Receipt:
-        if turn >= self._turns.get(child, 0):
-            return Receipt.UNKNOWN
-        return Receipt.REPEATED if turn == self._answered.get(child) else Receipt.LATE
+    def _ignored(self, ask: AskId) -> Receipt:
+        if ask == self._answered.get(ask.node):
+            return Receipt.REPEATED
+        extra = max(self.phase, ask.round < self.round)  # asks of later phases are not counted as turns
+        return Receipt.UNKNOWN if ask.turn >= self._turns.get(ask.node, 0) + extra else Receipt.LATE
 
     def _close(self, ask: AskId) -> None:
         del self._out[ask.node]
-        self._answered[ask.node] = ask.turn
+        self._answered[ask.node] = ask
 
     def _combine(self, ask: AskId, content: Packet | Partial) -> str | None:
         """Adds an upload or a partial result to the round; returns why that is not possible, or None."""
@@ -249,44 +262,70 @@ class Node:
             # A child that failed is not asked again in this round: it could fail in the same instant, for ever.
             gone = self._out.keys() | self._lost.keys() | self._refused.keys()
             idle = tuple(child for child in idle if child not in gone and child not in self.away)
-        view = View(idle, tuple(self._out), self.nodes, self.knowledge, self._heard)
+        phases = self.server.phases(self.task, self.context())
+        phase = phases[self.phase] if self.phase < len(phases) else ""  # below the root, the packet says the phase
+        view = View(idle, tuple(self._out), self.nodes, self.knowledge, self._heard, phase, self._before)
         plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._plans))
         self._plans += 1
         turns, out, round = self._turns, self._out, self.round
         for child, packet in plan.packets.items():
             turn = turns.get(child, 0)
-            turns[child] = turn + 1
+            if self.phase:
+                turn += self.phase - 1  # not counted, so that random numbers of other rounds do not depend on it
+            else:
+                turns[child] = turn + 1
             out[child] = ask = AskId(child, round, turn)
-            commands.append(Ask(ask, packet))
+            commands.append(Ask(ask, packet, self.phase))
         self._enough = plan.enough
         if plan.deadline is not None:
-            commands.append(Deadline(self.round, plan.deadline))
+            commands.append(Deadline(self.round, plan.deadline, self.phase))
 
     def _end(self, commands: list[Command]) -> None:
+        """Ends the open phase and, if it is the last one or nobody arrived, the round."""
         partial = self._partial
         if partial is not None:
+            phases = self.server.phases(self.task, self.context())
             self.state = self.server.step(self.task, self.state, partial, self.context())
+            if self.phase + 1 < len(phases):
+                self._next_phase(commands)
+                return
         self.left -= 1
         dropped: tuple[AskId, ...] = ()
         if not self.server.asynchronous or not self.left:
             dropped = tuple(self._out.values())
             self._out.clear()
         commands.extend(Drop(ask) for ask in dropped)
-        unanswered, scalars = tuple(ask.node for ask in dropped), dict(partial.scalars) if partial else {}
+        unanswered, scalars = (*self._dropped, *(ask.node for ask in dropped)), dict(partial.scalars) if partial else {}
         lost, refused = dict(self._lost), dict(self._refused)
-        commands.append(RoundEnd(self.round, tuple(self._arrived), lost, refused, unanswered, scalars))
+        commands.append(RoundEnd(self.round, tuple(self._all_arrived()), lost, refused, unanswered, scalars))
         if not self.left and self._asked_by is not None:
             report = self.server.report(self.task, self.state, partial, self.context())
             commands.append(Answer(self._asked_by, report or Lost("none of its children came back")))
         self._begin_round()
 
+    def _all_arrived(self) -> list[str]:
+        """The children that arrived in any phase of this round."""
+        return list(dict.fromkeys((*self._before, *self._arrived))) if self.phase else self._arrived
+
+    def _next_phase(self, commands: list[Command]) -> None:
+        """Gives up open asks and turns to the next phase of the same round."""
+        commands.extend(Drop(ask) for ask in self._out.values())
+        self._dropped.extend(self._out)
+        self._out.clear()
+        self._close_phase()
+        self.phase += 1
+
     def _begin_round(self) -> None:
         """Turns to a new round, which no deadline of an earlier one can end."""
+        self._close_phase()
         self.round += 1
-        self._plans = 0
+        self._plans = self.phase = 0
+        self._dropped, self._lost, self._refused = [], {}, {}
+
+    def _close_phase(self) -> None:
+        self._before, self._arrived = self._all_arrived(), []
         self._open = self._expired = False
         self._partial = None
-        self._arrived, self._lost, self._refused = [], {}, {}
 
     # Across a restart -----------------------------------------------------------------------------------------
 
@@ -295,13 +334,17 @@ class Node:
         return {name.lstrip("_"): getattr(self, name) for name in _CHANGING}
 
     def restore(self, snapshot: State) -> None:
+        snapshot = {"phase": 0, "before": [], "dropped": [], **snapshot}  # earlier versions had one phase
         for name in _CHANGING:
             setattr(self, name, snapshot[name.lstrip("_")])
         self._asked_by = self._asked_by and AskId(*self._asked_by)
         self._out = {child: AskId(*ask) for child, ask in self._out.items()}
+        # Earlier versions kept only the turn.
+        answered = {child: (child, self.round, a) if isinstance(a, int) else a for child, a in self._answered.items()}
+        self._answered = {child: AskId(*ask) for child, ask in answered.items()}
 
 
 _CHANGING = (
-    "state", "round", "left", "_asked_by", "_open", "_expired", "_partial", "_arrived", "_lost", "_refused", "_out",
-    "_turns", "_answered", "_heard", "_enough", "_plans", "_initialised",
+    "state", "round", "left", "phase", "_asked_by", "_open", "_expired", "_partial", "_arrived", "_before", "_dropped",
+    "_lost", "_refused", "_out", "_turns", "_answered", "_heard", "_enough", "_plans", "_initialised",
 )  # fmt: skip

@@ -58,6 +58,8 @@ class View:
     nodes: frozenset[str] = frozenset()  # children that are nodes, not devices
     knowledge: DeviceKnowledge = NoKnowledge()
     heard: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # child → scalars of its last upload
+    phase: str = ""  # of `Server.phases`
+    answered: Sequence[str] = ()  # arrived in earlier phases of this round or, in its first phase, in the round before
 
     @property
     def devices(self) -> Sequence[str]:

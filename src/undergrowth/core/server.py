@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +71,14 @@ class Server:
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
         """The state after a packet of the parent (nodes below the root only)."""
         return {**state, "model": dict(down.tensors)}
+
+    def phases(self, task: Task, context: Context) -> Sequence[str]:
+        """The phases of this round, by name: one after the other, the server plans, waits for answers and steps.
+
+        Only the first one counts as a turn of its devices. A phase in which nobody arrives ends the round. The plan
+        finds the name in `view.phase`. An asynchronous server has one phase.
+        """
+        return ("",)
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         """Which children are asked, and with which packet each."""

@@ -29,6 +29,12 @@ class Train:
     over_select: float = 1.0  # devices asked, as a multiple of those needed; the first to answer are used
     quorum: float = 1.0  # fraction of the needed devices whose answers end a round
     drop_last: bool = False  # leave out the last, smaller batch of an epoch, unless it is the only one
+    evaluate_every: int = 1  # rounds from one evaluation of the model to the next
+
+    def is_evaluated(self, round: int) -> bool:
+        """Whether the model is evaluated after `round`, counted from 0. The first and the last round always are."""
+        number = round + 1
+        return number % self.evaluate_every == 0 or number in (1, self.rounds)
 
 
 @dataclass(frozen=True)

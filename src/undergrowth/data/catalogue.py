@@ -10,7 +10,19 @@ from typing import Any
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.data.dataset import Dataset, to_numpy
 from undergrowth.data.dataset_entry import SAMPLE_OPTIONS, DatasetEntry
-from undergrowth.data.loaders import agnews, cifar, digits, femnist, images, mnist, npz, shakespeare, speech_commands
+from undergrowth.data.loaders import (
+    agnews,
+    cifar,
+    digits,
+    femnist,
+    hugging_face,
+    images,
+    mnist,
+    npz,
+    shakespeare,
+    speech_commands,
+    table,
+)
 from undergrowth.data.loaders.files import MissingFilesError
 from undergrowth.data.normalisation import normalise
 from undergrowth.data.split import proportional_sample
@@ -29,6 +41,8 @@ _ENTRIES = (
     speech_commands.ENTRY,
     npz.ENTRY,
     images.ENTRY,
+    table.ENTRY,
+    hugging_face.ENTRY,
 )
 _TABLE = {entry.name: entry for entry in _ENTRIES}
 
@@ -39,7 +53,9 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> DatasetEntry:
-    """The catalogue entry of a data set, without reading its files."""
+    """The catalogue entry of a data set, without reading its files. The path of a table stands for `table`."""
+    if isinstance(name, str) and table.is_table_file(name):
+        return table.ENTRY
     if name not in _TABLE:
         raise InputError(f"data set {name!r} is not known; {suggest(str(name), _TABLE)}")
     return _TABLE[name]
@@ -48,9 +64,16 @@ def describe(name: str) -> DatasetEntry:
 def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) -> Dataset:
     """Loads a data set from the folder or file `path`; `describe(name).layout` lists the files.
 
-    The default path is $UNDERGROWTH_DATA/NAME, or ~/.cache/undergrowth/NAME if the variable is not set.
+    The default path is $UNDERGROWTH_DATA/NAME, or ~/.cache/undergrowth/NAME if the variable is not set. `name` may also
+    be the path of a table, such as "table.csv".
     """
     entry = describe(name)
+    if name != entry.name:
+        if path is not None:
+            raise InputError(f"data set '{name}' is itself a path, but path is '{path}'; give one of them")
+        if not Path(os.path.expanduser(name)).is_file():
+            raise InputError(f"data '{name}': there is no such file; the path is relative to '{Path.cwd()}'")
+        path = name
     for option in options:
         if option not in entry.options:
             raise InputError(f"data set '{name}' has no option '{option}'; {suggest(option, entry.options)}")
@@ -60,6 +83,8 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
         if path is not None:
             raise InputError(f"data set '{name}' takes no path, but path is '{path}': it needs no files")
         dataset = entry.loader(**options)
+    elif name == "hf" and hugging_face.is_hugging_face(path):
+        dataset = entry.loader(path, **options)
     else:
         dataset = _load_files(entry, path, options)
     dataset.check()

@@ -40,6 +40,7 @@ class Dataset:
     fields: Mapping[str, Array] = field(default_factory=dict)
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    notes: tuple[str, ...] = ()  # what the loader assumed; runs repeat these notes
 
     def __len__(self) -> int:
         return len(self.y)

@@ -13,10 +13,7 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np
     Every class keeps at least one training sample. If every class is too small to give a test sample, test samples are
     drawn from all classes together.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        raise InputError(f"test_share is {fraction!r}; it must be a number between 0 and 1, such as 0.2")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed is {seed!r}; it must be a whole number of at least 0")
+    _check(fraction, seed)
     generator = np.random.default_rng(seed)
     test: list[np.ndarray] = []
     for label in np.unique(labels):
@@ -28,6 +25,25 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[chosen] = True
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def group_split(groups: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices for training and for testing, with all samples of `fraction` of the groups for testing."""
+    _check(fraction, seed)
+    names = np.unique(groups)
+    if len(names) < 2:
+        raise InputError(f"test_by is 'group', but there is only the group '{names[0]}'; two are needed")
+    count = min(max(1, round(fraction * len(names))), len(names) - 1)
+    chosen = np.random.default_rng(seed).permutation(names)[:count]
+    is_test = np.isin(groups, chosen)
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def _check(fraction: float, seed: int) -> None:
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise InputError(f"test_share is {fraction!r}; it must be a number between 0 and 1, such as 0.2")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed is {seed!r}; it must be a whole number of at least 0")
 
 
 def proportional_sample(labels: np.ndarray, count: int, seed: int = 0) -> np.ndarray:

@@ -27,6 +27,7 @@ class EngineSettings:
     chunk: int | None = None  # clients computed at once; None: as many as fit
     address: str | None = None  # of a Ray cluster; None: this machine
     tf32: bool = False  # whether a GPU may use TF32 in matrix products
+    modules: tuple[str, ...] = ()  # modules of the user, which other machines cannot import
 
 
 class Job(NamedTuple):  # a tuple, because a simulation creates millions of them

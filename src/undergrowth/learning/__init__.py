@@ -19,7 +19,8 @@ from undergrowth.learning.selectors import (
     build_selector,
 )
 from undergrowth.learning.servers import AveragingServer, model_mismatch
-from undergrowth.learning.slices import SliceClient, WidthOptions, WidthServer
+from undergrowth.learning.slice_client import SliceOptions, WidthClient, WidthOptions, build_slice_client
+from undergrowth.learning.slices import WidthServer
 from undergrowth.learning.staleness import Staleness
 from undergrowth.learning.stragglers import StragglerOptions
 from undergrowth.learning.width import widths_of
@@ -27,9 +28,8 @@ from undergrowth.learning.width import widths_of
 __all__ = [
     "Adam", "AllSelector", "AveragingServer", "Contrastive", "ContrastiveClient", "CrossEntropy", "Distillation",
     "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "ImageAugmentation",
-    "KMeansSelector", "LossInputs",
-    "Objective", "OwnModelsServer", "Proximal", "RandomSelector", "Selector", "Sgd", "SliceClient", "Staleness",
-    "StragglerOptions", "Trained", "UpperModel", "WidthOptions", "WidthServer",
-    "build_augmentation", "build_sampler", "build_selector",
-    "features_of", "learning_rate", "model_mismatch", "predictions", "train_on_server", "widths_of",
+    "KMeansSelector", "LossInputs", "Objective", "OwnModelsServer", "Proximal", "RandomSelector", "Selector", "Sgd",
+    "SliceOptions", "Staleness", "StragglerOptions", "Trained", "UpperModel", "WidthClient", "WidthOptions",
+    "WidthServer", "build_augmentation", "build_sampler", "build_selector", "build_slice_client", "features_of",
+    "learning_rate", "model_mismatch", "predictions", "train_on_server", "widths_of",
 ]  # fmt: skip

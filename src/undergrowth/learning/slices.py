@@ -1,72 +1,44 @@
-"""Slices of a model by width: which device gets which slice, how it trains it, and how the server averages slices."""
+"""Slices of a model by width, at the server: which device gets which slice, and how slices are averaged."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from undergrowth.core import Context, InputError, Output, Packet, Plan, Server, State, Task, View, Weights, option
-from undergrowth.core.compound_reducers import Grouped
-from undergrowth.core.names import MODEL, SAMPLES
+from undergrowth.core import Context, Packet, Plan, Server, State, Task, View
+from undergrowth.core.names import MODEL, PHASE, SAMPLES
 from undergrowth.core.reducers import PerCoordinateMean, Reducer, WeightedMean, add_upload
-from undergrowth.learning.features import ModelView
-from undergrowth.learning.gradient_client import GradientClient, Trained
+from undergrowth.learning.batch_statistics import VARIANCE, MomentsReducer, statistics_names
 from undergrowth.learning.planning import ask_each
+from undergrowth.learning.servers import has_no_samples, model_mismatch
+from undergrowth.learning.slice_client import OFFSET, RATIO, STATISTICS, TRAINING, WidthOptions
 from undergrowth.learning.width import Widths, widths_of
 
-RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 TOLERANCE = 1.1  # half of the channels have a little more than a quarter of the weights: rounding, input, classes
-RATIO, OFFSET = "ratio", "offset"  # scalars of a packet: which slice it holds
-
-
-class SlicedModel(ModelView):
-    """A model that also runs with the weights of a slice: layers that group channels adapt their number of groups."""
-
-    def run(self, weights: Weights, x: Tensor, **options: Any) -> Output:
-        with widths_of(self.whole).set_groups(self.whole, weights):
-            return self.whole.run(weights, x, **options)
-
-
-def slice_upload(trained: Trained) -> tuple[Packet, State]:
-    """The trained slice with the numbers that identify it: what a client of `WidthServer` sends."""
-    which = {name: trained.down.scalars[name] for name in (RATIO, OFFSET)}
-    return Packet(trained.tensors, {**trained.scalars, **which}), trained.own
 
 
 @dataclass(frozen=True)
-class SliceClient(GradientClient):
-    """Trains the received slice, a smaller model, and sends it back."""
+class SliceReducer(Reducer):
+    """The mean of each slice, and the pooled statistics, each in a part of the result.
 
-    view: type[SlicedModel] = SlicedModel
-
-    def upload(self, trained: Trained) -> tuple[Packet, State]:
-        return slice_upload(trained)
-
-
-@dataclass(frozen=True)
-class SliceReducer(Grouped):
-    """The mean of each slice. Tensors of full size are only needed at the root, which has the model."""
-
-    by: str = "slice"
-    inner: Reducer = WeightedMean()
+    Tensors of full size are only needed at the root, which has the model.
+    """
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        name = f"{up.scalars[RATIO]}@{up.scalars[OFFSET]:.0f}"
-        return super().lift(sender, replace(up, tags={self.by: name}), age)
+        name = f"{up.scalars[RATIO]}@{up.scalars[OFFSET]:.0f}" if RATIO in up.scalars else STATISTICS
+        return Packet.join({name: _reducer_of(name).lift(sender, up, age)})
+
+    def merge(self, a: Packet, b: Packet) -> Packet:
+        merged = dict(a.parts())
+        for name, part in b.parts().items():
+            merged[name] = _reducer_of(name).merge(merged[name], part) if name in merged else part
+        return Packet.join(merged)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WidthOptions:
-    """The options of every method that slices the model by width."""
-
-    ratios: tuple[float, ...] = option(RATIOS, "fractions of the channels that slices have", above=0, at_most=1)
-
-    def check(self) -> None:
-        if not self.ratios or list(self.ratios) != sorted(set(self.ratios), reverse=True):
-            raise InputError(f"method.ratios {self.ratios!r} must fall from one to the next, such as (1.0, 0.5, 0.25)")
+def _reducer_of(part: str) -> Reducer:
+    return MomentsReducer() if part == STATISTICS else WeightedMean()
 
 
 @dataclass(frozen=True)
@@ -75,24 +47,51 @@ class WidthServer(Server):
 
     A coordinate that no device trained keeps its value. Integer buffers take the maximum.
     rolls: slices are windows that move by one channel a round; otherwise they are the first channels.
+
+    A round after which the model is evaluated has a second phase if the model has BatchNorm layers: the devices that
+    trained measure the statistics of these layers with the new model.
     """
 
     options: WidthOptions = WidthOptions()
     rolls: bool = False
     reducer = SliceReducer()
 
+    def phases(self, task: Task, context: Context) -> tuple[str, ...]:
+        measured = self.options.statistics and task.train.is_evaluated(context.round) and statistics_names(task.model)
+        return (TRAINING, STATISTICS) if measured else (TRAINING,)
+
+    def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
+        # A node below the root counts its own rounds, so the root says how far slices have moved.
+        return {MODEL: dict(down.tensors), PHASE: down.tags.get(PHASE, ""), OFFSET: down.scalars.get(OFFSET, 0.0)}
+
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
+        if STATISTICS in (view.phase, state.get(PHASE)):
+            return self._plan_statistics(task, state, view)
         widths = widths_of(task.model)
         ratios = assign_ratios(view, widths, self.options.ratios)
-        offset = context.round if self.rolls else 0
-        packets = dict.fromkeys(view.nodes.intersection(view.idle), Packet(state[MODEL]))
+        offset = int(state.get(OFFSET, context.round)) if self.rolls else 0
+        whole = Packet(state[MODEL], {OFFSET: float(offset)} if self.rolls else {})
+        packets = dict.fromkeys(view.nodes.intersection(view.idle), whole)
         # One packet for all devices with the same slice: links and prices cache the latest packet.
         for ratio in sorted(set(ratios.values()), reverse=True):
             cut = Packet(widths.cut(state[MODEL], ratio, offset), {RATIO: ratio, OFFSET: float(offset)})
             packets.update({device: cut for device, own in ratios.items() if own == ratio})
         return ask_each(self, task, view, context, packets)
 
+    def _plan_statistics(self, task: Task, state: State, view: View) -> Plan:
+        """Asks the children that trained, without devices that cannot hold the whole model or would be late."""
+        packet, deadline, trained = Packet(state[MODEL], tags={PHASE: STATISTICS}), task.train.deadline, view.answered
+        latest = math.inf if deadline is None else math.nextafter(deadline, math.inf)
+        children = [
+            child
+            for child in view.idle
+            if child in trained and (child in view.nodes or view.knowledge.seconds(child, packet) < latest)
+        ]
+        return Plan(dict.fromkeys(children, packet), deadline)
+
     def check(self, task: Task, up: Packet) -> str | None:
+        if RATIO not in up.scalars and up.tensors.keys() == set(statistics_names(task.model)):
+            return model_mismatch(task, up)
         widths, ratio, offset = widths_of(task.model), up.scalars.get(RATIO), up.scalars.get(OFFSET, -1.0)
         if ratio not in self.options.ratios or offset < 0 or not float(offset).is_integer():
             return f"its slice has ratio {ratio} and offset {offset}, which no device was sent"
@@ -107,8 +106,11 @@ class WidthServer(Server):
         return None
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        parts = combined.parts()
+        if STATISTICS in parts:
+            return self._with_statistics(state, parts[STATISTICS])
         widths, mean = widths_of(task.model), None
-        for name, part in sorted(combined.parts().items()):
+        for name, part in sorted(parts.items()):
             ratio, offset = name.split("@")
             values, masks = widths.spread(part.tensors, float(ratio), int(offset))
             placed = {**values, **{f"mask/{key}": mask for key, mask in masks.items()}}
@@ -120,6 +122,14 @@ class WidthServer(Server):
             if f"value/{name}" in mean.tensors:
                 new, trained = mean.tensors[f"value/{name}"].to(old.dtype), mean.tensors[f"coverage/{name}"] > 0
                 model[name] = torch.where(trained, new, old)
+        return {**state, MODEL: model}
+
+    def _with_statistics(self, state: State, measured: Packet) -> State:
+        if has_no_samples(measured):
+            return state
+        # A lossy codec may leave a variance slightly below 0.
+        found = {k: v.clamp_min(0) if k.endswith(VARIANCE) else v for k, v in measured.tensors.items()}
+        model = {name: found[name].to(old.dtype) if name in found else old for name, old in state[MODEL].items()}
         return {**state, MODEL: model}
 
 

@@ -117,6 +117,20 @@ class Widths:
                 masks[name] = masks[name] & mask if name in masks else mask
         return masks
 
+    def scale_up(self, weights: Weights) -> Weights:
+        """The weights of a slice, with those of hidden layers divided by the part of their outputs in the slice."""
+        scaled = dict(weights)
+        for name, axes in self.axes.items():
+            shape = self.shapes[name]
+            # Matrices and filters: layers that normalise have vectors only.
+            if len(shape) < 2 or not any(axis.dimension == 0 for axis in axes):
+                continue
+            # Indexed from the back: in a stack of clients the client is the first dimension.
+            factor = shape[0] / weights[name].shape[-len(shape)]
+            bias = f"{name.removesuffix('weight')}bias"
+            scaled.update({each: weights[each] * factor for each in (name, bias) if each in weights})
+        return scaled
+
     @contextmanager
     def set_groups(self, model: Model, weights: Weights) -> Iterator[None]:
         """Run the block with the number of groups of each layer set to the one that these weights have."""

@@ -5,17 +5,23 @@ fraction of its samples. Up: w_k, n_k, the pairs (F, y), its metadata. Server, f
 model w: 1. CE on public data + beta·AT from w_k. 2. The part θ above `level` is trained on the metadata. 3. θ is
 frozen, and the part φ below it learns CE on public data + beta·AT from w_k at the levels inside φ, so that both fit.
 Then w ← Σ p_k·copy_k, p_k = n_k / Σ n, and every w_k learns CE on public data + beta·AT from w.
-AT = Σ over levels of ‖Q − Q'‖₂, mean over the samples; Q = Σ over channels of |f|², flattened, over its ℓ2 norm.
+AT = Σ over levels of the mean of (Q − Q')² over samples and map elements; Q = Σ over channels of f², flattened, over
+its ℓ2 norm. This is the code of Zagoruyko and Komodakis, from which the source takes beta = 1000. Eq. 5.14 prints
+Σ over levels of ‖Q − Q'‖₂, mean over the samples: `form: printed`. With beta = 1000 that form dominates the loss, and
+models learn next to nothing (docs/decisions/0023).
+
+The mean divides by the number of map elements, so beta depends on the size of the maps: 1000 belongs to maps of 32×32
+pixels at `low`. For smaller maps, scale it down with the number of pixels: 1000·16/1024 ≈ 16 for maps of 4×4.
 
 The public data has labels: `public: 0.1`. Device models are those of `model.ladder`. All models must have the same maps
-at `level`, and maps of the same height and width at the other levels they share.
+at `level`, and maps of the same height and width at the other levels they share. Local training is that of the run:
+the source sets train.epochs to 5 and train.lr to 0.01.
 
 Without metadata (metadata_share=0) steps 2 and 3 are left out; `alignment` changes step 3 alone. Departures: the maps
-of a teacher are those of evaluation mode, computed once a round; all copies see the public data in the same order. On
-8×8 digits the source's beta of 1000 dominates the loss at its learning rate, with BatchNorm or without: use 1 or less.
+of a teacher are those of evaluation mode, computed once a round; all copies see the public data in the same order.
 
     >>> import undergrowth as ug
-    >>> options = {"beta": 1.0, "metadata_share": 0.2, "transfer_lr": 0.05, "metadata_lr": 0.05}
+    >>> options = {"beta": 16.0, "metadata_share": 0.2, "transfer_lr": 0.05, "metadata_lr": 0.05}
     >>> result = ug.run(method="fedat", options=options, public=0.1, clients=4, rounds=2)
 """
 
@@ -38,11 +44,12 @@ from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperMod
 from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
 
 ALIGNMENTS = ("attention", "plain", "none")
+FORMS = ("mean-square", "printed")
 TARGET = "attention"  # prefix of batch entries: the teacher's attention, by level
 
 
 def attention_map(features: Tensor) -> Tensor:
-    """Σ over channels of |f|²: samples × channels × height × width → samples × height × width."""
+    """Σ over channels of f²: samples × channels × height × width → samples × height × width."""
     return features.square().sum(1)
 
 
@@ -61,13 +68,20 @@ def attention_of(task: Task, weights: Weights, x: Tensor, levels: Sequence[str])
 
 @dataclass(frozen=True)
 class AttentionTransfer(Objective):
-    """Σ over levels of ‖attention − the teacher's‖₂, mean over the batch. Needs the entries of `attention_of`."""
+    """Σ over levels of the distance of the attention from the teacher's, mean over the batch.
+
+    form: the distance of a sample at one level. `mean-square`: the mean of the squared differences over the elements of
+    the map; `printed`: the ℓ2 norm of the differences. The batch needs the entries of `attention_of`.
+    """
 
     maps: Sequence[str] = ()
+    form: str = FORMS[0]
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         gaps = [attention(inputs.output.maps[level]) - inputs.batch[f"{TARGET}/{level}"] for level in self.maps]
-        return inputs.mean(torch.stack([torch.linalg.vector_norm(gap, dim=1) for gap in gaps]).sum(0))
+        if self.form == "printed":
+            return inputs.mean(torch.stack([torch.linalg.vector_norm(gap, dim=1) for gap in gaps]).sum(0))
+        return inputs.mean(torch.stack([gap.square().mean(1) for gap in gaps]).sum(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +155,7 @@ class FedATServer(OwnModelsServer):
         """The weights after training on the public data, towards the attention `maps`."""
         options, public = self.options, public_data(task, "fedat")
         levels = [level for level in shared_levels(task) if not inside or level in inside]
-        objective = CrossEntropy() + options.beta * AttentionTransfer(levels) if maps else CrossEntropy()
+        objective = CrossEntropy() + options.beta * AttentionTransfer(levels, options.form) if maps else CrossEntropy()
         data = {X: public.x, Y: public.y, **maps}
         training = (options.transfer_lr, options.transfer_epochs, options.server_batch)
         return train_on_server(task, weights, data, objective, context, *training)
@@ -151,7 +165,8 @@ class FedATServer(OwnModelsServer):
 class FedAT(Method):
     needs_public: ClassVar[bool] = True
 
-    beta: float = option(1000.0, "weight of the attention transfer", at_least=0)
+    beta: float = option(1000.0, "weight of the attention transfer; depends on the size of the maps", at_least=0)
+    form: str = option(FORMS[0], "distance of attention maps; printed: the norm of eq. 5.14", choices=FORMS)
     level: str = option("low", "level at which maps are sent and models are split")
     metadata_share: float = option(1.0, "fraction of the samples whose maps are sent", at_least=0, at_most=1)
     transfer_lr: float = option(0.1, "learning rate of training with attention transfer", above=0)

@@ -7,17 +7,16 @@ p_k = n_k / Σ n. The first time a device is asked it also gets φ and keeps it;
 evaluation mode, so its BatchNorm statistics do not change. With share = 1 and all samples for fedft, all three are the
 same, bit for bit.
 
-epochs: the source trains 5; the default is the run's. The source pretrains: weights of a source domain (here
-`model.weights`), then one round of FedAvg by all devices without a deadline, then all get φ. `warm_rounds` is the
-number of such rounds, in which all devices train the whole model with the run's epochs and selector. The round after
-them sends φ to all, also without a deadline.
+epochs: the source trains 5; the default is the run's. The source pretrains: weights of a source domain, then one
+round of FedAvg by all devices without a deadline. That is the phase `start` of a run, for any method:
+`start: {data: {name: cifar100}, warm_rounds: 1}`.
 
 cache_features: φ(x) never changes, so a device computes it once, keeps it, and selects and trains from there. Refused
 with `data.augment`, which changes x in every epoch.
 
     >>> import undergrowth as ug
-    >>> options = {"share": 0.5, "cache_features": True, "warm_rounds": 1}
-    >>> result = ug.run(method="fedft-eds", options=options, rounds=3)
+    >>> options = {"share": 0.5, "cache_features": True}
+    >>> result = ug.run(method="fedft-eds", options=options, start={"warm_rounds": 1}, rounds=3)
 """
 
 from __future__ import annotations
@@ -42,19 +41,16 @@ from undergrowth.core import (
     option,
 )
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
-from undergrowth.core.names import FINISH, MODEL, PHASE
+from undergrowth.core.names import FINISH, MODEL
 from undergrowth.learning import AveragingServer, EntropySelector, GradientClient, RandomSelector
 from undergrowth.learning.features import UpperModel, features_of
-
-WARM = "warm"  # phase in which devices train the whole model; also a scalar of the uploads of that phase
-HANDING = "handing out"  # phase of the round after the warm ones
 
 
 @dataclass(frozen=True)
 class FedFTClient(LoopClient):
-    """Trains the whole model in a warm round, and else the upper part, which alone is sent.
+    """Trains the upper part, which alone is sent.
 
-    own: `lower` is the lower part, from the first packet after the warm rounds; `maps` the cached features.
+    own: `lower` is the lower part, from the first packet; `maps` the cached features.
     """
 
     options: FineTuning
@@ -68,25 +64,18 @@ class FedFTClient(LoopClient):
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         if self.options.cache_features:
             task.model.check_split(self.options.split)
-        if down.tags.get(PHASE) == WARM:
-            carry, steps = GradientClient().begin(task, down, shard, own, context)
-            return {**carry, "split": None}, steps
         model = replace(down, tensors={**own.get("lower", {}), **down.tensors})
         maps = self._maps(task, down, model, shard, own) if self.options.cache_features else None
         above = shard if maps is None else Shard(maps, shard.y)
         carry, steps = self.upper.begin(task, model, above, own, context)
-        return {**carry, "split": self.options.split, FINISH: {**carry[FINISH], "maps": maps}}, steps
+        return {**carry, FINISH: {**carry[FINISH], "maps": maps}}, steps
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
-        client = GradientClient() if carry["split"] is None else self.upper
-        return client.step(task, carry, batch)
+        return self.upper.step(task, carry, batch)
 
     def finish(
         self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
     ) -> tuple[Packet, State]:
-        if carry["split"] is None:
-            up, own = GradientClient().finish(task, down, carry, shard, own, context)
-            return replace(up, scalars={**up.scalars, WARM: 1.0}), own
         up, own = self.upper.finish(task, down, carry, shard, own, context)
         maps = carry[FINISH]["maps"]
         lower = {name: value for name, value in down.tensors.items() if name not in up.tensors}
@@ -104,7 +93,7 @@ class FedFTClient(LoopClient):
 
 @dataclass(frozen=True, kw_only=True)
 class FedFTServer(AveragingServer):
-    """Sends φ to devices that have not answered since it was fixed, and only θ to the others."""
+    """Sends φ to devices that have not answered yet, and only θ to the others."""
 
     options: FineTuning
 
@@ -114,26 +103,17 @@ class FedFTServer(AveragingServer):
                 "method.cache_features true: cached features are those of inputs that never change, and data.augment "
                 "changes them in every epoch; write false, or data.augment: none"
             )
-        return {**super().init(task, context), PHASE: WARM if self.options.warm_rounds else "", "rounds": 0}
+        return super().init(task, context)
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        return {MODEL: {**state.get(MODEL, {}), **down.tensors}, PHASE: down.tags.get(PHASE, "")}
+        return {MODEL: {**state.get(MODEL, {}), **down.tensors}}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        model, phase, split = state[MODEL], state[PHASE], self.options.split
-        if phase:
-            return Plan(dict.fromkeys(view.idle, Packet(model, tags={PHASE: phase})))
+        model, split = state[MODEL], self.options.split
         names = (*task.model.trainable(split), *task.model.upper_buffers(split))
         whole, upper = Packet(model), Packet({name: model[name] for name in names})
-        holders = {child for child, heard in view.heard.items() if WARM not in heard}
-        plan = self.ask(task, view, context, upper if holders.issuperset(view.idle) else whole)
-        return replace(plan, packets={child: upper if child in holders else whole for child in plan.packets})
-
-    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
-        rounds, warm_rounds = state["rounds"] + 1, self.options.warm_rounds
-        after = HANDING if rounds == warm_rounds else ""
-        phase = WARM if rounds < warm_rounds else after
-        return {**super().step(task, state, combined, context), PHASE: phase, "rounds": rounds}
+        plan = self.ask(task, view, context, upper if view.heard.keys() >= set(view.idle) else whole)
+        return replace(plan, packets={child: upper if child in view.heard else whole for child in plan.packets})
 
 
 @dataclass(frozen=True)
@@ -143,7 +123,6 @@ class FineTuning(Method):
     split: str = option("mid", "level of the model below which nothing is trained")
     epochs: int | None = option(None, "epochs of tuning a round; None: the run's", at_least=1)
     cache_features: bool = option(False, "devices keep the features of their samples instead of recomputing them")
-    warm_rounds: int = option(0, "rounds at the start in which all devices train the whole model", at_least=0)
 
     @property
     def selector(self) -> Selector | None:

@@ -7,12 +7,17 @@ Server: every coordinate i ← Σ n_k·w_k,i / Σ n_k over the devices k whose s
 its value. The first channels learn to work without the others, so a narrow slice of the result is a usable model.
 
 r is chosen as in HeteroFL: by the device's speed divided by that of the fastest device of the same server, or in turn
-if all are equally fast. With ratios=(1.0,) it is FedAvg, bit for bit.
+if all are equally fast. `statistics` is as in heterofl. With ratios=(1.0,) and statistics=False it is FedAvg, bit for
+bit.
+
+distill (self-distillation): every step trains the whole slice and the drawn ratio p together. The loss is
+CE(z_r, y) + KL(softmax(z_r) ‖ softmax(z_p)): the whole slice learns the labels, and its first p·C channels learn its
+predictions, which get no gradient from the second term. A step then costs about twice as much.
 
 Departures: a step with a smaller ratio is computed with zeros inside the device's slice, so that devices with different
-ratios can be computed at once. It is priced as a step of the whole slice; in the paper it costs less. The
-self-distillation from the widest to the drawn ratio, an option of the paper, is left out. A narrow step leaves the
-BatchNorm statistics of the other channels unchanged; the paper keeps separate statistics for every ratio.
+ratios can be computed at once. It is priced as a step of the whole slice; in the paper it costs less. The paper keeps
+separate BatchNorm statistics for every ratio; here the statistics of the whole model are measured. With
+statistics=False, a narrow step leaves the running statistics of the other channels unchanged.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fjord", options={"ratios": [1.0, 0.5]}, model="mlp", fleet="mixed-edge", rounds=2)
@@ -23,18 +28,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task
-from undergrowth.core.names import BUFFERS, PARAMETERS
-from undergrowth.learning import GradientClient, Trained, WidthOptions, WidthServer, widths_of
-from undergrowth.learning.slices import RATIO, SlicedModel, slice_upload
+from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, option
+from undergrowth.core.names import BUFFERS, PARAMETERS, X
+from undergrowth.learning import (
+    CrossEntropy,
+    GradientClient,
+    LossInputs,
+    Objective,
+    Trained,
+    WidthClient,
+    WidthOptions,
+    WidthServer,
+    widths_of,
+)
+from undergrowth.learning.slice_client import RATIO, SlicedModel, slice_upload
 
 KEPT = "kept"  # entry of the carry: channels that each of the coming steps trains, steps × sets of channels
 
 
+@dataclass(frozen=True)
+class SelfDistillation(Objective):
+    """KL(softmax(z_r) ‖ softmax(z_p)) of the logits z_p with the first channels only, which `received` names."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        model, teacher = inputs.task.model, inputs.output.logits.detach().log_softmax(1)
+        assert isinstance(model, SlicedModel)
+        masks = widths_of(model.whole).masks(inputs.trained, inputs.received[KEPT])
+        narrow = {name: value * masks[name] if name in masks else value for name, value in inputs.trained.items()}
+        student = model.run({**inputs.received, **narrow}, inputs.batch[X], training=True).logits.log_softmax(1)
+        return inputs.mean(F.kl_div(student, teacher, reduction="none", log_target=True).sum(1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class FjORDClient(GradientClient):
-    options: WidthOptions
+    options: FjORD
     view: type[SlicedModel] = SlicedModel
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
@@ -48,6 +78,10 @@ class FjORDClient(GradientClient):
         return {**carry, KEPT: kept[draws].to(shard.x.device)}, steps
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        if self.options.distill:
+            received, kept = carry["received"], carry[KEPT]
+            after = super().step(task, {**carry, "received": {**received, KEPT: kept[..., 0, :]}}, batch)
+            return {**after, "received": received, KEPT: kept.roll(-1, -2)}
         parameters, buffers, kept = carry[PARAMETERS], carry[BUFFERS], carry[KEPT]
         masks = widths_of(task.model).masks({**parameters, **buffers}, kept[..., 0, :])
         narrow = {name: value * masks[name] if name in masks else value for name, value in parameters.items()}
@@ -60,14 +94,17 @@ class FjORDClient(GradientClient):
         return {**after, KEPT: kept.roll(-1, -2)}
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        return slice_upload(trained)
+        return slice_upload(self.options, trained)
 
 
 @dataclass(frozen=True)
 class FjORD(WidthOptions, Method):
+    distill: bool = option(False, "the drawn ratio learns the predictions of the device's whole slice, not the labels")
+
     @property
-    def client(self) -> FjORDClient:
-        return FjORDClient(options=self)
+    def client(self) -> WidthClient:
+        objective = CrossEntropy() + SelfDistillation() if self.distill else CrossEntropy()
+        return WidthClient(FjORDClient(objective, options=self))
 
     @property
     def server(self) -> WidthServer:

@@ -2,6 +2,9 @@
 
 from undergrowth.models.catalogue import ModelEntry, builder, describe, names
 from undergrowth.models.staged import Staged
-from undergrowth.models.weights import load_weights
+from undergrowth.models.weights import WithWeights, check_tensors, check_weights, load_weights
 
-__all__ = ["ModelEntry", "Staged", "builder", "describe", "load_weights", "names"]
+__all__ = [
+    "ModelEntry", "Staged", "WithWeights", "builder", "check_tensors", "check_weights", "describe", "load_weights",
+    "names",
+]  # fmt: skip

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core.errors import InputError, find_meant, suggest
 from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet, resnet, vgg, wrn
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.checks import (
@@ -28,7 +29,7 @@ from undergrowth.models.initialisation import INITS
 from undergrowth.models.layers import Layers
 from undergrowth.models.projection import add_projection
 from undergrowth.models.staged import Staged
-from undergrowth.models.weights import check_weights, load_weights
+from undergrowth.models.weights import WithWeights, check_weights
 
 # To add an architecture, add its module and one line here.
 TABLE: tuple[Architecture, ...] = (
@@ -84,24 +85,16 @@ class Recipe:
     classes: int
     layers: Layers
     options: Mapping[str, Option]
-    weights: Path | None = None
-    skip_head: bool = False
     projection: int | None = None
 
     def __call__(self) -> Staged:
-        module = self._make()
-        if self.weights is not None:
-            load_weights(module, self.weights, skip_head=self.skip_head)
-        return module
+        module = self.architecture.make(self.shape, self.classes, self.layers, **self.options)
+        return module if self.projection is None else add_projection(module, self.projection, self.layers)
 
     def skeleton(self) -> Staged:
         """The module on meta tensors: no memory is allocated and no random numbers are drawn."""
         with torch.device("meta"), _SkipNormalInit():
-            return self._make()
-
-    def _make(self) -> Staged:
-        module = self.architecture.make(self.shape, self.classes, self.layers, **self.options)
-        return module if self.projection is None else add_projection(module, self.projection, self.layers)
+            return self()
 
 
 def names() -> list[str]:
@@ -109,6 +102,7 @@ def names() -> list[str]:
     return [row.name for row in TABLE]
 
 
+@cache  # building the skeleton of a deep model takes a tenth of a second
 def describe(name: str) -> ModelEntry:
     """The description of a model. A name from `names()` with capital letters takes the numbers of its example."""
     shown = next((each.example for each in TABLE if each.name == name), name)
@@ -157,11 +151,12 @@ def builder(
     chosen = {**check_options(row, name, options), **numbers}
     file = check_start(name, weights, skip_head)
     layers, size = Layers(kind, check_init(row, name, init)), check_projection(name, projection)
-    recipe = Recipe(row, checked_shape, checked_classes, layers, chosen, file, skip_head, size)
+    recipe = Recipe(row, checked_shape, checked_classes, layers, chosen, size)
     skeleton = recipe.skeleton()
-    if recipe.weights is not None:
-        check_weights(skeleton, recipe.weights, skip_head=skip_head)
-    return recipe
+    if file is None:
+        return recipe
+    check_weights(skeleton, file, skip_head=skip_head)
+    return WithWeights(recipe, file, skip_head)
 
 
 def _find(name: str) -> tuple[Architecture, dict[str, int]]:
@@ -169,7 +164,12 @@ def _find(name: str) -> tuple[Architecture, dict[str, int]]:
         numbers = row.numbers_in(name)
         if numbers is not None:
             return row, numbers
-    raise InputError(f"model: unknown name '{name}'; {suggest(name.lower(), [row.example for row in TABLE])}")
+    examples = [row.example for row in TABLE]
+    family = re.sub(r"[^a-z]", "", name.lower())
+    relatives = [each for each in examples if re.sub(r"[^a-z]", "", each) == family]
+    if len(relatives) > 1 and find_meant(name, examples) is None:  # another depth, not a slip
+        raise InputError(f"model: unknown name '{name}'; choose one of: {', '.join(sorted(examples))}")
+    raise InputError(f"model: unknown name '{name}'; {suggest(name, examples)}")
 
 
 def _example_options(row: Architecture) -> list[str]:

@@ -71,7 +71,7 @@ def architecture(depth: int, form: str, width: int, blocks: tuple[int, ...], nor
         make=partial(make, blocks=blocks),
         takes="images",
         norms=norms,
-        init="he-out",
+        init="torch",
         options={"width": width},
         meanings={"width": "channels of the first group; each later group has twice as many"},
     )

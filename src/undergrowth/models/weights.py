@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -15,37 +18,75 @@ PICKLE_SUFFIXES = (".pt", ".pth", ".th", ".bin")
 MAX_NAMES_IN_MESSAGE = 3
 
 
-def load_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: bool = False) -> None:
+@dataclass(frozen=True)
+class WithWeights:
+    """Builds a module with `build` and loads the file `weights` into it. It is plain data if `build` is."""
+
+    build: Callable[[], nn.Module]
+    weights: Path
+    skip_head: bool | None = False  # as in `load_weights`
+
+    def __call__(self) -> nn.Module:
+        module = self.build()
+        load_weights(module, self.weights, skip_head=self.skip_head)
+        return module
+
+    @property
+    def ladder(self) -> Mapping[str, Any]:
+        """The smaller models that belong to the model, if it is an object that has any."""
+        return getattr(self.build, "ladder", {})
+
+
+def load_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: bool | None = False) -> None:
     """Loads a `.safetensors`, `.pt`, `.pth`, `.th` or `.bin` file without running code from it.
 
     The file contains a state dict, or a checkpoint with one under "state_dict". If every name starts with "module.",
-    the prefix is dropped. The names and shapes must be those of the module. With `skip_head` the head of the file is
-    ignored and the module keeps its head. If loading fails, the module is unchanged.
+    the prefix is dropped. The names and shapes must be those of the module; of two names for one tied weight, the
+    file needs only the first. With `skip_head` the head of the file is ignored and the module keeps its head; None:
+    only if the two heads have different shapes. If loading fails, the module is unchanged.
     """
-    module.load_state_dict(check_weights(module, path, skip_head=skip_head), strict=not skip_head)
+    module.load_state_dict(check_weights(module, path, skip_head=skip_head), strict=False)
 
 
-def check_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: bool = False) -> dict[str, Tensor]:
+def check_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: bool | None = False) -> dict[str, Tensor]:
     """The tensors of the file that the module would load. Raises an `InputError` if they do not fit."""
-    path = Path(path)
-    found = _read(path)
-    wanted = module.state_dict()
+    return check_tensors(module, _read(Path(path)), f"weights: '{path}'", skip_head=skip_head)
+
+
+def check_tensors(
+    module: nn.Module, found: Mapping[str, Tensor], origin: str, *, skip_head: bool | None = False
+) -> dict[str, Tensor]:
+    """The tensors among `found` that the module would load. `origin`: what they are, for the `InputError`."""
+    found, wanted = dict(found), module.state_dict(keep_vars=True)
     head = _head_prefix(module)
+    if skip_head is None:
+        skip_head = head is not None and any(name.startswith(head) for name in _misfits(found, wanted))
     if skip_head:
         if head is None:
             raise InputError("skip_head: this model has no level 'head'")
         found = {name: tensor for name, tensor in found.items() if not name.startswith(head)}
         wanted = {name: tensor for name, tensor in wanted.items() if not name.startswith(head)}
 
-    misfits = [name for name in wanted if name not in found or found[name].shape != wanted[name].shape]
-    misfits += [name for name in found if name not in wanted]
+    misfits = _misfits(found, wanted)
     if misfits:
         shown = "; ".join(_difference(name, found, wanted) for name in misfits[:MAX_NAMES_IN_MESSAGE])
         more = f"; and {len(misfits) - MAX_NAMES_IN_MESSAGE} more" if len(misfits) > MAX_NAMES_IN_MESSAGE else ""
         only_head = head is not None and all(name.startswith(head) for name in misfits)
         hint = "; only the head differs: skip_head=True keeps the head of the model" if only_head else ""
-        raise InputError(f"weights: '{path}' does not fit the model: {shown}{more}{hint}")
+        raise InputError(f"{origin} does not fit the model: {shown}{more}{hint}")
     return found
+
+
+def _misfits(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """The names that are missing on one side or have different shapes."""
+    first_names = {id(tensor): name for name, tensor in reversed(list(wanted.items()))}
+    needed = set(first_names.values())
+    misfits = [
+        name
+        for name, tensor in wanted.items()
+        if (name in needed if name not in found else found[name].shape != tensor.shape)
+    ]
+    return misfits + [name for name in found if name not in wanted]
 
 
 def _head_prefix(module: nn.Module) -> str | None:
@@ -53,7 +94,7 @@ def _head_prefix(module: nn.Module) -> str | None:
     return f"{levels['head']}." if isinstance(levels, dict) and "head" in levels else None
 
 
-def _difference(name: str, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
+def _difference(name: str, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
     if name not in found:
         return f"{name} ({_size(wanted[name])}) is not in the file"
     if name not in wanted:

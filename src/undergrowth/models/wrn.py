@@ -60,6 +60,6 @@ WRN = Architecture(
     takes="images",
     # Two halvings, rounded up: five pixels become two.
     norms={"batch": 5, "group": 4},
-    init="he-out",
+    init="torch",
     numbers={"depth": 16, "width": 1},
 )

@@ -22,7 +22,7 @@ _MAX_ENTRIES = 100_000  # the round in which this number is reached is read to i
 class DeviceActivity:
     """Exchanges with devices, without those between servers."""
 
-    counts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # device → asked, rounds, late, lost, refused
+    counts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # device → asked, arrived, late, …
     entries: tuple[Entry, ...] = ()  # of the first rounds
     last_round: int = 0  # the last round that `entries` covers completely
 

@@ -49,7 +49,7 @@ def outcomes_by_tier(record: RunRecord, label: str, tiers: Mapping[str, str]) ->
     totals: dict[str, Counter[str]] = {}
     for device, row in record.activity.counts.items():
         counted = totals.setdefault(tiers.get(device, ""), Counter())
-        counted.update({"devices": 1, "asked": row["asked"], "arrived": row["rounds"]})
+        counted.update({"devices": 1, "asked": row["asked"], "arrived": row["arrived"]})
         counted.update({outcome: row[outcome] for outcome in ("late", "lost", "refused")})
     totals.pop("", None)  # devices of unknown class
     if not totals:

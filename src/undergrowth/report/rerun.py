@@ -13,8 +13,10 @@ from undergrowth.runs.config import Experiment
 # Flag of `undergrowth run` → path of its value in an experiment.
 FLAG_PATHS = {
     "method": "method.name", "data": "data.name", "model": "model.name", "clients": "data.clients",
-    "fleet": "fleet.name", "deadline": "fleet.deadline", "rounds": "train.rounds", "engine": "run.engine",
-    "seed": "run.seed", "device": "run.device", "out": "run.out", "workers": "run.workers", "address": "run.address",
+    "partition": "data.partition", "fleet": "fleet.name", "deadline": "fleet.deadline", "topology": "topology",
+    "rounds": "train.rounds", "epochs": "train.epochs", "batch": "train.batch", "lr": "train.lr",
+    "engine": "run.engine", "seed": "run.seed", "device": "run.device", "out": "run.out", "workers": "run.workers",
+    "address": "run.address",
 }  # fmt: skip
 _FLAGS = {path: f"--{flag}" for flag, path in FLAG_PATHS.items()}
 

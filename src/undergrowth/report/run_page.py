@@ -15,7 +15,7 @@ from undergrowth.report.participation import participation_sections
 from undergrowth.report.partition import add_partition_section, partition_figure, rebuild_partition
 from undergrowth.report.rerun import rerun_command
 from undergrowth.report.run_record import RunRecord, differences, finite, load_records, short_labels
-from undergrowth.report.tables import COSTS, count, duration, energy, operations, score, size
+from undergrowth.report.tables import COSTS, count, duration, energy, operations, score, size, start_line
 from undergrowth.runs import Store
 from undergrowth.runs.atomic_files import replace_file
 
@@ -112,6 +112,8 @@ def _card(record: RunRecord, label: str, place: int) -> str:
         status = f'<span class="status">{escape(record.row["status"])}</span>'
         finished = f"{len(record.rounds)} of {record.row['rounds']} rounds are finished"
         progress = f'<p class="quiet">{finished}; resume with <code>{escape(record.resume_command)}</code>.</p>'
+    if "start" in totals:
+        progress += f'<p class="quiet">Before the first round: {escape(start_line(totals["start"]))}.</p>'
     return (
         f'<div class="card"><h3>{_swatch(place)}{escape(label)}{run_id}{status}'
         f'</h3><div class="numbers">{cells}</div>{progress}<pre>{escape(rerun_command(record))}</pre></div>'

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from undergrowth.report.device_activity import DeviceActivity, load_activity
 from undergrowth.runs import Store
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.start_phase import StartCosts, start_costs
 
 _WITHOUT_EFFECT = {"run.out", "run.threads", "run.checkpoint_every"}  # settings that do not change the result
 _MAX_LABEL_PARTS = 4
@@ -25,6 +26,8 @@ class RunRecord:
     devices: list[dict[str, Any]]  # empty until the run is finished
     resume_command: str
     compute_seconds: float | None = None  # of all devices; only set for an unfinished run, which has no summary
+    late_seconds: float = 0.0  # compute seconds of devices whose answers came too late
+    start: StartCosts | None = None  # costs of the phase before the first round, so far
     activity: DeviceActivity = field(default_factory=DeviceActivity)  # empty unless loaded with `activity=True`
 
     @property
@@ -48,6 +51,8 @@ class RunRecord:
         if totals:
             seconds = totals.setdefault("compute_seconds", self.compute_seconds)
             totals["learning_efficiency"] = learning_efficiency(self.rounds, seconds)
+        if self.start is not None:
+            totals["start"] = asdict(self.start)
         return totals
 
     def first_round_with(self, accuracy: float) -> dict[str, Any] | None:
@@ -63,9 +68,12 @@ def load_records(store: Store, names: Sequence[str], activity: bool = False) -> 
         seconds = None
         if not row["summary"]:
             seconds = sum(costs["compute_seconds"] for costs in store.costs_by_device(run).values())
-        loaded = load_activity(store, run) if activity else DeviceActivity()
-        command = store.resume_command(run)
-        records.append(RunRecord(run, row, store.rounds(run), store.devices(run), command, seconds, loaded))
+        record = RunRecord(
+            run, row, store.rounds(run), store.devices(run), store.resume_command(run), seconds,
+            store.late_seconds(run), start_costs(store.folder / run),
+            load_activity(store, run) if activity else DeviceActivity(),
+        )  # fmt: skip
+        records.append(record)
     return records
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -119,6 +119,18 @@ def cost_table(totals: dict[str, Any]) -> Table:
     """The costs of a run."""
     rows = [(title, formatted(totals.get(key))) for key, title, formatted in COSTS]
     return table(("cost", ""), rows, right=(1,))
+
+
+def start_line(costs: Mapping[str, Any]) -> str:
+    """The costs of the phase before the first round, which the totals of a run do not contain."""
+    parts = []
+    if costs["server_flops"]:
+        parts.append(f"{operations(costs['server_flops'])} at the server")
+    if costs["bytes_down"]:
+        traffic = f"{size(costs['bytes_down'])} down, {size(costs['bytes_up'])} up"
+        energy_and_time = f"{energy(costs['joules'])}, {duration(costs['simulated_seconds'])} of simulated time"
+        parts.append(f"{operations(costs['flops'])}, {traffic}, {energy_and_time} in warm rounds")
+    return "; ".join(parts) or "nothing yet"
 
 
 def _three_digits(value: float) -> str:

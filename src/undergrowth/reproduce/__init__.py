@@ -1,9 +1,12 @@
-"""Runs published tables again and compares our figures with the published ones."""
+"""Runs published tables and figures again and compares our numbers with the published ones."""
 
-from undergrowth.reproduce.reproduction import reproduce_table
-from undergrowth.reproduce.results import CellResult, OrderingResult, TableResult
-from undergrowth.reproduce.table import SCALES, Table, find_table, load_tables
+from undergrowth.reproduce.catalogue import find_table, load_tables
+from undergrowth.reproduce.orderings import OrderingResult
+from undergrowth.reproduce.reproduction import Reproduction, Workload, reproduce_table
+from undergrowth.reproduce.results import CellResult, TableResult
+from undergrowth.reproduce.table import SCALES, Table
 
 __all__ = [
-    "SCALES", "CellResult", "OrderingResult", "Table", "TableResult", "find_table", "load_tables", "reproduce_table",
+    "SCALES", "CellResult", "OrderingResult", "Reproduction", "Table", "TableResult", "Workload", "find_table",
+    "load_tables", "reproduce_table",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from undergrowth.core import InputError
 from undergrowth.reproduce.data_paths import DataPaths
 from undergrowth.reproduce.table import Raw
-from undergrowth.reproduce.table_cells import Cell, merge_layers
+from undergrowth.reproduce.table_cells import Cell, Pretraining, merge_layers
 from undergrowth.runs import Store
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.result import MODEL_FILE
@@ -22,19 +22,39 @@ _RUN_KEYS_THAT_CHANGE_RESULTS = ("seed", "precision", "evaluate_every")
 
 @dataclass(frozen=True)
 class Job:
-    """One run. With `start`, the model is initialised with the final weights of that pretraining job."""
+    """One run. The final weights of `start` initialise its model, those of `device_start` the models of its ladder."""
 
     raw: Raw
     start: Job | None = None
+    device_start: Job | None = None
+    keep_head: bool = False  # of the model of `start`
+    missing: frozenset[str] = frozenset()  # data sets that it needs and that are not on this machine
 
-    def with_weights(self, weights: Path) -> Job:
-        """The same job with the file of the pretrained weights instead of the pretraining job."""
-        return Job(merge_layers(self.raw, {"model": {"weights": str(weights), "skip_head": True}}))
+    @property
+    def starts(self) -> tuple[Job, ...]:
+        """The jobs that must be finished before this one can begin."""
+        return tuple(job for job in (self.start, self.device_start) if job)
+
+    @property
+    def chain(self) -> list[Job]:
+        """This job and all pretrainings that lead to it, in the order in which they can run."""
+        return [*(each for start in self.starts for each in start.chain), self]
+
+    def with_weights(self, weights: Path | None, device_weights: Path | None) -> Job:
+        """The same job with files of pretrained weights instead of the pretraining jobs."""
+        raw = self.raw
+        if weights:
+            skip = {} if self.keep_head else {"skip_head": True}
+            raw = merge_layers(raw, {"model": {"weights": str(weights), **skip}})
+        if device_weights:
+            ladder = [{**_as_section(rung), "weights": str(device_weights)} for rung in raw["model"]["ladder"]]
+            raw = merge_layers(raw, {"model": {"ladder": ladder}})
+        return Job(raw)
 
     @cached_property
     def key(self) -> str:
         """Jobs with equal keys are the same run."""
-        return experiment_key(parse_experiment(self.raw)) + (self.start.key if self.start else "")
+        return experiment_key(parse_experiment(self.raw)) + "".join(job.key for job in self.starts)
 
 
 def experiment_key(described: Experiment) -> str:
@@ -44,8 +64,10 @@ def experiment_key(described: Experiment) -> str:
         if isinstance(raw.get(section), dict):
             raw[section].pop("path", None)
     raw["run"] = {key: raw["run"][key] for key in _RUN_KEYS_THAT_CHANGE_RESULTS}
-    if raw["model"].get("weights"):  # the folder of the file is named after the run that trained the weights
-        raw["model"]["weights"] = Path(raw["model"]["weights"]).parent.name
+    for model in (raw["model"], *raw["model"]["ladder"]):
+        if isinstance(model, dict) and model.get("weights"):
+            # The folder of the file is named after the run that trained the weights.
+            model["weights"] = Path(model["weights"]).parent.name
     return json.dumps(raw, sort_keys=True)
 
 
@@ -67,9 +89,12 @@ class RunIndex:
 
     def finished_run(self, job: Job) -> str | None:
         """The id of a finished run of `job`."""
-        if job.start:
-            start = self.finished_run(job.start)
-            return self.finished_run(job.with_weights(self.weights_file(start))) if start else None
+        if job.starts:
+            runs = [self.finished_run(start) if start else None for start in (job.start, job.device_start)]
+            weights = [self.weights_file(run) if run else None for run in runs]
+            if sum(file is not None for file in weights) < len(job.starts):
+                return None
+            return self.finished_run(job.with_weights(*weights))
         return next((run for run, done, _ in self._runs.get(job.key, ()) if done), None)
 
     def unfinished_run(self, job: Job) -> str | None:
@@ -87,24 +112,46 @@ def _location(described: Experiment) -> tuple[Any, ...]:
     return (raw["run"]["device"], *((raw.get(section) or {}).get("path") for section in ("data", "public")))
 
 
-def build_jobs(cell: Cell, seeds: int, run: Raw, paths: DataPaths, index: RunIndex) -> tuple[list[Job], set[str]]:
-    """One job per seed; or no jobs, and the names of the missing data sets.
+def _as_section(named: Any) -> Raw:
+    return {"name": named} if isinstance(named, str) else dict(named)
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """The jobs of a cell, one per seed, and the pretraining that they start from; or the data that is missing."""
+
+    cell: Cell
+    jobs: tuple[Job, ...] = ()
+    start: Pretraining | None = None
+    missing: frozenset[str] = frozenset()
+
+
+def plan_cell(cell: Cell, seeds: int, run: Raw, paths: DataPaths, index: RunIndex) -> CellPlan:
+    """The plan of a cell with the seeds 0, 1, and so on.
 
     If the cell has alternative pretrainings, the first one whose data is available is used. Data is not needed for
-    jobs that are already finished.
+    jobs that are already finished. Every seed has its own pretraining, which all rows of a table share.
     """
-    missing_per_start = []
+    missing_per_start: list[set[str]] = []
     for start in cell.starts or (None,):
-        start_job = None if start is None else _build_job(start, 0, run, paths)
-        jobs = [replace(_build_job(cell.raw, seed, run, paths), start=start_job) for seed in range(seeds)]
-        missing = {source for job in jobs if not index.finished_run(job) for source in paths.missing(cell.raw)}
-        if start is not None and start_job is not None and not index.finished_run(start_job):
-            missing |= paths.missing(start)
+        jobs = tuple(_build_job(cell, start, seed, run, paths) for seed in range(seeds))
+        needed = {job.key: job for each in jobs for job in each.chain}.values()
+        missing = {source for job in needed if not index.finished_run(job) for source in job.missing}
         if not missing:
-            return jobs, set()
+            return CellPlan(cell, jobs, start)
         missing_per_start.append(missing)
-    return [], min(missing_per_start, key=len)
+    return CellPlan(cell, missing=frozenset(sorted(missing_per_start, key=len)[0]))
 
 
-def _build_job(raw: Raw, seed: int, run: Raw, paths: DataPaths) -> Job:
-    return Job(merge_layers(paths.fill_in(raw), {"run": {**run, "seed": seed}}))
+def _build_job(cell: Cell, start: Pretraining | None, seed: int, run: Raw, paths: DataPaths) -> Job:
+    def build(raw: Raw, after: Pretraining | None, of_devices: Pretraining | None = None) -> Job:
+        settings = {"run": {**run, "seed": seed + raw.get("run", {}).get("seed", 0)}}
+        return Job(
+            merge_layers(paths.fill_in(raw), settings),
+            build(after.raw, after.after) if after else None,
+            build(of_devices.raw, of_devices.after) if of_devices else None,
+            bool(after and after.keep_head),
+            frozenset(paths.missing(raw)),
+        )
+
+    return build(cell.raw, start, cell.device_start)

@@ -11,36 +11,47 @@ import torch
 
 from undergrowth import __version__
 from undergrowth.report.tables import NO_VALUE
+from undergrowth.reproduce.orderings import MAX_SEEDS
 from undergrowth.reproduce.results import CellResult, TableResult
+from undergrowth.reproduce.settings import settings_lines
 
 Grid = tuple[list[str], list[list[str]]]  # column titles, and rows of cells
+_MAX_ROUNDS = 10  # shown of a learning curve
 
 
 def render_page(result: TableResult, command: str, torch_device: str) -> str:
     """The Markdown page of `result`. `command` is the one that made it, `torch_device` its torch device."""
     table = result.table
-    parts = [
-        f"# Table {' and '.join(table.tables)}: {table.title}",
-        f"{table.source}. Every cell: ours / published, the best test accuracy over all rounds in per cent, with the "
-        "standard deviation over seeds.",
-        "\n".join(_markdown_lines(*accuracy_grid(result))),
-        "## Orderings",
-        "\n".join(f"- {ordering} — “{ordering.claim}”" for ordering in result.orderings),
-        "## Costs",
-        "Compute and traffic of all devices in all rounds, mean over seeds, without pretraining.",
-        "\n".join(_markdown_lines(*cost_grid(result))),
-        "## Conditions",
-        "\n".join(f"- {line}" for line in conditions(result, command, torch_device)),
-    ]
+    parts = [f"# {table.label}: {table.title}", introduction(result), *_markdown_table(number_grid(result))]
+    for column, grid in curve_grids(result).items():
+        parts += [f"## {column}: accuracy by round", *_markdown_table(grid)]
+    if result.orderings:
+        parts += ["## Orderings", _bullets(f"{each} — “{each.claim}”" for each in result.orderings)]
+    if seeds := seeds_line(result):
+        parts.append(seeds)
+    costs = "Compute and traffic of all devices in all rounds, mean over seeds, without pretraining."
+    parts += ["## Costs", costs, *_markdown_table(cost_grid(result))]
+    parts += ["## Settings", _bullets(settings_lines(result.cells))]
+    parts += ["## Conditions", _bullets(conditions(result, command, torch_device))]
     for title, reasons in (("Left out", result.left_out), ("Failed", result.failed)):
         if reasons:
-            parts += [f"## {title}", "\n".join(f"- {cell}: {reason}" for cell, reason in reasons.items())]
+            parts += [f"## {title}", _bullets(f"{cell}: {reason}" for cell, reason in reasons.items())]
     return "\n\n".join(parts) + "\n"
 
 
-def accuracy_grid(result: TableResult) -> Grid:
-    """The cells as `ours / published`."""
-    return _grid(result, lambda each: f"{each.ours or NO_VALUE} / {each.cell.published}")
+def introduction(result: TableResult) -> str:
+    """The source of a table, and what its cells are."""
+    value = "the best test accuracy over all rounds" if result.table.unit == "%" else "the value"
+    unit = "per cent" if result.table.unit == "%" else result.table.unit
+    return (
+        f"{result.table.source}. Every cell: ours / published, {value} in {unit} unless a note says otherwise, with "
+        "the standard deviation over seeds."
+    )
+
+
+def number_grid(result: TableResult) -> Grid:
+    """The cells as `ours / published`. A number of models with another pretraining is not shown."""
+    return _grid(result, lambda each: f"{each.ours or NO_VALUE} / {each.published or NO_VALUE}")
 
 
 def cost_grid(result: TableResult) -> Grid:
@@ -48,8 +59,26 @@ def cost_grid(result: TableResult) -> Grid:
     return _grid(result, lambda each: f"{each.cost or NO_VALUE}")
 
 
+def curve_grids(result: TableResult) -> dict[str, Grid]:
+    """The learning curves of a published figure at some rounds, by column; none for a table."""
+    if not result.table.is_figure or result.table.plot.kind != "rounds":
+        return {}
+    grids = {}
+    for column in result.table.columns:
+        curves = {each.cell.row: dict(each.curve) for each in result.cells if each.cell.column == column and each.curve}
+        rounds = sorted({at for curve in curves.values() for at in curve})
+        chosen = rounds[:: -(-len(rounds) // _MAX_ROUNDS)] if rounds else []
+        shown = sorted({*chosen, *rounds[-1:]})
+        rows = [
+            [row, *(f"{curve[at]:.2f}" if at in curve else NO_VALUE for at in shown)] for row, curve in curves.items()
+        ]
+        if rows:
+            grids[column] = (["", *(f"round {at}" for at in shown)], rows)
+    return grids
+
+
 def _grid(result: TableResult, format_cell: Callable[[CellResult], str]) -> Grid:
-    cells = {(each.cell.row, each.cell.column): each for each in result.cells}
+    cells = {each.cell.place: each for each in result.cells}
     columns = [column for column in result.table.columns if any(place[1] == column for place in cells)]
     rows = []
     for row in result.table.rows:
@@ -59,6 +88,14 @@ def _grid(result: TableResult, format_cell: Callable[[CellResult], str]) -> Grid
     return ["", *columns], rows
 
 
+def seeds_line(result: TableResult) -> str:
+    """Which cells need more seeds; empty if none does."""
+    if result.scale == "smoke" or not result.unsettled:
+        return ""
+    cells = ", ".join("/".join(place) for place in result.unsettled)
+    return f"A gap is below two standard errors; with `--more-seeds` these cells get {MAX_SEEDS} seeds: {cells}."
+
+
 def conditions(result: TableResult, command: str, torch_device: str) -> list[str]:
     """Command, date, versions, machine, scale, seeds and notes of a result, one line each."""
     seeds = sorted({len(each.values) for each in result.cells if each.values})
@@ -66,8 +103,22 @@ def conditions(result: TableResult, command: str, torch_device: str) -> list[str
         f"`{command}`, {date.today().isoformat()}, undergrowth {__version__}, torch {torch.__version__}",
         machine(torch_device),
         f"scale {result.scale}, seeds: {' or '.join(map(str, seeds)) or 'none'}",
+        *_start_notes(result),
         *result.table.scale(result.scale).notes,
         *result.table.notes,
+    ]
+
+
+def _start_notes(result: TableResult) -> list[str]:
+    """The data set of the pretraining, where it is not the published one."""
+    others = {
+        (each.start.chain[0].source, each.cell.starts[0].chain[0].source)
+        for each in result.cells
+        if each.start and each.start is not each.cell.starts[0]
+    }
+    return [
+        f"pretrained on {ours}, because there was no {theirs}; published numbers are those for {ours}, if there are any"
+        for ours, theirs in sorted(others)
     ]
 
 
@@ -77,6 +128,15 @@ def machine(torch_device: str) -> str:
     if torch.device(torch_device).type == "cuda" and torch.cuda.is_available():
         return f"{torch.cuda.get_device_name(torch_device)}, matrix products in TF32; {cores}"
     return cores
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _markdown_table(grid: Grid) -> list[str]:
+    columns, rows = grid
+    return ["\n".join(_markdown_lines(columns, rows))]
 
 
 def _markdown_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:

@@ -1,27 +1,27 @@
-"""A published table as data: its experiments, its figures and the conclusions of its authors.
+"""A published table or figure as data: its experiments, its numbers and the conclusions of its authors.
 
 Each file in `tables/` is one table. The experiment of a cell is merged from layers; later layers override earlier ones:
 `experiment` of the table, the column, the row, the matching `cells`, then `experiment` and matching `cells` of the
-scale. Besides the sections of an experiment, a layer may contain `metric`, the reported value (see `results.measure`,
-default: `accuracy`), and `start`, the name of a pretraining in `starts` whose final weights initialise the model.
+scale. Besides the sections of an experiment, a layer may contain `metric`, the reported value (see `metrics.measure`,
+default: `accuracy`), and two names of pretrainings in `starts`: the weights of `from_start` initialise the model, those
+of `devices_from_start` the models of `model.ladder`. A seed in a layer is added to the seed of the run.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from functools import cache
-from importlib import resources
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from undergrowth.core import InputError, suggest
-from undergrowth.runs.config import Section
 from undergrowth.runs.fields import Count
+from undergrowth.runs.sections import Section
 
 SCALES = ("full", "small", "smoke")
+FIGURE = "figure-"  # begins the name of a figure
 _FIGURE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?")
 
 Place = tuple[str, str]  # row and column
@@ -29,7 +29,7 @@ Raw = dict[str, Any]  # an experiment, or a part of one, before validation
 
 
 class Figure(NamedTuple):
-    """A percentage and, if known, its standard deviation over seeds."""
+    """A number and, if known, its standard deviation over seeds."""
 
     mean: float
     spread: float | None = None
@@ -66,11 +66,26 @@ class CellSettings(Section):
 
 
 class Ordering(Section):
-    """A conclusion of the authors as pairs such as "FedFSC > FedAvg", for every matching column, or ROW @ COLUMN."""
+    """A conclusion of the authors as pairs (see `pair_sides`), compared in every matching column."""
 
     claim: str
     pairs: tuple[str, ...]
     columns: str = "*"
+
+
+class Start(Section):
+    """A pretraining. It begins with the table's experiment, the column and the scale; `experiment` overrides them."""
+
+    experiment: Raw  # `data` may be a list of alternatives: the first one whose files are available is used
+    after: str | None = None  # the pretraining whose weights it starts from
+    keep_head: bool = False  # the run that follows has the same classes, so the classifier is kept
+
+
+class Plot(Section):
+    """How the HTML page draws the numbers."""
+
+    kind: Literal["rounds", "columns", "bars"] = "rounds"  # learning curves, lines over the columns, or bars
+    x: str = ""  # title of the axis of columns
 
 
 class Scale(Section):
@@ -81,29 +96,51 @@ class Scale(Section):
     experiment: Raw = Field(default_factory=dict)
     cells: tuple[CellSettings, ...] = ()
     data: dict[str, Raw] = Field(default_factory=dict)  # name of a data set → changes to its section
-    starts: dict[str, Raw] = Field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    starts: dict[str, Raw] = Field(default_factory=dict)  # name of a pretraining → changes to its experiment
+    notes: tuple[str, ...] = ()  # what holds for this scale only
 
 
 class Table(Section):
-    """A published table: how to run its cells, its figures and its authors' conclusions."""
+    """A published table or figure: how to run its cells, its numbers and its authors' conclusions."""
 
-    tables: Annotated[tuple[str, ...], Field(min_length=1)]  # numbers of the table in its source
+    tables: Annotated[tuple[str, ...], Field(min_length=1)]  # numbers in the source, such as 4.3 or figure-4.7
     title: str
     source: str
     experiment: Raw
     columns: dict[Name, Raw]
     rows: dict[Name, Raw]
     cells: tuple[CellSettings, ...] = ()
-    starts: dict[str, Raw] = Field(default_factory=dict)
-    published: dict[Name, tuple[Published, ...]]  # in the order of the columns
-    orderings: tuple[Ordering, ...]
-    notes: tuple[str, ...] = ()
+    data: dict[str, Raw] = Field(default_factory=dict)  # name of a data set → settings wherever devices have it
+    starts: dict[str, Start] = Field(default_factory=dict)
+    # In the order of the columns. A table has no cell where a number is missing; a figure has all cells.
+    published: dict[Name, tuple[Published, ...]] = Field(default_factory=dict)
+    # Name of the data set of another pretraining → the numbers that the source gives for it.
+    published_from: dict[str, dict[Name, tuple[Published, ...]]] = Field(default_factory=dict)
+    orderings: tuple[Ordering, ...] = ()
+    unit: str = "%"
+    plot: Plot = Plot()
+    notes: tuple[str, ...] = ()  # what holds for every scale
     scales: dict[str, Scale]
 
     @property
     def name(self) -> str:
         return self.tables[0]
+
+    @property
+    def label(self) -> str:
+        """The name with its kind, such as Table 4.5 and 4.6, or Figure 4.7."""
+        kind = "Figure" if self.is_figure else "Table"
+        return f"{kind} {' and '.join(number.removeprefix(FIGURE) for number in self.tables)}"
+
+    @property
+    def is_figure(self) -> bool:
+        return self.name.startswith(FIGURE)
+
+    @property
+    def places(self) -> list[Place]:
+        """The row and column of every cell."""
+        every = [(row, column) for row in self.rows for column in self.columns]
+        return every if self.is_figure else [place for place in every if place in self.figures]
 
     def scale(self, name: str) -> Scale:
         if name not in self.scales:
@@ -112,35 +149,67 @@ class Table(Section):
 
     @property
     def figures(self) -> dict[Place, Figure]:
-        """The published figures by row and column."""
+        """The published numbers by row and column."""
+        return self._by_place(self.published)
+
+    def figures_from(self, source: str) -> dict[Place, Figure]:
+        """The published numbers of models that were pretrained on the data set `source`."""
+        return self._by_place(self.published_from.get(source, {}))
+
+    def _by_place(self, published: Mapping[str, tuple[Figure | None, ...]]) -> dict[Place, Figure]:
         return {
             (row, column): figure
-            for row, figures in self.published.items()
+            for row, figures in published.items()
             for column, figure in zip(self.columns, figures, strict=True)
             if figure
         }
 
     @model_validator(mode="after")
+    def _check_starts(self) -> Table:
+        layers = (*self.columns.values(), *self.rows.values(), self.experiment)
+        named = [layer.get(key) for layer in layers for key in ("from_start", "devices_from_start")]
+        for name in (*named, *(start.after for start in self.starts.values())):
+            if name is not None and name not in self.starts:
+                raise ValueError(f"table {self.name}: there is no start '{name}'")
+        return self
+
+    @model_validator(mode="after")
     def _check_consistency(self) -> Table:
         if set(self.scales) != set(SCALES):
             raise ValueError(f"table {self.name}: scales must be {', '.join(SCALES)}")
-        if list(self.published) != list(self.rows):
+        if not self.is_figure and list(self.published) != list(self.rows):
             raise ValueError(f"table {self.name}: published must have the rows {', '.join(self.rows)}")
-        for row, figures in self.published.items():
-            if len(figures) != len(self.columns):
-                raise ValueError(f"table {self.name}: {row} has {len(figures)} figures for {len(self.columns)} columns")
+        for published in (self.published, *self.published_from.values()):
+            for row, figures in published.items():
+                if row not in self.rows or len(figures) != len(self.columns):
+                    count = f"{len(figures)} figures for {len(self.columns)} columns"
+                    raise ValueError(f"table {self.name}: published has {row} with {count}")
         for ordering in self.orderings:
             for pair in ordering.pairs:
-                for row, column in pair_sides(pair):
+                for row, column, _ in pair_sides(pair):
                     if row not in self.rows or (column and column not in self.columns):
                         raise ValueError(f"table {self.name}: '{pair}' names an unknown row or column")
         return self
 
 
-def pair_sides(pair: str) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
-    """Row and column of the higher and of the lower side. A column is None if the pair holds for every column."""
-    higher, lower = (side.partition(" @ ") for side in pair.split(" > "))
-    return (higher[0], higher[2] or None), (lower[0], lower[2] or None)
+class Side(NamedTuple):
+    """One side of a pair: a row, a column or None for every column, and the factor that its value is multiplied by."""
+
+    row: str
+    column: str | None
+    factor: float
+
+
+def pair_sides(pair: str) -> tuple[Side, Side]:
+    """The higher and the lower side of a pair such as "FedFT > 3 × FedAvg @ CIFAR-10"."""
+    higher, lower = (_parse_side(text) for text in pair.split(" > "))
+    return higher, lower
+
+
+def _parse_side(text: str) -> Side:
+    factor, times, rest = text.partition(" × ")
+    row, _, column = (rest if times else text).partition(" @ ")
+    return Side(row, column or None, float(factor) if times else 1.0)
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -152,24 +221,3 @@ def matches_cell(row: str, column: str, pattern: str) -> bool:
     """Whether a cell matches a pattern such as FedAvg*/CIFAR-10*. An omitted side matches anything."""
     row_pattern, _, column_pattern = pattern.partition("/")
     return matches(row, row_pattern or "*") and matches(column, column_pattern or "*")
-
-
-@cache
-def load_tables() -> dict[str, Table]:
-    """All tables by their first number, in numerical order."""
-    folder = resources.files(__package__) / "tables"
-    loaded = [
-        Table.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-        for file in folder.iterdir()
-        if file.name.endswith(".yaml")
-    ]
-    loaded.sort(key=lambda table: [int(number) for number in table.name.split(".")])
-    return {table.name: table for table in loaded}
-
-
-def find_table(name: str) -> Table:
-    """The table with the number `name`."""
-    numbers = {number: table for table in load_tables().values() for number in table.tables}
-    if name not in numbers:
-        raise InputError(f"table '{name}' is not known; {suggest(name, numbers)}")
-    return numbers[name]

@@ -7,35 +7,61 @@ from dataclasses import dataclass
 from typing import Any
 
 from undergrowth.core import InputError
-from undergrowth.reproduce.table import CellSettings, Figure, Raw, Table, matches, matches_cell
+from undergrowth.reproduce.table import CellSettings, Place, Raw, Scale, Table, matches, matches_cell
 
 # Keys of a section that stay when a later layer names another method, data set or model.
-_GENERAL_KEYS = {"data": ("partition", "clients", "holdout")}
+_GENERAL_KEYS = {"data": ("partition", "clients", "holdout"), "public": ("samples", "share", "missing", "labelled")}
+_SECTIONS_OF_STARTS = ("model", "data", "train")  # that a pretraining takes from the table
 _NAMED_SECTIONS = ("method", "data", "public", "model", "fleet")
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """An experiment whose final weights initialise a model, and the pretraining that it continues."""
+
+    raw: Raw
+    source: str  # the data set of the published experiment, by the name that `--data-path` uses
+    keep_head: bool
+    after: Pretraining | None = None
+
+    @property
+    def chain(self) -> list[Pretraining]:
+        """This pretraining and those before it, the first one first."""
+        return [*(self.after.chain if self.after else ()), self]
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that a cell can be a dictionary key
 class Cell:
-    """One figure of a table, and the experiment that produces it."""
+    """One number of a table, and the experiment that produces it."""
 
     row: str
     column: str
     raw: Raw
     metric: str
-    published: Figure
-    starts: tuple[Raw, ...] = ()  # alternative pretraining experiments; the first whose data is available is used
+    starts: tuple[Pretraining, ...] = ()  # of the model; the first whose data is available is used
+    device_start: Pretraining | None = None  # of the models of the ladder
 
     @property
     def name(self) -> str:
         return f"{self.row}/{self.column}"
+
+    @property
+    def place(self) -> Place:
+        return self.row, self.column
+
+    @property
+    def experiments(self) -> list[Raw]:
+        """The experiment of the cell and those of all its pretrainings."""
+        starts = (*self.starts, *([self.device_start] if self.device_start else ()))
+        return [self.raw, *(each.raw for start in starts for each in start.chain)]
 
 
 def build_cells(table: Table, scale: str, only: str | None = None) -> list[Cell]:
     """The cells of `table` at `scale`. `only` is a pattern such as FedAvg*/CIFAR-10*; either side may be omitted."""
     patterns = table.scale(scale).only
     cells = [
-        _build_cell(table, scale, row, column, figure)
-        for (row, column), figure in table.figures.items()
+        _build_cell(table, table.scale(scale), row, column)
+        for row, column in table.places
         if any(matches_cell(row, column, pattern) for pattern in patterns) and matches_cell(row, column, only or "*")
     ]
     if not cells:
@@ -46,19 +72,36 @@ def build_cells(table: Table, scale: str, only: str | None = None) -> list[Cell]
     return cells
 
 
-def _build_cell(table: Table, scale: str, row: str, column: str, published: Figure) -> Cell:
-    scaled = table.scale(scale)
+def _build_cell(table: Table, scale: Scale, row: str, column: str) -> Cell:
     raw = merge_layers(
         table.experiment, table.columns[column], table.rows[row], *_matching(table.cells, row, column),
-        scaled.experiment, *_matching(scaled.cells, row, column),
+        scale.experiment, *_matching(scale.cells, row, column),
     )  # fmt: skip
-    metric, start = raw.pop("metric", "accuracy"), raw.pop("start", None)
-    starts: tuple[Raw, ...] = ()
-    if start:
-        merged = merge_layers({"model": raw["model"]}, table.starts[start], scaled.starts.get(start, {}))
-        sources = merged["data"] if isinstance(merged["data"], list) else [merged["data"]]
-        starts = tuple(_replace_data({**merged, "data": source}, scaled.data) for source in sources)
-    return Cell(row, column, _replace_data(raw, scaled.data), metric, published, starts)
+    metric = raw.pop("metric", "accuracy")
+    start, device_start = raw.pop("from_start", None), raw.pop("devices_from_start", None)
+    starts = _pretrainings(table, scale, column, start) if start else ()
+    of_devices = _pretrainings(table, scale, column, device_start)[0] if device_start else None
+    return Cell(row, column, _with_data(raw, table, scale), metric, starts, of_devices)
+
+
+def _pretrainings(table: Table, scale: Scale, column: str, name: str) -> tuple[Pretraining, ...]:
+    """The alternatives of a pretraining, one for each data set that it may use."""
+    start = table.starts[name]
+    shared = merge_layers(table.experiment, table.columns[column], scale.experiment)
+    sections = {section: value for section, value in shared.items() if section in _SECTIONS_OF_STARTS}
+    raw = merge_layers(sections, start.experiment, scale.starts.get(name, {}))
+    sources = raw["data"] if isinstance(raw["data"], list) else [raw["data"]]
+    before = _pretrainings(table, scale, column, start.after) if start.after else (None,)
+    return tuple(
+        Pretraining(
+            _with_data({**raw, "data": section}, table, scale),
+            data_source(_merge_section("data", None, section)),
+            start.keep_head,
+            after,
+        )
+        for after in before
+        for section in sources
+    )
 
 
 def _matching(settings: Iterable[CellSettings], row: str, column: str) -> list[Raw]:
@@ -88,9 +131,12 @@ def _merge_section(section: str, earlier: Any, later: Any) -> Any:
     return {**earlier, **later}
 
 
-def _replace_data(raw: Raw, replacements: Mapping[str, Raw]) -> Raw:
+def _with_data(raw: Raw, table: Table, scale: Scale) -> Raw:
+    """`raw` with the settings that the table and the scale have for its data sets."""
     for name, section in data_sections(raw).items():
-        raw = merge_layers(raw, {name: replacements.get(data_source(section), {})})
+        source = data_source(section)
+        of_devices = table.data.get(source, {}) if name == "data" else {}
+        raw = merge_layers(raw, {name: of_devices}, {name: scale.data.get(source, {})})
     return raw
 
 

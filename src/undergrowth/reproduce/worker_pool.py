@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from undergrowth.reproduce.jobs import Job, RunIndex
 from undergrowth.reproduce.worker import run_job
+
+PRETRAINING_FAILED = "its pretraining failed: "
 
 OnProgress = Callable[[Job, float], None]
 Reply = dict[str, Any]  # {"run": id}, or {"failed": reason, "input": whether the input is invalid}
@@ -76,9 +79,10 @@ class WorkerPool:
 
     def run(self, jobs: Iterable[Job]) -> JobResults:
         """Run every job that is not finished in the store. A job that fails does not stop the others."""
-        # Pretraining comes first, and the jobs that wait for it come last.
-        ordered = sorted(jobs, key=lambda job: job.start is not None)
-        distinct = {job.start.key: job.start for job in ordered if job.start} | {job.key: job for job in ordered}
+        # A job comes after its pretrainings, and those that others wait for come before those that none waits for.
+        chains = [each for job in jobs for each in job.chain]
+        awaited = {start.key for job in chains for start in job.starts}
+        distinct = {job.key: job for job in sorted(chains, key=lambda job: (len(job.chain), job.key not in awaited))}
         pool = ThreadPoolExecutor(len(self.workers))
         try:
             for key, job in distinct.items():
@@ -112,14 +116,18 @@ class WorkerPool:
         return reply
 
     def _run_job(self, job: Job) -> Reply:
-        described = job
-        if job.start:
-            # The pretraining was submitted before this job, so that waiting for it cannot block the pool.
-            start = self._replies[job.start.key].result()
-            if "run" not in start:
-                return {"failed": "its pretraining failed", "input": start["input"]}
-            described = job.with_weights(self.index.weights_file(start["run"]))
+        weights: list[Path | None] = []
+        for start in (job.start, job.device_start):
+            # A pretraining was submitted before this job, so that waiting for it cannot block the pool.
+            reply: Reply = self._replies[start.key].result() if start else {"run": None}
+            if "run" not in reply:
+                reason = reply["failed"].removeprefix(PRETRAINING_FAILED)
+                return {"failed": PRETRAINING_FAILED + reason, "input": reply["input"]}
+            weights.append(self.index.weights_file(reply["run"]) if reply["run"] else None)
+        described = job.with_weights(*weights)
         unfinished = self.index.unfinished_run(described)
+        if not unfinished:  # a resumed run reports its first fraction after a round
+            self.on_progress(job, 0.0)
         request = {"raw": described.raw, "run": unfinished, "out": str(self.index.folder)}
         if len(self.workers) == 1:
             return run_job(request, lambda fraction: self.on_progress(job, fraction))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from undergrowth.core import InputError, Method, suggest
-from undergrowth.data import Dataset, Population
+from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.formats import RENAMES
@@ -50,6 +50,7 @@ def run(
     drop_last: bool | None = None,
     links: Mapping[str, Any] | None = None,
     public: float | str | Mapping[str, Any] | None = None,
+    start: Mapping[str, Any] | None = None,
     seed: int | None = None,
     engine: str | None = None,
     workers: int | None = None,
@@ -67,20 +68,27 @@ def run(
     evaluate_every: int | None = None,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
+    **unknown: Any,
 ) -> Result:
     """Runs one experiment and returns its result.
 
     `method`, `data` and `model` are names (see `undergrowth methods`, `datasets`, `models`) or objects: a Method, a
-    Dataset or Population, a callable that returns an nn.Module. Settings that are not given have the defaults of an
-    experiment file: 10 rounds of one local epoch, batches of 32, SGD at 0.1, 20 devices, Dirichlet 0.1.
+    Dataset, Population or Hugging Face data set, a callable that returns an nn.Module. Settings that are not given have
+    the defaults of an experiment file: 10 rounds of one local epoch, batches of 32, SGD at 0.1, 20 devices, Dirichlet
+    0.1.
 
     `deadline`, `availability`, `dropout`, `failure`: limits and faults of the simulated devices. `sampler`,
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
     their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
-    holds, such as 0.1 of the training samples. `options`, `data_options`, `model_options`: options of the named
-    method, data set and model. `progress`: a progress bar on standard error; by default if that is a terminal.
+    holds, such as 0.1 of the training samples. `start`: what comes before the first round, such as {"weights": FILE}
+    or {"data": {"name": "cifar100"}, "epochs": 20, "warm_rounds": 1, "warm_epochs": 5}. `options`, `data_options`,
+    `model_options`: options of the named method, data set and model. Each of the three may also be named as
+    `module:object`, an object in a Python file of the current folder; these options are then its arguments.
+    `progress`: a progress bar on standard error; by default if that is a terminal.
     """
-    raw, objects = parse_arguments(locals())
+    arguments = locals()
+    arguments |= arguments.pop("unknown")
+    raw, objects = parse_arguments(arguments)
     with _display(progress) as display:
         return execution.start(raw, **objects, **display.hooks())
 
@@ -111,14 +119,17 @@ def resume(
     method: Method | None = None,
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
+    allow_changed_source: bool = False,
     progress: bool | None = None,
 ) -> Result:
     """Continues a run after its last checkpoint; the result is bit for bit that of an uninterrupted run.
 
-    A run that was given objects needs the same `method`, `data` or `model` object again.
+    A run that was given objects needs the same `method`, `data` or `model` object again. A run that names them as
+    `module:object` imports them; if their source has changed since, it is refused unless `allow_changed_source` is set.
     """
+    given = {"method": method, "data": data, "model": model, "allow_changed_source": allow_changed_source}
     with _display(progress) as display:
-        return execution.resume(run, out, method=method, data=data, model=model, **display.hooks())
+        return execution.resume(run, out, **given, **display.hooks())  # type: ignore[arg-type]
 
 
 # The section of an experiment for each argument of `run`.
@@ -142,18 +153,21 @@ _KINDS: dict[str, tuple[Any, str, str]] = {
     "data": ((Dataset, Population), "a Dataset nor a Population", "datasets"),
     "model": (Callable, "callable", "models"),
 }
+# Settings of an experiment that apply to an object as well as to a name.
+_OBJECT_OPTIONS: dict[str, set[str]] = {"method": set(), "data": {"augment"}, "model": {"levels"}}
 _DICTIONARIES = {
     "options": '{"mu": 0.1}',
     "data_options": '{"train_samples": 500}',
     "model_options": '{"norm": "group"}',
     "links": '{"up": "int8"}',
+    "start": '{"warm_rounds": 1}',
 }
 
 
 def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
     settings = {name: section for section, names in _PLACES.items() for name in names}
-    known = {*_PLACES, *settings, *_KINDS, "links", "public", "topology"}
+    known = {*_PLACES, *settings, *_KINDS, "links", "public", "start", "topology"}
     extra = set(arguments) - known - {"options", "data_options", "model_options", "progress"}
     for rename in RENAMES:
         if rename.section in _PLACES and rename.old in extra:
@@ -169,9 +183,9 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
         objects[name] = None if isinstance(part, str) else part
         # The experiment spreads a Dataset over devices, which `holdout` is a setting of, and augments any data.
-        allowed = {"levels"} if name == "model" else set()
-        if name == "data":
-            allowed = {"holdout", "augment"} if isinstance(part, Dataset) else {"augment"}
+        allowed = _OBJECT_OPTIONS[name] | ({"holdout"} if isinstance(part, Dataset) else set())
+        if is_hugging_face(part):
+            allowed, part = {"holdout", "augment", *describe("hf").options}, "hf"
         if objects[name] is not None and options.keys() - allowed:
             raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
         raw.setdefault(name, {}).update({**options, "name": _name(part)})
@@ -180,7 +194,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
             raw[section][name] = given[name]
     if "fleet" in given:
         raw["fleet"]["name"] = given["fleet"]
-    raw["links"] = _mapping(arguments, "links")
+    raw["links"], raw["start"] = _mapping(arguments, "links"), _mapping(arguments, "start")
     return {**raw, **{name: given[name] for name in ("public", "topology") if name in given}}, objects
 
 
@@ -190,7 +204,7 @@ def _display(progress: bool | None) -> Progress:
 
 def _check_kind(name: str, part: Any) -> None:
     kind, words, command = _KINDS[name]
-    if not isinstance(part, str) and not isinstance(part, kind):
+    if not isinstance(part, str) and not isinstance(part, kind) and not (name == "data" and is_hugging_face(part)):
         what = "None" if part is None else f"a {type(part).__name__}"
         raise InputError(f"{name}: {what} is neither a name nor {words}; `undergrowth {command}` lists the names")
 

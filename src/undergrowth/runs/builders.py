@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
 from numpy.typing import NDArray
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import ConfigDict, Field, ValidationError, create_model
 from torch import nn
 
 from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, suggest
@@ -20,26 +21,34 @@ from undergrowth.data import (
     describe,
     draw_public,
     hide_labels,
+    is_hugging_face,
     load,
     normalise,
     partition_dataset,
     remove_samples,
 )
 from undergrowth.methods import METHODS
-from undergrowth.models import builder
-from undergrowth.runs.config import DataSection, Experiment, PublicSection, explain
+from undergrowth.models import WithWeights, builder, check_weights
+from undergrowth.runs.config import DataSection, Experiment, PublicSection, Rung, explain
 from undergrowth.runs.fields import NO_BOOLEANS
+from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
+from undergrowth.runs.sections import Named
 
 DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the number
 
 
 def build_method(name: str, options: dict[str, Any]) -> Method:
     """The method `name` with `options`. Raises `InputError` if a name or the type of a value is wrong."""
-    if name not in METHODS:
-        raise InputError(f"method '{name}' is not known; {suggest(name, METHODS)}")
-    kind = METHODS[name]
+    kind = method_class(name)
+    if kind is None:
+        method: Method = construct("method", name, options, lambda found: isinstance(found, Method), "a Method")
+        return method
     hints = get_type_hints(kind)
-    known: dict[str, Any] = {field.name: (_field_type(hints[field.name]), field.default) for field in fields(kind)}  # type: ignore[arg-type]
+    known: dict[str, Any] = {
+        field.name: (_field_type(hints[field.name]), _default(field))
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.init
+    }
     validator = create_model(f"{name} options", __config__=ConfigDict(extra="forbid"), **known)
     try:
         values = validator.model_validate(options)
@@ -47,7 +56,25 @@ def build_method(name: str, options: dict[str, Any]) -> Method:
         if not known:
             raise InputError(f"method.{next(iter(options))} is not a known key; {name} has no options") from None
         raise InputError(explain(error, validator, "method")) from None
-    return kind(**{field: getattr(values, field) for field in known})
+    chosen = {field: getattr(values, field) for field in known}
+    return call("method", name, kind, chosen, "a Method") if is_reference(name) else kind(**chosen)
+
+
+def method_class(name: str) -> type[Method] | None:
+    """The dataclass of a method, or None if the user's `module:object` is something else that makes a method."""
+    if is_reference(name):
+        found = resolve("method", name)
+        is_class = isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)
+        return found if is_class else None
+    if name not in METHODS:
+        raise InputError(f"method '{name}' is not known; {suggest(name, METHODS)}")
+    return METHODS[name]
+
+
+def _default(field: Any) -> Any:
+    if field.default_factory is not MISSING:
+        return Field(default_factory=field.default_factory)
+    return ... if field.default is MISSING else field.default
 
 
 def _field_type(hint: Any) -> Any:
@@ -58,6 +85,10 @@ def _field_type(hint: Any) -> Any:
 def build_population(experiment: Experiment, data: Dataset | Population | None) -> Population:
     """The devices and their samples. `data` replaces the data set that the experiment names."""
     section = experiment.data
+    if data is None:
+        data = _load(section)
+    if is_hugging_face(data):
+        data = load("hf", data, **(section.options if section.name == "hf" else {}))  # type: ignore[arg-type]
     if isinstance(data, Population):
         if section.clients is not None and section.clients != len(data.devices):
             raise InputError(f"clients {section.clients}: the data object has {len(data.devices)} devices")
@@ -67,8 +98,6 @@ def build_population(experiment: Experiment, data: Dataset | Population | None) 
                 "or name another data set: {name: NAME}"
             )
         return data
-    if data is None:
-        data = _load(section)
     public = None
     if experiment.public.of_the_devices:
         indices = _public_indices(experiment, data)
@@ -89,6 +118,8 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         what = f"data '{population.name}': its public samples"
     else:
         data, figures = _load(section), device_normalisation(experiment, population)
+        if not isinstance(data, Dataset):
+            raise InputError(f"public '{section.name}' made a {type(data).__name__}; it must be or return a Dataset")
         # Inputs of another shape are refused below.
         if figures is not None and section.options.get("normalise") is None and data.shape == population.shape:
             data = normalise(data, figures)
@@ -107,9 +138,14 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
     return shard
 
 
-def _load(section: DataSection | PublicSection) -> Dataset:
-    """The data set that a section names. The hint for an unknown option considers the keys of the section too."""
+def _load(section: DataSection | PublicSection) -> Dataset | Population:
+    """The data that a section names. The hint for an unknown option considers the keys of the section too."""
     assert section.name is not None
+    if is_reference(section.name):
+        options = {**section.options, **({} if section.path is None else {"path": section.path})}
+        which = "public" if isinstance(section, PublicSection) else "data"
+        data: Dataset | Population = construct(which, section.name, options, _is_data, "a Dataset or a Population")
+        return data
     known = describe(section.name).options
     for key in section.options:
         if key not in known:
@@ -118,9 +154,13 @@ def _load(section: DataSection | PublicSection) -> Dataset:
     return load(section.name, section.path, **section.options)
 
 
+def _is_data(found: Any) -> bool:
+    return isinstance(found, Dataset | Population) or is_hugging_face(found)
+
+
 def device_normalisation(experiment: Experiment, population: Population) -> bool | dict[str, Any] | None:
     """The option `normalise` for other data sets of the run, which get the devices' figures; None: as they are read."""
-    if experiment.data.options.get("normalise") is None:
+    if experiment.data.options.get("normalise") is None or is_reference(experiment.data.name):
         return None
     assert isinstance(population, PartitionedPopulation)  # the option goes with a named data set
     mean, std = population.dataset.mean, population.dataset.std
@@ -133,15 +173,38 @@ def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
 
 
 def build_model(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:
-    """The model of the run. `model` replaces the one that the experiment names."""
+    """The model of the run, with the weights in `start.weights`. `model` replaces the one that the experiment names."""
     if isinstance(model, Model):
         return model
-    section = experiment.model
-    if model is None:
-        built = Model(builder(section.name, population.shape, population.classes, **section.options))
-    else:
-        built = _functional(model)
-    return built if section.levels is None else built.with_levels(section.levels)
+    built = _named(experiment.model, population) if model is None else _functional(model)
+    weights, levels = experiment.start.weights, experiment.model.levels
+    built = built if weights is None else _with_weights(built, weights)
+    return built if levels is None else built.with_levels(levels)
+
+
+def _named(section: Named, population: Population) -> Model:
+    build = named_model(section, population)
+    return _functional(build) if is_reference(section.name) else Model(build)
+
+
+def named_model(section: Named, population: Population) -> Callable[[], nn.Module]:
+    """A callable that makes the model that a section names."""
+    options = section.options
+    if isinstance(section, Rung) and section.init is not None:  # a key of a rung; of the run's model it is an option
+        options["init"] = section.init
+    if is_reference(section.name):
+        return OwnModelBuilder(section.name, options)
+    return builder(section.name, population.shape, population.classes, **options)
+
+
+def _with_weights(model: Model, file: str) -> Model:
+    """The model with initial weights from a file, without the file's head if that has another shape."""
+    try:
+        path = Path(file).expanduser()
+        check_weights(model.module, path, skip_head=None)
+    except (InputError, RuntimeError) as error:  # RuntimeError: ~name of an unknown user
+        raise InputError(f"start.weights: {str(error).removeprefix('weights: ')}") from None
+    return Model(WithWeights(model.build, path, skip_head=None))
 
 
 def build_ladder(
@@ -149,13 +212,14 @@ def build_ladder(
 ) -> dict[str, Model]:
     """Models that devices may use instead of the run's model, by name. An object has them in its attribute `ladder`."""
     given = model.build if isinstance(model, Model) else model
+    if given is None and is_reference(experiment.model.name):
+        given = named_model(experiment.model, population)
     ladder = {name: _functional(build) for name, build in getattr(given, "ladder", {}).items()}
     for rung in experiment.model.ladder:
         if rung.label in ladder:
             raise InputError(f"model.ladder: '{rung.label}' is in it twice; each must differ from the others")
         try:
-            build = builder(rung.name, population.shape, population.classes, init=rung.init, **rung.options)
-            ladder[rung.label] = Model(build)
+            ladder[rung.label] = _named(rung, population)
         except InputError as error:
             raise InputError(f"model.ladder: {error}") from None
     return ladder
@@ -167,8 +231,12 @@ def _functional(model: Callable[[], nn.Module]) -> Model:
     try:
         with torch.random.fork_rng(devices=[]):
             built = model()
+    except InputError:
+        raise
     except Exception as error:
-        raise InputError(f"model: the callable failed ({error}); it is called without arguments") from error
+        raise InputError(
+            f"model: the callable failed ({describe_error(error)}); it is called without arguments"
+        ) from error
     if not isinstance(built, nn.Module):
         raise InputError(f"model: the callable returned a {type(built).__name__}; it must return an nn.Module")
     _check_parameters(dict(built.named_parameters()))

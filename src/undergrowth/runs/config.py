@@ -1,16 +1,20 @@
-"""An experiment: its nine sections, and how they are validated before anything starts.
+"""An experiment: its ten sections, and how they are validated before anything starts.
 
 A wrong key, type or value is refused with one sentence that names it.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from undergrowth.core import MAX_NUMBER, InputError, Train, suggest
+from undergrowth.core import MAX_NUMBER, InputError, Train, find_meant, suggest
+from undergrowth.data import is_table_file
 from undergrowth.learning import learning_rate
 from undergrowth.runs.fields import (
     Above0,
@@ -24,30 +28,8 @@ from undergrowth.runs.fields import (
     Whole,
 )
 from undergrowth.runs.formats import refuse_old_keys
-
-
-class Section(BaseModel):
-    """Settings with fixed keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keys other than the fields of the section, if it allows any."""
-        return dict(self.model_extra or {})
-
-
-class Named(Section):
-    """A section that may be written as a bare name. Keys other than its fields are options of what is named."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+from undergrowth.runs.sections import Named, Section
+from undergrowth.runs.start_section import StartSection
 
 
 class MethodSection(Named):
@@ -61,6 +43,15 @@ class DataSection(Named):
     clients: Count | None = None
     holdout: FractionBelow1 = 0.1
     augment: str = "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _natural_groups(cls, value: Any) -> Any:
+        """Data with a group column is partitioned by it, unless another partition is given."""
+        if not isinstance(value, Mapping) or value.get("group") is None:
+            return value
+        name = str(value.get("name"))
+        return {"partition": "natural", **value} if name in ("table", "hf") or is_table_file(name) else value
 
 
 class PublicSection(Section):
@@ -203,6 +194,7 @@ class Experiment(Section):
     data: DataSection = DataSection()
     public: PublicSection = PublicSection()
     model: ModelSection = ModelSection()
+    start: StartSection = StartSection()
     fleet: FleetSection = FleetSection()
     links: LinksSection = LinksSection()
     topology: Place = "star"
@@ -215,9 +207,24 @@ class Experiment(Section):
         """Removes empty sections, such as `train:`, so that they get their defaults."""
         return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
+    def with_population(self) -> Experiment:
+        """The experiment for a population that is built already: with its devices, and without the public samples."""
+        update: dict[str, Any] = {"data": self.data.model_copy(update={"clients": None})}
+        if self.public.of_the_devices:
+            update["public"] = PublicSection()
+        return self.model_copy(update=update)
+
+    def starting_from(self, weights: Path | None) -> Experiment:
+        """The experiment without its phase `start`: it begins with the weights in a file, or with none."""
+        return self.model_copy(update={"start": StartSection(weights=None if weights is None else str(weights))})
+
     def train_settings(self) -> Train:
         """The settings that methods see. Raises `InputError` if the schedule is not valid."""
-        settings = Train(**self.train.model_dump(exclude={"sampler", "selector"}), deadline=self.fleet.deadline)
+        settings = Train(
+            **self.train.model_dump(exclude={"sampler", "selector"}),
+            deadline=self.fleet.deadline,
+            evaluate_every=self.run.evaluate_every,
+        )
         learning_rate(settings, 0)
         return settings
 
@@ -225,10 +232,24 @@ class Experiment(Section):
 def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
     """The experiment that a nested dictionary describes."""
     refuse_old_keys(raw)
+    _refuse_decimal_commas(raw)
     try:
-        return Experiment.model_validate(raw)
+        experiment = Experiment.model_validate(raw)
     except ValidationError as error:
         raise InputError(explain(error, Experiment)) from None
+    if experiment.start != StartSection() and "weights" in experiment.model.options:
+        raise InputError("model.weights and start are both given; write the file as start.weights")
+    return experiment
+
+
+def _refuse_decimal_commas(raw: Mapping[str, Any]) -> None:
+    """YAML reads {lr: 0,1} as lr: 0 and an empty key 1."""
+    for section, inner in raw.items():
+        keys = list(inner) if isinstance(inner, Mapping) else []
+        for key, next_key in itertools.pairwise(keys):
+            whole = inner[key]
+            if type(next_key) is int and inner[next_key] is None and type(whole) is int:
+                raise InputError(f"{section}.{key} '{whole},{next_key}' has a decimal comma; write {whole}.{next_key}")
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
@@ -237,7 +258,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     place = [str(step) for step in first["loc"]]
     path = ".".join([prefix, *place] if prefix else place)
     if first["type"] == "extra_forbidden":
-        return f"{path} is not a known key; {suggest(place[-1], keys_of(model, place[:-1]))}"
+        return f"{path} is not a known key; {_suggest_key(model, place)}"
     if first["type"] == "invalid_key":  # a number, or a word that YAML reads as a number or as true
         section = ".".join([prefix, *place[:-1]] if prefix else place[:-1])
         key = f"the key {first['input']!r}"
@@ -248,10 +269,35 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         keys = keys_of(model, place)
         or_name = "a name, or " if "name" in keys else ""
         return f"{path} {first['input']!r} should be {or_name}a section with keys such as {keys[0]}"
+    comma = re.fullmatch(r"\s*(-?\d+),(\d+)\s*", first["input"]) if isinstance(first["input"], str) else None
+    if comma and first["type"] in ("float_parsing", "int_parsing"):
+        return f"{path} '{first['input']}' has a decimal comma; write {comma[1]}.{comma[2]}"
     wanted = first["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("Value error, ")
     if first.get("ctx", {}).get("le") == MAX_NUMBER:  # pydantic would write all its digits
         wanted = f"should be less than or equal to {MAX_NUMBER:g}"
     return f"{path} {first['input']!r} {wanted}"
+
+
+def _suggest_key(model: type[BaseModel], place: Sequence[str]) -> str:
+    """The nearest key of the section; but first a key of that meaning, there or in another section of an experiment."""
+    here = keys_of(model, place[:-1])
+    meant = find_meant(place[-1], here)
+    if meant is None and model is Experiment:
+        sections = {path.rpartition(".")[2]: path for path in reversed(experiment_keys())}
+        meant = find_meant(place[-1], sections)
+        if meant in sections:
+            return f"did you mean '{sections[meant]}'?"
+    return suggest(place[-1], here)
+
+
+def experiment_keys() -> list[str]:
+    """Every key of an experiment by its path, such as train.lr. Those of the phase before the first round are last."""
+    return [
+        f"{section}.{key}"
+        for section in sorted(Experiment.model_fields, key="start".__eq__)
+        for key in keys_of(Experiment, [section])
+        if key not in Experiment.model_fields and key != "name"
+    ]
 
 
 def keys_of(model: type[BaseModel], place: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Node, Shard, Task, check_options, suggest
+from undergrowth.core import Context, InputError, Method, Model, Node, Shard, Task, check_options, suggest
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
@@ -29,6 +29,7 @@ from undergrowth.runs.builders import (
     check_torch_device,
 )
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.own_objects import references
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology, build_topology
@@ -58,6 +59,18 @@ class Federation:
         self.driver.close()
         self.engine = engine
         del self.driver
+
+    @property
+    def device_data(self) -> Population:
+        """The data of the devices, also if the method pools it."""
+        population = self.population
+        return population.population if isinstance(population, PooledPopulation) else population
+
+    def reseed(self, purpose: str) -> None:
+        """Draws random numbers in the rounds that no other federation of the run draws. The initial model stays."""
+        self.driver.root.initialise()
+        for node in self.nodes.values():
+            node.seed = Context(node.seed, self.driver.root.name, 0).key(purpose)
 
     @cached_property
     def test(self) -> Shard:
@@ -113,6 +126,7 @@ def _population(
     """The devices' data, the server's data, and notes about them."""
     population = build_population(experiment, data)
     public = build_public(experiment, population)
+    notes = list(getattr(getattr(population, "dataset", None), "notes", ()))
     if method.pooled:
         population = PooledPopulation(population)
     name, devices = population.name, population.devices
@@ -124,7 +138,7 @@ def _population(
         raise InputError(f"data '{name}': no device has a sample to train on")
     if not len(population.central_test()):
         raise InputError(f"data '{name}': the central test set is empty; it needs at least one sample")
-    return population, public, [f"{empty} of {len(devices)} devices have no sample"] if empty else []
+    return population, public, notes + ([f"{empty} of {len(devices)} devices have no sample"] if empty else [])
 
 
 def _task(
@@ -180,6 +194,7 @@ def engine_settings(experiment: Experiment) -> EngineSettings:
         chunk=section.chunk,
         address=section.address,
         tf32=section.precision != "float32",
+        modules=tuple(dict.fromkeys(name.partition(":")[0] for name in references(experiment))),
     )
 
 

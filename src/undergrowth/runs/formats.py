@@ -1,7 +1,8 @@
 """Formats of stored experiments and checkpoints, and the functions that bring older ones up to date.
 
 To change a format, add a function under the number of the format that it reads. A key that is only renamed needs an
-entry in `RENAMES`. A default that changes needs no upgrade: runs store the defaults that they began with.
+entry in `RENAMES`. A default that changes needs no upgrade: runs store the defaults that they began with. A new option
+whose default computes something else than before needs one: older runs get the value that continues them as they were.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from undergrowth import __version__
 from undergrowth.core import InputError, State
-from undergrowth.simulation.old_snapshots import upgrade_from_1
+from undergrowth.simulation.old_snapshots import upgrade_from_1, upgrade_from_2
 
 Raw = dict[str, Any]
 
@@ -36,12 +37,33 @@ class Rename(NamedTuple):
 
 RENAMES = (Rename(1, "train", "selection", "sampler"), Rename(1, "method", "selection", "selector", method="fedsplit"))
 
+_FINE_TUNING = ("fedft", "fedft-rds", "fedft-eds")
+
 # Format 0 did not store the defaults of options; these have changed since.
-_DEFAULTS_OF_FORMAT_0 = {name: {"epochs": 5} for name in ("fedft", "fedft-rds", "fedft-eds")}
+_DEFAULTS_OF_FORMAT_0 = {name: {"epochs": 5} for name in _FINE_TUNING}
 
 
 def _add_defaults(document: Raw) -> Raw:
     return {**document, "defaults": {"method": _DEFAULTS_OF_FORMAT_0.get(document["settings"]["method"]["name"], {})}}
+
+
+def _move_warm_rounds(document: Raw) -> Raw:
+    """Warm rounds were an option of `fedft` and part of its rounds; the section `start` has them for every method."""
+    settings, defaults = document["settings"], document["defaults"]
+    method, default = settings["method"], defaults.get("method", {})
+    if method["name"] not in _FINE_TUNING:
+        return document
+    settings = {**settings, "method": _without(method, "warm_rounds")}
+    if warm_rounds := method.get("warm_rounds", 0):
+        model = settings["model"]
+        settings["model"] = _without(model, "weights", "skip_head")
+        start = {"warm_rounds": warm_rounds, "warm_epochs": settings["train"]["epochs"]}
+        settings["start"] = {"weights": model.get("weights"), **start}
+    return {**document, "settings": settings, "defaults": {**defaults, "method": _without(default, "warm_rounds")}}
+
+
+def _without(section: Mapping[str, Any], *keys: str) -> Raw:
+    return {name: value for name, value in section.items() if name not in keys}
 
 
 # Before format 2, `init` was not an option of models; their weights started like this.
@@ -67,15 +89,32 @@ def _add_init(document: Raw) -> Raw:
     return {**document, "defaults": {**defaults, **added}}
 
 
-EXPERIMENT_UPGRADES: dict[int, Callable[[Raw], Raw]] = {0: _add_defaults, 1: _add_init}
+# Options that format 1 did not have, with the values that runs of that time used.
+_OPTIONS_NEW_IN_FORMAT_2: dict[str, Raw] = {
+    "fedat": {"form": "printed"},
+    **{name: {"statistics": False} for name in ("heterofl", "fjord", "fedrolex")},
+}
+
+
+def _add_new_options(document: Raw) -> Raw:
+    defaults = document["defaults"]
+    added = _OPTIONS_NEW_IN_FORMAT_2.get(document["settings"]["method"]["name"], {})
+    return {**document, "defaults": {**defaults, "method": {**defaults.get("method", {}), **added}}}
+
+
+EXPERIMENT_UPGRADES: dict[int, tuple[Callable[[Raw], Raw], ...]] = {
+    0: (_add_defaults,),
+    1: (_add_init, _add_new_options, _move_warm_rounds),
+}
 EXPERIMENT_FORMAT = 2
 
 
 # Upgrades take and return the state that a run saves. A checkpoint without a number has format 1.
 CHECKPOINT_UPGRADES: dict[int, Callable[[State], State]] = {
-    1: lambda state: {**state, "simulation": upgrade_from_1(state["simulation"])}
+    1: lambda state: {**state, "simulation": upgrade_from_1(state["simulation"])},
+    2: lambda state: {**state, "simulation": upgrade_from_2(state["simulation"])},
 }
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 
 
 def upgrade_experiment(document: Raw, found: int) -> Raw:
@@ -88,8 +127,8 @@ def upgrade_experiment(document: Raw, found: int) -> Raw:
                 section[rename.new] = section.pop(rename.old)
                 settings = {**settings, rename.section: section}
         document = {**document, "settings": settings}
-        if number in EXPERIMENT_UPGRADES:
-            document = EXPERIMENT_UPGRADES[number](document)
+        for upgrade in EXPERIMENT_UPGRADES.get(number, ()):
+            document = upgrade(document)
     return document
 
 
@@ -114,3 +153,6 @@ def refuse_old_keys(raw: Mapping[str, Any]) -> None:
     for rename in RENAMES:
         if rename.applies_to(raw):
             raise InputError(f"{rename.section}.{rename.old} is now called {rename.section}.{rename.new}; write that")
+    method = raw.get("method")
+    if isinstance(method, Mapping) and method.get("name") in _FINE_TUNING and "warm_rounds" in method:
+        raise InputError("method.warm_rounds is now called start.warm_rounds, with start.warm_epochs; write that")

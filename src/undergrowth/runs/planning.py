@@ -14,10 +14,10 @@ from undergrowth.core import InputError, Method, Model, Shard
 from undergrowth.data import Dataset, Population, describe, parse_rule
 from undergrowth.devices import Tracer
 from undergrowth.methods import METHODS
-from undergrowth.models import builder
-from undergrowth.runs.builders import DEFAULT_CLIENTS, build_method, build_population
+from undergrowth.runs.builders import DEFAULT_CLIENTS, build_method, build_population, named_model
 from undergrowth.runs.config import Experiment, PublicSection
 from undergrowth.runs.federation import federate
+from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.preview import Prospect, price_devices
 
 Row = dict[str, Any]
@@ -33,24 +33,17 @@ def plan_rows(
     """One row per method and class of devices, with the price of one round of one device.
 
     That device is the one with the median time in its class. `fitting` counts the devices of the class that could take
-    part. Without `methods`, prices every method that runs on devices and works with the model. `left_out` gets the
-    other methods, each with the reason.
+    part. Without `methods`, prices every method that runs on devices and works with the model, after the user's own
+    method if the experiment names one; `left_out` gets the other methods, each with the reason.
     """
     if getattr(data, "public", None) is not None:
         # The public samples are taken out already.
         experiment = experiment.model_copy(update={"public": PublicSection()})
     population = build_population(experiment, data) if data is not None else population_or_outline(experiment)
-    section = experiment.model
-    prepared: Callable[[], nn.Module] | Model = model or builder(
-        section.name, population.shape, population.classes, **section.options
-    )
-    # `federate` gets the population as it is: its number of devices is fixed and the public samples are taken out.
-    update: dict[str, Any] = {"data": experiment.data.model_copy(update={"clients": None})}
-    if experiment.public.of_the_devices:
-        update["public"] = PublicSection()
-    experiment = experiment.model_copy(update=update)
+    prepared: Callable[[], nn.Module] | Model = model or named_model(experiment.model, population)
+    experiment = experiment.with_population()
     tracers: list[Tracer] = []
-    for method in methods or [name for name, kind in METHODS.items() if not kind.pooled]:
+    for method in methods or default_methods(experiment):
         options = experiment.method.options if method == experiment.method.name else {}
         chosen = build_method(method, options) if isinstance(method, str) else method
         try:
@@ -83,6 +76,12 @@ def describe_left_out(left_out: Mapping[str, str]) -> list[str]:
     return [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
 
 
+def default_methods(experiment: Experiment) -> list[str]:
+    """The user's own method, if the experiment names one, and the methods that train on devices, not on pooled data."""
+    own = [experiment.method.name] if is_reference(experiment.method.name) else []
+    return own + [name for name, kind in METHODS.items() if not kind.pooled]
+
+
 def _row(
     method: str,
     tier: str,
@@ -99,12 +98,12 @@ def _row(
         "method": method,
         "device": tier,
         "devices": len(devices),
-        "flops": typical.timing.flops,
-        "memory_bytes": typical.timing.memory,
+        "flops": typical.total.flops,
+        "memory_bytes": typical.total.memory,
         "bytes_down": typical.bytes_down,
         "bytes_up": typical.bytes_up,
-        "seconds": typical.timing.seconds,
-        "joules": typical.timing.joules,
+        "seconds": typical.total.seconds,
+        "joules": typical.total.joules,
         "verdict": typical.verdict(deadline),
         "fitting": round(fitting * able / len(priced)),
         "example": typical.device,
@@ -117,6 +116,8 @@ def population_or_outline(experiment: Experiment) -> Population:
         return build_population(experiment, None)
     except InputError:
         section = experiment.data
+        if is_reference(section.name):
+            raise
         entry = describe(section.name)
         if section.path is not None or entry.shape is None or entry.classes is None or entry.train is None:
             raise

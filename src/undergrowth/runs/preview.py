@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from undergrowth.core import Ask, Deadline, InputError, Model, Node, Packet, Server, State
+from undergrowth.core import Ask, Deadline, InputError, Model, Node, Packet, Server, State, View
 from undergrowth.simulation import Timing
 
 if TYPE_CHECKING:  # federation.py imports this module
@@ -22,16 +22,21 @@ class FirstRound:
 
     packets: Mapping[str, Packet]
     deadline: float | None
+    later: Sequence[Mapping[str, Packet]] = ()  # packets of the phases after the first, to devices that answered before
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """The job of one device in a typical round, and its price."""
+    """The job of one device in a typical round, and its price.
+
+    timing: of the first phase, by which the device can take part or not. Bytes and `total` are of all phases.
+    """
 
     device: str
     bytes_down: int
     bytes_up: int
     timing: Timing
+    total: Timing
 
     def verdict(self, deadline: float | None) -> str:
         if self.timing.lost:
@@ -63,7 +68,11 @@ def _plan(root: Node, server: Server, devices: tuple[str, ...], state: State) ->
         deadline = task.train.deadline
         why = "" if deadline is None else f"; with fleet.deadline {deadline:g} none may be able to do it in time"
         raise InputError(f"the method's {type(server).__name__} asks no device in its first round{why}")
-    return FirstRound(packets, next((each.seconds for each in commands if isinstance(each, Deadline)), None))
+    later = []
+    for turn, phase in enumerate(server.phases(task, node.context())[1:], 1):
+        view = View(devices, knowledge=root.knowledge, phase=phase, answered=devices)
+        later.append(server.plan(task, state, view, node.context()._replace(turn=turn)).packets)
+    return FirstRound(packets, next((each.seconds for each in commands if isinstance(each, Deadline)), None), later)
 
 
 def price_devices(federation: Federation, partial: bool = False) -> list[Prospect]:
@@ -71,7 +80,7 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
 
     `partial`: price only as many steps as the deadline leaves time for.
     """
-    packets = federation.first_round.packets
+    packets, later = federation.first_round.packets, federation.first_round.later
     typical = next(iter(packets.values()))
     population = federation.population
     devices = [device for device in population.devices if population.size(device)]
@@ -80,7 +89,13 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
     for device in devices[:: math.ceil(len(devices) / MAX_DEVICES_PRICED)]:
         down, size = federation.world.links.down(packets.get(device, typical))
         work, timing = federation.clock.plain_timing(device, down, size, by)
-        prospects.append(Prospect(device, size, work.bytes_up, timing))
+        total, bytes_down, bytes_up = timing, size, work.bytes_up
+        for phase in later if not timing.lost else ():
+            if device in phase:
+                down, size = federation.world.links.down(phase[device])
+                work, more = federation.clock.plain_timing(device, down, size, None)
+                total, bytes_down, bytes_up = _add(total, more), bytes_down + size, bytes_up + work.bytes_up
+        prospects.append(Prospect(device, bytes_down, bytes_up, timing, total))
     return prospects
 
 
@@ -92,6 +107,13 @@ def describe_guess(model: Model) -> list[str]:
     places = ", ".join(f"{level} before {name or 'the whole model'}" for level, name in levels.names.items())
     level, name = next(iter(levels.names.items()))
     return [f"model: its levels are a guess: {places}; model.levels names others, such as {{{level}: {name}}}"]
+
+
+def _add(first: Timing, second: Timing) -> Timing:
+    """The timing of two jobs, one after the other."""
+    names = ("seconds_down", "seconds_compute", "seconds_up", "flops", "joules")
+    sums = {name: getattr(first, name) + getattr(second, name) for name in names}
+    return first._replace(memory=max(first.memory, second.memory), **sums)
 
 
 def check_deadline(federation: Federation) -> None:

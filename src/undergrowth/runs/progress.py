@@ -38,7 +38,9 @@ class Progress:
 
     def hooks(self) -> dict[str, Any]:
         """The callbacks for `start` and `resume`."""
-        return {"on_start": self._on_start, "on_round": self._on_round} if self.shown else {}
+        if not self.shown:
+            return {}
+        return {"on_start": self._on_start, "on_round": self._on_round, "on_phase": self._on_phase}
 
     def _on_start(self, execution: Execution) -> None:
         done = execution.federation.driver.root.round
@@ -48,3 +50,6 @@ class Progress:
     def _on_round(self, row: Mapping[str, Any], execution: Execution) -> None:
         status = f"accuracy {row['accuracy']:.3f}"
         self._bar.update(self._task, completed=row["round"], status=status)
+
+    def _on_phase(self, step: str, done: int, rounds: int) -> None:
+        self._bar.update(self._task, description=step, total=rounds, completed=done, status="")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import safetensors.torch
 from torch import nn
 
 from undergrowth.core import InputError
-from undergrowth.exchange import Entry
+from undergrowth.exchange import Entry, Totals
 from undergrowth.models import builder
+from undergrowth.runs.own_objects import OwnModelBuilder, is_reference
+from undergrowth.runs.start_phase import FOLDER, StartCosts, step_name
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
@@ -23,7 +25,10 @@ MODEL_FILE = "model.safetensors"
 
 @dataclass(frozen=True)
 class LedgerView:
-    """The total costs of a run; `rows()` reads its exchanges from the store."""
+    """The total costs of a run; `rows()` reads its exchanges from the store.
+
+    `start`: the costs of the phase before the first round, which the other figures do not contain; None without one.
+    """
 
     bytes_down: int
     bytes_up: int
@@ -32,6 +37,7 @@ class LedgerView:
     joules: float
     compute_seconds: float
     peak_device_bytes: int
+    start: StartCosts | None
     _folder: str
     _run: str
 
@@ -57,6 +63,18 @@ class Result:
     notes: list[str]
     folder: Path  # of this run
     build: Callable[[], nn.Module] | None = None  # makes the module that the weights belong to
+
+    @property
+    def start(self) -> dict[str, Result]:
+        """The results of the steps before the first round, by name: "pretraining", "warm rounds"."""
+        folder = self.folder / FOLDER
+        if not folder.exists():
+            return {}
+        with closing(Store(folder)) as store:
+            rows = store.runs()
+            # A named model may have another head there.
+            builds = [self.build if row["experiment"]["objects"].get("model") else None for row in rows]
+            return {step_name(row): result_of(store, row["id"], build) for row, build in zip(rows, builds, strict=True)}
 
     @property
     def model(self) -> nn.Module:
@@ -94,7 +112,8 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
     summary = row["summary"]
     if build is None and row["experiment"]["objects"].get("model") is None:
         build = _named_model(row)
-    totals = {name: summary[name] for name in LedgerView.__dataclass_fields__ if not name.startswith("_")}
+    totals = {field.name: summary[field.name] for field in fields(Totals)}
+    phase = StartCosts(**summary["start"]) if "start" in summary else None
     return Result(
         run=run,
         method=row["method"],
@@ -103,7 +122,7 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
         loss=summary["loss"],
         history=store.rounds(run),
         clients=store.devices(run),
-        ledger=LedgerView(**totals, _folder=str(store.folder), _run=run),
+        ledger=LedgerView(**totals, start=phase, _folder=str(store.folder), _run=run),
         summary={name: value for name, value in summary.items() if name not in ("compute_seconds", "shape", "classes")},
         notes=row["notes"],
         folder=store.folder / run,
@@ -113,6 +132,8 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
 
 def _named_model(row: Mapping[str, Any]) -> Callable[[], nn.Module]:
     section = stored_experiment(row).model
+    if is_reference(section.name):
+        return OwnModelBuilder(section.name, section.options)  # imported when the model is asked for
     # The final weights replace those of a file that the run started from, which may not exist any more.
     options = {name: value for name, value in section.options.items() if name not in ("weights", "skip_head")}
     kept = row["experiment"]

@@ -130,9 +130,10 @@ class Store:
             "created": time.strftime("%Y-%m-%d %H:%M:%S"), "status": "running", "experiment": json.dumps(experiment),
             "notes": "[]", "summary": "{}", "version": __version__, "format": EXPERIMENT_FORMAT, **facts,
         }  # fmt: skip
+        method = str(facts["method"]).replace(":", "-")  # the id is also the name of a folder
         with self.transaction() as connection:
             while True:
-                run = f"{time.strftime('%Y%m%d-%H%M%S')}-{facts['method']}-{secrets.token_hex(2)}"
+                run = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{secrets.token_hex(2)}"
                 # Runs that start in the same second may draw the same suffix.
                 if not connection.execute("SELECT 1 FROM runs WHERE id=?", (run,)).fetchone():
                     _insert(connection, "runs", {"id": run, **row})
@@ -238,9 +239,13 @@ class Store:
             yield Entry(*row)
 
     def costs_by_device(self, run: str) -> dict[str, dict[str, Any]]:
-        """Totals per child, of all children that were asked at least once."""
+        """Totals per child, of all children that were asked at least once.
+
+        `asked`, `arrived`, `late`, `lost` and `refused` count asks, of which a round may have several.
+        """
         rows = self._connection.execute(
-            "SELECT child, COUNT(*) AS asked, SUM(outcome='arrived') AS rounds, SUM(outcome='late') AS late,"
+            "SELECT child, COUNT(*) AS asked, COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
+            " SUM(outcome='arrived') AS arrived, SUM(outcome='late') AS late,"
             " SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused,"
             " SUM(bytes_down) AS bytes_down, SUM(bytes_up) AS bytes_up,"
             " SUM(flops) AS flops, SUM(joules) AS joules, SUM(seconds_compute) AS compute_seconds,"
@@ -248,6 +253,11 @@ class Store:
             (run,),
         )
         return {row["child"]: {k: row[k] for k in row.keys() if k != "child"} for row in rows}  # noqa: SIM118
+
+    def late_seconds(self, run: str) -> float:
+        """The compute seconds of all answers that came too late."""
+        query = "SELECT SUM(seconds_compute) FROM links WHERE run=? AND outcome='late'"
+        return float(self._connection.execute(query, (run,)).fetchone()[0] or 0.0)
 
     def servers(self, run: str) -> set[str]:
         """The nodes that asked a child: the root and, in a deeper topology, the inner nodes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from undergrowth.core import State
+from undergrowth.core import InputError, State
 
 
 def upgrade_from_1(snapshot: State) -> State:
@@ -28,6 +28,24 @@ def upgrade_from_1(snapshot: State) -> State:
         "asks": {child: _ask(ask, ids[child]) for child, ask in snapshot["exchanges"].items()},
         "combined": {node: [_outcome(one) for one in outcomes] for node, outcomes in snapshot["folded"].items()},
     }
+
+
+def upgrade_from_2(snapshot: State) -> State:
+    """In format 2, the first rounds of `fedft` could be warm rounds, and uploads of such a round say so.
+
+    The round after them asked all devices; a run that was stopped before it continues with an ordinary round.
+    """
+    if any(node["state"].get("phase") == "warm" for node in snapshot["nodes"].values() if node["asked_by"] is None):
+        raise InputError(
+            "the run was stopped before its method had done its warm rounds, and these now come before the first "
+            "round; start a new run with start.warm_rounds"
+        )
+    return {**snapshot, "nodes": {name: _without_warm_uploads(node) for name, node in snapshot["nodes"].items()}}
+
+
+def _without_warm_uploads(node: State) -> State:
+    heard = {child: scalars for child, scalars in node["heard"].items() if "warm" not in scalars}
+    return {**node, "heard": heard}
 
 
 def _node(node: State, asked_by: tuple[str, int, int] | None) -> State:

@@ -88,13 +88,13 @@ class Simulation:
     def _tell(self, kind: str, node: Node, content: Any) -> bool:
         """Tells a node of one event. False: the event concerns something that was given up."""
         if kind == "ask":
-            self._drop_all(node.start(Ask(AskId(*content[0]), content[1])))
+            self._drop_all(node.start(Ask(AskId(*content[0]), *content[1:])))
         elif kind == "deadline":
-            node.expire(content)
+            node.expire(*content)
         elif kind == "node answers":
             return self._node_answers(node, Answer(AskId(*content[0]), _read_content(*content[1])))
         elif kind == "group":
-            if node.round != content:
+            if (node.round, node.phase) != tuple(content):
                 return False
             self._work()
             self._book(node, self._combined.pop(node.name, []))
@@ -218,14 +218,13 @@ class Simulation:
                     asks.append(command)
                     continue
                 self._open(node.name, command.id, command.packet.nbytes, Timing())
-                self._push(self.now, "ask", command.child, (tuple(command.id), command.packet))
+                self._push(self.now, "ask", command.child, (tuple(command.id), command.packet, command.phase))
             elif isinstance(command, Drop):
                 asks = [ask for ask in asks if ask.id != command.id]
-                # The root has already begun its next round when it drops an ask.
-                self._drop(command.id, self.root.round + (node is not self.root))
+                self._drop(command.id, self._round_of_drop(node, command.id))
             elif isinstance(command, Deadline):
                 deadline = command.seconds
-                self._push(self.now + deadline, "deadline", node.name, command.round)
+                self._push(self.now + deadline, "deadline", node.name, (command.round, command.phase))
             elif isinstance(command, Answer):
                 content = (tuple(command.id), _write_content(command.content))
                 self._push(self.now, "node answers", self.parents[node.name], content)
@@ -234,6 +233,13 @@ class Simulation:
         if asks:
             self._ask_devices(node, asks, deadline)
         return ended
+
+    def _round_of_drop(self, node: Node, id: AskId) -> int:
+        """The round of the root, counted from 1, in which an ask that `node` dropped is booked."""
+        if node is not self.root:
+            return self.root.round + 1
+        # The root may have begun its next round; an asynchronous root keeps asks open over several rounds.
+        return self.root.round if node.server.asynchronous else id.round + 1
 
     def _drop(self, id: AskId, round: int) -> None:
         """Gives up an ask, and the asks of the nodes below it."""
@@ -257,7 +263,7 @@ class Simulation:
         due: list[tuple[float, str]] = []
         # Looked up once: a simulation comes here a million times.
         timing_of, links, now, seed, parent = self.clock.timing, self.world.links, self.now, node.seed, node.name
-        for id, packet in asks:
+        for id, packet, _ in asks:
             device, round, turn = id
             down, size = links.down(packet)
             context = Context(seed, device, round, turn)
@@ -277,7 +283,7 @@ class Simulation:
             if not together:
                 self._push(time, "device answers", parent, tuple(self._asks[device].id))
         if together and due:
-            self._push(max(due)[0], "group", parent, asks[0].id.round)
+            self._push(max(due)[0], "group", parent, (asks[0].id.round, asks[0].phase))
 
     def _open(self, parent: str, id: AskId, bytes_down: int, timing: Timing) -> OpenAsk:
         self._order += 1
@@ -316,7 +322,11 @@ class Simulation:
         self.now, self._order = snapshot["now"], snapshot["order"]
         self.jobs_done, self.work_seconds = snapshot["jobs_done"], snapshot["work_seconds"]
         self.ledger = Ledger(Totals(**snapshot["totals"]))
-        self._events = [(time, order, kind, node, what) for time, order, kind, node, what in snapshot["events"]]
+        # Earlier versions had no phases, and kept only the round of a deadline and of a group of answers.
+        self._events = [
+            (time, order, kind, node, (what, 0) if isinstance(what, int) else what)
+            for time, order, kind, node, what in snapshot["events"]
+        ]
         self._waiting = dict(snapshot["waiting"])
         self._asks = {child: from_state(ask) for child, ask in snapshot["asks"].items()}
         self._combined = {

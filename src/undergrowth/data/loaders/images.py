@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error
 from undergrowth.data.split import stratified_split
 
+_MODES = {3: "RGB", 1: "L"}  # channels → Pillow's name
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 
 
@@ -26,9 +27,7 @@ def load(
     test folder, the fraction `test_share` of every class is the central test set.
     """
     pillow = _pillow()
-    if isinstance(channels, bool) or channels not in (1, 3):
-        raise InputError(f"channels is {channels!r}; it must be 3 (colour) or 1 (grey)")
-    wanted = None if size is None else _size(size)
+    wanted = check_image_options(size, channels)
     folder = path / "train" if (path / "train").is_dir() else path
     class_names = _classes(folder)
     files, y = _files(folder, class_names)
@@ -51,6 +50,13 @@ def _pillow() -> Any:
     except ImportError as error:
         raise InputError("data set 'images' needs Pillow: pip install 'undergrowth[images]'") from error
     return Image
+
+
+def check_image_options(size: Any, channels: Any) -> tuple[int, int] | None:
+    """Height and width, or None if they are those of the first image."""
+    if isinstance(channels, bool) or channels not in _MODES:
+        raise InputError(f"channels is {channels!r}; it must be 3 (colour) or 1 (grey)")
+    return None if size is None else _size(size)
 
 
 def _size(size: Any) -> tuple[int, int]:
@@ -82,22 +88,31 @@ def _files(folder: Path, class_names: tuple[str, ...]) -> tuple[list[Path], np.n
 
 
 def _read(pillow: Any, files: list[Path], size: tuple[int, int] | None, channels: int) -> np.ndarray:
-    """All images in one array of bytes, N×C×H×W."""
+    return stack_images((_open(pillow, file, channels) for file in files), len(files), size, channels)
+
+
+def _open(pillow: Any, file: Path, channels: int) -> Any:
+    try:
+        with pillow.open(file) as opened:
+            return opened.convert(_MODES[channels])
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        raise file_error(file, f"it cannot be read as an image: {error}") from error
+
+
+def stack_images(images: Iterable[Any], count: int, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    """All `count` images of Pillow in one array of bytes, N×C×H×W; without `size` in the size of the first."""
+    pillow = _pillow()
     pixels: np.ndarray | None = None
-    for position, file in enumerate(files):
-        try:
-            with pillow.open(file) as opened:
-                image = opened.convert("RGB" if channels == 3 else "L")
-        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-            raise file_error(file, f"it cannot be read as an image: {error}") from error
+    for position, image in enumerate(images):
+        image = image.convert(_MODES[channels])
         if size is None:
             size = (image.height, image.width)
         if pixels is None:
-            pixels = np.empty((len(files), channels, *size), dtype=np.uint8)
+            pixels = np.empty((count, channels, *size), dtype=np.uint8)
         if (image.height, image.width) != size:
             image = image.resize((size[1], size[0]), pillow.Resampling.BILINEAR)
         pixels[position] = np.asarray(image).reshape(*size, channels).transpose(2, 0, 1)
-    assert pixels is not None  # _classes found at least one image
+    assert pixels is not None  # the caller found at least one image
     return pixels
 
 

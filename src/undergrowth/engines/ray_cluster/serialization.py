@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import warnings
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +32,12 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
             buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
             return _tensor, (buffer, value.dtype, tuple(value.shape))
         return super().reducer_override(value)
+
+
+def send_source(modules: Iterable[str]) -> None:
+    """From now on, what these modules define is sent with its code, because workers may not be able to import them."""
+    for name in (name for name in modules if name in sys.modules):
+        cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
 def serialize(value: Any) -> SerializedObject:

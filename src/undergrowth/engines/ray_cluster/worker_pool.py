@@ -22,7 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from undergrowth.core import InputError, Packet, RunError
 from undergrowth.engines.combining import PartialResults, merge_partial_results
-from undergrowth.engines.ray_cluster.serialization import SerializedObject, deserialize, serialize
+from undergrowth.engines.ray_cluster.serialization import SerializedObject, deserialize, send_source, serialize
 from undergrowth.engines.ray_cluster.worker import Worker, WorkerReport
 from undergrowth.engines.world import EngineSettings, World
 
@@ -64,6 +64,7 @@ class RayWorkerPool:
         # A worker sees only the GPU that Ray assigned to it, so that GPU is always the first.
         self.torch_device = "cuda" if self.resource == "GPU" else "cpu"
         self.servers = world.servers
+        send_source(settings.modules)
         self._actor_class = ray.remote(Worker)
         self._world = [
             ray.put(serialize((world.task, world.client, world.servers, world.links))),

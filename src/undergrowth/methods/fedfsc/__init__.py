@@ -16,6 +16,9 @@ fscprox: the full update also minimises mu·‖θ − θ_fs‖² (eq. 4.3) with 
 train it as in fedfsc-plus. evaluate="base" gives "FedAvg with FSCProx", "few-shot" gives "FedFSC+(FedAvg) with
 FSCProx". towards="base" is baseProx: the same term with the received θ; there are no few-shot updates.
 
+mixed: also evaluates {(θ + θ_fs)/2, φ} with the new base model's θ and the φ of θ_fs, which the source compares with
+the global model (table 4.8). Training does not change.
+
 Departures: changes of θ travel instead of θ itself, the same to float error, so that compressed uplinks can be used.
 
     >>> import undergrowth as ug
@@ -49,6 +52,7 @@ class FewShotMethod(StragglerOptions, Method):
     few_shot_lr: float = option(0.01, "learning rate of the few-shot update", above=0)
     few_shot_batch: int = option(4, "samples in a step of the few-shot update", at_least=1)
     split: str = option("head", "level of the model above which the classifier begins")
+    mixed: bool = option(False, "also evaluate the mean of both classifiers, as accuracy/mixed")
 
     both_updates: ClassVar[bool] = False  # devices that do the full update do the few-shot update too
     anchored: ClassVar[bool] = False  # devices are sent the last few-shot classifier
@@ -72,7 +76,12 @@ class FewShotMethod(StragglerOptions, Method):
         return FedFSCServer(accepts_partial=self.base == "fedprox", options=self)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        return {"global": state.get("global", state[MODEL]), "base": state[MODEL]}
+        base: Weights = state[MODEL]
+        few_shot: Weights = state.get("global", base)
+        if not self.mixed:
+            return {"global": few_shot, "base": base}
+        classifier = {name: (few_shot[name] + base[name]) / 2 for name in task.model.trainable(self.split)}
+        return {"global": few_shot, "base": base, "mixed": {**few_shot, **classifier}}
 
     def personal(self, task: Task, state: State, own: State) -> Weights:
         return self.models(task, state, {})["global"]
@@ -109,5 +118,6 @@ class FSCProx(FewShotMethod):
         return AnchorProximal(self.mu, self.split, self.towards == "base") if self.mu else None
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        both = {"base": state[MODEL], "few-shot": state.get("global", state[MODEL])}
+        both = dict(super().models(task, state, own))
+        both["few-shot"] = both.pop("global")
         return {"global": both.pop(self.evaluate), **both}

@@ -1,4 +1,8 @@
-"""Learning efficiency (Shi, Sheffield thesis, §6.4): best accuracy ÷ computing time of all devices together."""
+"""Learning efficiency (Shi, Sheffield thesis, §6.4): best accuracy ÷ computing time of all devices together.
+
+The time is that of the rounds. Two more figures add the time of warm rounds before the first round, and leave out the
+time of devices whose answers came too late. Training at the server is no time of devices.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from undergrowth.report.analyses.analysis import Analysis, Numbers, RunNumbers
 from undergrowth.report.analyses.reopened_run import ReopenedRun
 from undergrowth.report.figures import axis, build_figure, colour, legend_group
 from undergrowth.report.html import Page
-from undergrowth.report.run_record import RunRecord, best_accuracy
+from undergrowth.report.run_record import RunRecord, best_accuracy, learning_efficiency
 from undergrowth.report.tables import duration, score
 from undergrowth.report.tables import efficiency as format_efficiency
 
@@ -21,7 +25,16 @@ def compute(record: RunRecord, reopen: Callable[[], ReopenedRun]) -> Numbers:
     if value is None:
         raise InputError(f"run '{record.run}' has no finished round with an accuracy and a cost yet")
     best, seconds = best_accuracy(record.rounds), totals["compute_seconds"]
-    return {"learning_efficiency": value, "best_accuracy": best, "compute_seconds": seconds}
+    start = 0.0 if record.start is None else record.start.compute_seconds
+    return {
+        "learning_efficiency": value,
+        "learning_efficiency_with_start": learning_efficiency(record.rounds, seconds + start),
+        "learning_efficiency_without_late": learning_efficiency(record.rounds, seconds - record.late_seconds),
+        "best_accuracy": best,
+        "compute_seconds": seconds,
+        "start_compute_seconds": start,
+        "late_compute_seconds": record.late_seconds,
+    }
 
 
 def render(page: Page, runs: Sequence[RunNumbers]) -> None:
@@ -43,11 +56,18 @@ def render(page: Page, runs: Sequence[RunNumbers]) -> None:
     rows = [
         (
             run.label, score(run.numbers["best_accuracy"]), duration(run.numbers["compute_seconds"]),
+            duration(run.numbers["start_compute_seconds"]), duration(run.numbers["late_compute_seconds"]),
             format_efficiency(run.numbers["learning_efficiency"]),
+            format_efficiency(run.numbers["learning_efficiency_with_start"]),
+            format_efficiency(run.numbers["learning_efficiency_without_late"]),
         )
         for run in runs
     ]  # fmt: skip
-    page.table(("run", "best accuracy", "computing time of devices", "learning efficiency"), rows)
+    columns = (
+        "run", "best accuracy", "computing time of devices", "before the first round", "of late devices",
+        "learning efficiency", "with what came before", "without late devices",
+    )  # fmt: skip
+    page.table(columns, rows)
 
 
 EFFICIENCY = Analysis(

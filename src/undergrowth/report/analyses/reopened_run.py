@@ -164,4 +164,6 @@ def _on_this_machine(described: Experiment) -> Experiment:
         name = check_torch_device(described.run.device.split(",")[0])
     except InputError:
         name = "cpu"
-    return described.model_copy(update={"run": described.run.model_copy(update={"engine": "serial", "device": name})})
+    run = described.run.model_copy(update={"engine": "serial", "device": name})
+    # The final weights replace those that the run started from.
+    return described.starting_from(None).model_copy(update={"run": run})

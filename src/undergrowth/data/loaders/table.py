@@ -1,0 +1,235 @@
+"""A table in a CSV or Parquet file: numeric columns are features, one column is the label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from undergrowth.core.errors import InputError, suggest
+from undergrowth.data.dataset import Dataset
+from undergrowth.data.dataset_entry import DatasetEntry
+from undergrowth.data.loaders.files import MissingFilesError, file_error
+from undergrowth.data.loaders.table_file import SUFFIXES, TableFile, TextColumn, open_table
+from undergrowth.data.split import group_split, stratified_split
+
+_USUAL_LABELS = ("label", "target")
+MAX_VALUES_PER_ROW = 0.5  # a label with more different values than this fraction of the rows is not a class
+
+
+def is_table_file(name: str) -> bool:
+    """Whether the name of a data set is the path of a table."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def load(
+    path: Path,
+    *,
+    label: str | int | None = None,
+    group: str | int | None = None,
+    ignore: str | int | Sequence[str | int] = (),
+    missing: str | None = None,
+    standardise: bool = True,
+    header: bool | None = None,
+    test_share: float = 0.2,
+    test_by: str = "row",
+    seed: int = 0,
+) -> Dataset:
+    """Every column but `label`, `group` and `ignore` is a feature and must hold numbers.
+
+    The table is divided into training and test rows; means and deviations are those of the training rows.
+    """
+    _check_options(missing, standardise, header, test_by, group)
+    table = open_table(_find(path), header)
+    notes = _header_notes(table, header)
+    ignored: Sequence[Any] = ignore if isinstance(ignore, list | tuple) else [ignore]
+    left_out = {_column(table, "ignore", each) for each in ignored}
+    left_out |= {table.names[number - 1] for number in table.unnamed}
+    groups_by = None if group is None else _column(table, "group", group)
+    label_name = _label(table, label, left_out | {groups_by}, notes)
+    features = [name for name in table.names if name not in (left_out | {groups_by, label_name})]
+    if not features:
+        raise file_error(table.path, "it has no column for features besides label, group and ignore")
+    texts = list(dict.fromkeys([label_name, *([] if groups_by is None else [groups_by])]))
+    matrix, columns = table.read(features, texts)
+    kept = _complete_rows(table, features, matrix, columns, missing, notes)
+    y, class_names = _classes(table, label_name, columns[label_name], kept)
+    fields = {} if groups_by is None else {groups_by: _values(columns[groups_by])[kept]}
+    matrix = matrix[kept]
+    if test_by == "group":
+        train, test = group_split(fields[str(groups_by)], test_share, seed)
+    else:
+        train, test = stratified_split(y, test_share, seed)
+    if not len(test):
+        raise file_error(table.path, f"it has {len(y)} rows; at least 2 are needed, one of them for the test set")
+    x = _prepare(table, features, matrix, train, standardise)
+    fields = {key: values[train] for key, values in fields.items()}
+    name = table.path.name.partition(".")[0]
+    return Dataset(
+        name, x[train], y[train], x[test], y[test], len(class_names), class_names, fields, notes=tuple(notes)
+    )
+
+
+def _check_options(missing: Any, standardise: Any, header: Any, test_by: Any, group: Any) -> None:
+    if missing not in (None, "drop", "mean"):
+        raise InputError(f"missing is {missing!r}; it must be drop (leave such rows out) or mean (of the column)")
+    if not isinstance(standardise, bool):
+        raise InputError(f"standardise is {standardise!r}; it must be true or false")
+    if header is not None and not isinstance(header, bool):
+        raise InputError(f"header is {header!r}; it must be true or false")
+    if test_by not in ("row", "group"):
+        raise InputError(f"test_by is {test_by!r}; it must be row or group")
+    if test_by == "group" and group is None:
+        raise InputError("test_by is 'group'; it needs the name of the column in group")
+
+
+def _find(path: Path) -> Path:
+    if not path.is_file():
+        raise MissingFilesError("it is a folder and must be a file" if path.is_dir() else "there is no such file")
+    if not is_table_file(path.name):
+        raise file_error(path, f"it must end in one of: {', '.join(SUFFIXES)}")
+    return path
+
+
+def _header_notes(table: TableFile, header: bool | None) -> list[str]:
+    notes = []
+    if header is None and table.first_row == 1 and table.names == tuple(map(str, range(1, len(table.names) + 1))):
+        notes.append(f"{table.path.name} has no header: its columns are called 1 to {len(table.names)}")
+    notes.extend(f"column {number} of {table.path.name} has no name and is left out" for number in table.unnamed)
+    return notes
+
+
+def _column(table: TableFile, option: str, wanted: str | int) -> str:
+    if isinstance(wanted, bool) or not isinstance(wanted, str | int):
+        raise InputError(f"{option} is {wanted!r}; it must be the name of a column")
+    if str(wanted) not in table.names:
+        raise file_error(table.path, f"{option}: there is no column '{wanted}'; {suggest(str(wanted), table.names)}")
+    return str(wanted)
+
+
+def _label(table: TableFile, label: str | int | None, taken: set[Any], notes: list[str]) -> str:
+    if label is not None:
+        return _column(table, "label", label)
+    free = [name for name in table.names if name not in taken]
+    if not free:
+        raise file_error(table.path, "it has no column for the label besides group and ignore")
+    chosen = next((name for name in free if name.lower() in _USUAL_LABELS), free[-1])
+    notes.append(f"the label is column '{chosen}' of {table.path.name}; data.label names another")
+    return chosen
+
+
+def _complete_rows(
+    table: TableFile,
+    features: Sequence[str],
+    matrix: np.ndarray,
+    columns: dict[str, TextColumn],
+    missing: str | None,
+    notes: list[str],
+) -> np.ndarray:
+    """Indices of the rows to use. Without `missing`, a cell without a value is refused; a label always needs one."""
+    empty = {name: column.codes == column.values.index("") for name, column in columns.items() if "" in column.values}
+    if missing != "drop":
+        for name, rows in empty.items():
+            raise _no_value(table, int(np.argmax(rows)), name, "drop (leave such rows out)")
+    holes = np.isnan(matrix)
+    if missing is None and holes.any():
+        row, column = np.argwhere(holes)[0]
+        raise _no_value(table, int(row), features[column], "drop (leave such rows out) or mean (of the column)")
+    if missing == "mean":
+        if holes.any():
+            notes.append(f"{int(holes.sum())} cells of {table.path.name} without a value got the mean of their column")
+        return np.arange(len(matrix))
+    dropped = holes.any(axis=1)
+    for rows in empty.values():
+        dropped |= rows
+    if dropped.all():
+        raise file_error(table.path, "no row has a value in every column; name columns with few values in ignore")
+    if dropped.any():
+        notes.append(f"{int(dropped.sum())} of {len(matrix)} rows of {table.path.name} lack a value and were dropped")
+    return np.flatnonzero(~dropped)
+
+
+def _no_value(table: TableFile, row: int, column: str, choices: str) -> InputError:
+    where = f"row {table.first_row + row}, column '{column}'"
+    return file_error(table.path, f"{where} has no value; fill it in, or set data.missing to {choices}")
+
+
+def _values(column: TextColumn) -> np.ndarray:
+    return np.take(np.array(column.values), column.codes)
+
+
+def _classes(table: TableFile, name: str, column: TextColumn, kept: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels from 0, and the names of the classes: in the order of numbers if all are whole numbers."""
+    codes = column.codes[kept]
+    used = np.unique(codes)
+    values = [column.values[code] for code in used]
+    if len(values) > MAX_VALUES_PER_ROW * len(codes) and len(codes) > 10:
+        raise file_error(
+            table.path,
+            f"column '{name}' has {len(values)} different values in {len(codes)} rows; a label must be a class: "
+            "name its column in label",
+        )
+    numbers = [_as_number(value) for value in values]
+    if None not in numbers:
+        for number, value, code in zip(numbers, values, used, strict=True):
+            if not float(number or 0).is_integer():
+                row = table.first_row + int(np.argmax(column.codes == code))
+                raise file_error(
+                    table.path,
+                    f"row {row}, column '{name}': {value!r} is not a class; labels are words or whole numbers",
+                )
+        merged = sorted({int(number or 0) for number in numbers})
+        rank = {number: place for place, number in enumerate(merged)}
+        ranks, names = [rank[int(number or 0)] for number in numbers], tuple(map(str, merged))
+    else:
+        order = sorted(values)
+        ranks, names = [order.index(value) for value in values], tuple(order)
+    table_of_ranks = np.zeros(len(column.values), dtype=np.int64)
+    table_of_ranks[used] = ranks
+    return table_of_ranks[codes], names
+
+
+def _as_number(value: str) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _prepare(
+    table: TableFile, features: Sequence[str], matrix: np.ndarray, train: np.ndarray, standardise: bool
+) -> np.ndarray:
+    """Fills cells without a value with the mean of the training rows, and standardises with these rows."""
+    holes = np.isnan(matrix)
+    for name in np.array(features)[holes[train].all(axis=0)]:
+        raise file_error(table.path, f"column '{name}' has no value in any training row; name it in ignore")
+    means = np.nanmean(matrix[train], axis=0)
+    matrix = np.where(holes, means, matrix)
+    if standardise:
+        deviations = matrix[train].std(axis=0)
+        matrix = (matrix - means) / np.where(deviations > 0, deviations, 1.0)
+    return matrix.astype(np.float32)
+
+
+ENTRY = DatasetEntry(
+    name="table",
+    title="Any CSV or Parquet file: numeric columns and a label",
+    licence="that of the file",
+    how_to_get="give the path of the file, or write --data FILE.csv",
+    layout=f"one file ({', '.join(SUFFIXES)}); CSV with or without a header; Parquet needs 'undergrowth[parquet]'",
+    example='load("table", "~/data/measured.csv", label="activity", group="user")',
+    loader=load,
+    loader_options={
+        "label": "column of the label; by default label, target, or the last column",
+        "group": "column of the natural groups; the partition is then natural by default",
+        "ignore": "columns that are not features, such as [id, date]",
+        "missing": "cells without a value: drop (leave the row out) or mean (of the training rows); by default refused",
+        "standardise": "features with mean 0 and deviation 1 over the training rows",
+        "header": "whether a CSV file begins with names; by default unless its first row has a number",
+        "test_share": "fraction for the central test set",
+        "test_by": "row: that fraction of every class; group: that fraction of the groups, with all their rows",
+        "seed": "seed of the draw of that set",
+    },
+)

@@ -1,0 +1,50 @@
+"""The tables and figures of the package, each in a file of `tables/`.
+
+A file may name another table as its `base`: keys that it does not give are those of the base. `experiment` is merged
+section by section and `scales` scale by scale, so that both tables share runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+
+import yaml
+
+from undergrowth.core import InputError, suggest
+from undergrowth.reproduce.table import FIGURE, Raw, Table
+
+
+@cache
+def load_tables() -> dict[str, Table]:
+    """All tables and figures by their first number, in numerical order."""
+    folder = resources.files(__package__) / "tables"
+    files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
+    raw = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
+    loaded = [Table.model_validate(_with_base(each, raw)) for each in raw.values()]
+    numbers = {table.name: table.name.removeprefix(FIGURE).split(".") for table in loaded}
+    loaded.sort(key=lambda table: [*map(int, numbers[table.name]), table.is_figure])
+    return {table.name: table for table in loaded}
+
+
+def _with_base(raw: Raw, files: Mapping[str, Raw]) -> Raw:
+    """A table with the keys that it takes from the table that it names as its `base`."""
+    if "base" not in raw:
+        return raw
+    base = _with_base(files[raw["base"]], files)
+    own = {key: value for key, value in raw.items() if key != "base"}
+    experiment = {
+        section: {**base["experiment"].get(section, {}), **value} if isinstance(value, dict) else value
+        for section, value in own.get("experiment", {}).items()
+    }
+    scales = {name: {**scale, **own.get("scales", {}).get(name, {})} for name, scale in base["scales"].items()}
+    return {**base, **own, "experiment": {**base["experiment"], **experiment}, "scales": scales}
+
+
+def find_table(name: str) -> Table:
+    """The table with the number `name`."""
+    numbers = {number: table for table in load_tables().values() for number in table.tables}
+    if name not in numbers:
+        raise InputError(f"table '{name}' is not known; {suggest(name, numbers)}")
+    return numbers[name]

@@ -1,0 +1,85 @@
+"""The values that tables report about a run: accuracies, learning efficiency and sizes, from the store."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from undergrowth.core import RunError
+from undergrowth.data import load
+from undergrowth.report.run_record import finite, learning_efficiency
+from undergrowth.runs import Store
+from undergrowth.runs.result import result_of
+from undergrowth.runs.stored_experiment import stored_experiment
+
+EFFICIENCY, METADATA = "efficiency", "metadata"
+Curve = tuple[tuple[int, float], ...]  # pairs of a round and a value
+
+
+def measure(store: Store, run: str, metric: str) -> float:
+    """The value of `metric` for a run.
+
+    `metric` is one of
+
+    - a column of the rounds such as `accuracy`: its best value, in per cent;
+    - `final`: the accuracy after the last round, in per cent;
+    - `class N`: the accuracy of the final model on the test samples of class N, in per cent;
+    - `efficiency`: the best accuracy in per cent for an hour of computing on one device;
+    - `metadata`: the megabytes that all devices together send in the last round besides their models.
+    """
+    rounds = store.rounds(run)
+    if metric == "final":
+        return 100 * float(rounds[-1]["accuracy"])
+    if metric.startswith("class "):
+        return 100 * _class_accuracy(store, run, int(metric.removeprefix("class ")))
+    if metric == EFFICIENCY:
+        per_second = learning_efficiency(rounds, store.run(run)["summary"]["compute_seconds"])
+        return 100 * 3600 * _known(per_second, run, metric)
+    if metric == METADATA:
+        return _metadata_bytes(rounds) / 1e6
+    return 100 * _known(max(_values(rounds, metric), default=None), run, metric)
+
+
+def mean_curve(store: Store, runs: Sequence[str], metric: str) -> Curve:
+    """The mean of `metric` over runs in per cent, for each round that was evaluated; empty if it has no curve."""
+    if not metric.startswith("accuracy"):
+        return ()
+    by_round: dict[int, list[float]] = {}
+    for run in runs:
+        every = stored_experiment(store.run(run)).run.evaluate_every
+        rounds = store.rounds(run)
+        for row in rounds:
+            value = finite(row.get(metric))
+            if value is not None and (row["round"] % every == 0 or row is rounds[-1]):
+                by_round.setdefault(row["round"], []).append(100 * value)
+    return tuple((at, statistics.fmean(values)) for at, values in sorted(by_round.items()) if len(values) == len(runs))
+
+
+def _values(rounds: Sequence[dict[str, Any]], metric: str) -> list[float]:
+    return [value for row in rounds if (value := finite(row.get(metric))) is not None]
+
+
+def _known(value: float | None, run: str, metric: str) -> float:
+    if value is None:
+        raise RunError(f"run '{run}' has no '{metric}' in its rounds, which the table needs")
+    return value
+
+
+def _metadata_bytes(rounds: Sequence[dict[str, Any]]) -> float:
+    """What devices sent up in the last round and did not get in the same round: all but the models."""
+    totals = [0, *(row["bytes_up"] - row["bytes_down"] for row in rounds)]  # the store has totals up to each round
+    return float([after - before for before, after in pairwise(totals)][-1])
+
+
+def _class_accuracy(store: Store, run: str, label: int) -> float:
+    section = stored_experiment(store.run(run)).data
+    test = load(section.name, section.path, **section.options).central_test()
+    x = test.x[test.y == label]
+    with torch.no_grad():
+        model = result_of(store, run).model
+        predicted = torch.cat([model(part).argmax(1) for part in x.split(500)])
+    return float((predicted == label).float().mean())

@@ -1,0 +1,124 @@
+"""Which conclusions of the authors hold in our runs, and which comparisons need more seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from undergrowth.reproduce.table import Figure, Ordering, Place, Table, matches, pair_sides
+
+HELD, OPEN, NO = "held", "open", "no"
+MIN_SEEDS = 2  # with fewer, nothing is decided
+MAX_SEEDS = 4  # of a comparison that two seeds do not settle
+STANDARD_ERRORS = 2  # a smaller gap is not settled
+
+Values = Mapping[int, float]  # seed → value
+
+
+@dataclass(frozen=True)
+class OrderingResult:
+    """Whether a published ordering holds, over the columns in which both of its sides were run."""
+
+    pair: str
+    claim: str
+    verdict: str  # held: for every seed; no: for none; open: for some, with one seed, or not run
+    seeds: tuple[bool, ...]  # whether it held for each pair of runs with the same seed and so the same partition
+    held: tuple[str, ...]  # columns in which our means have this order
+    broken: tuple[str, ...]  # columns in which they do not
+    gap: float | None  # mean of higher − lower in our runs
+    published_gap: float | None  # the same for the published numbers of these columns
+    published_held: int
+    other_start: bool = False  # the published numbers are of models with another pretraining
+    unsettled: tuple[Place, ...] = ()  # cells that need more seeds
+
+    def __str__(self) -> str:
+        columns = len(self.held) + len(self.broken)
+        if not columns:
+            return f"{self.pair}: open, one side was not run"
+        seeds = f"{sum(self.seeds)} of {len(self.seeds)} seeds"
+        where = f" in {columns} columns" if columns > 1 else ""
+        broken = f" (means: not in {', '.join(self.broken)})" if self.broken and self.held else ""
+        published = "not published"
+        if self.published_gap is not None:
+            start = " with another pretraining" if self.other_start else ""
+            columns_held = f", {self.published_held} of {columns} columns" if columns > 1 else ""
+            published = f"published{start}: {self.published_gap:+.2f}{columns_held}"
+        return f"{self.pair}: {self.verdict}, {seeds}{where}{broken}, {self.gap:+.2f} on average; {published}"
+
+
+def check_orderings(
+    table: Table, values: Mapping[Place, Values], published: Mapping[Place, Figure] | None = None
+) -> list[OrderingResult]:
+    """Compare every ordering of `table` with our values.
+
+    published: the numbers of models with the pretraining of our runs; without them, all numbers of the table.
+    """
+    same_start = table.figures if published is None else published
+    return [
+        _check_pair(table, ordering, pair, values, same_start)
+        for ordering in table.orderings
+        for pair in ordering.pairs
+    ]
+
+
+def _check_pair(
+    table: Table, ordering: Ordering, pair: str, values: Mapping[Place, Values], same_start: Mapping[Place, Figure]
+) -> OrderingResult:
+    higher, lower = pair_sides(pair)
+    columns = [column for column in table.columns if matches(column, ordering.columns)]
+    every = dict.fromkeys(((higher.row, higher.column or each), (lower.row, lower.column or each)) for each in columns)
+    compared = [(high, low) for high, low in every if values.get(high) and values.get(low)]
+
+    def gap(high: float, low: float) -> float:
+        return higher.factor * high - lower.factor * low
+
+    gaps = [gap(_mean(values[high]), _mean(values[low])) for high, low in compared]
+    seeds: list[bool] = []
+    unsettled: list[Place] = []
+    for high, low in compared:
+        both = sorted(values[high].keys() & values[low].keys())
+        differences = [gap(values[high][seed], values[low][seed]) for seed in both]
+        seeds += [difference > 0 for difference in differences]
+        if not is_settled(differences):
+            unsettled += [high, low]
+    pairs = [(high, low) for high, low in compared if {high, low} <= table.figures.keys()]
+    known = all({high, low} <= same_start.keys() for high, low in pairs)
+    numbers = same_start if known else table.figures
+    published = [gap(numbers[high].mean, numbers[low].mean) for high, low in pairs]
+    names = [high[1] for high, _ in compared]
+    return OrderingResult(
+        pair,
+        ordering.claim,
+        _verdict(seeds),
+        tuple(seeds),
+        tuple(name for name, mean in zip(names, gaps, strict=True) if mean > 0),
+        tuple(name for name, mean in zip(names, gaps, strict=True) if mean <= 0),
+        statistics.fmean(gaps) if gaps else None,
+        statistics.fmean(published) if published else None,
+        sum(mean > 0 for mean in published),
+        other_start=not known,
+        unsettled=tuple(unsettled),
+    )
+
+
+def _mean(values: Values) -> float:
+    return statistics.fmean(values.values())
+
+
+def _verdict(seeds: list[bool]) -> str:
+    if len(seeds) < MIN_SEEDS:
+        return OPEN
+    return HELD if all(seeds) else OPEN if any(seeds) else NO
+
+
+def is_settled(differences: list[float]) -> bool:
+    """Whether the mean of the differences per seed is at least two standard errors from 0, or enough seeds were run."""
+    count = len(differences)
+    if count >= MAX_SEEDS:
+        return True
+    if count < MIN_SEEDS:
+        return False
+    error = statistics.stdev(differences) / math.sqrt(count)
+    return abs(statistics.fmean(differences)) >= STANDARD_ERRORS * error

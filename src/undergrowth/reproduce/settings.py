@@ -1,0 +1,81 @@
+"""The settings with which a table was really run, in words, from the experiments themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from undergrowth.report.run_record import flatten
+from undergrowth.reproduce.results import CellResult
+
+Settings = dict[str, str]  # path such as train.lr → value
+_MACHINE = ("data.path", "public.path", "run.")  # settings that say where and how something is run
+_NOTHING = "none"
+
+
+def settings_lines(results: Sequence[CellResult]) -> list[str]:
+    """What most cells have, then what each column, row and cell has instead. All other settings have their defaults."""
+    pretrainings: dict[str, str] = {}  # its lines → its name
+    cells = [(each.cell.row, each.cell.column, _settings(each, pretrainings)) for each in results]
+    if not cells:
+        return []
+    common = _usual(settings for *_, settings in cells)
+    lines = [f"all cells, unless a line below says otherwise: {_words(common)}"]
+    of_columns = _groups((column, settings) for _, column, settings in cells)
+    columns = {column: _difference(_usual(found), common) for column, found in of_columns.items()}
+    lines += [f"{column}: {_words(changes)}" for column, changes in columns.items() if changes]
+    rest = [(row, column, _difference(settings, {**common, **columns[column]})) for row, column, settings in cells]
+    of_rows = _groups((row, changes) for row, _, changes in rest)
+    rows = {row: _usual(found) for row, found in of_rows.items()}
+    lines += [f"{row}: {_words(changes)}" for row, changes in rows.items() if changes]
+    for row, column, changes in rest:
+        if only_here := _difference(changes, rows[row]):
+            lines.append(f"{row}/{column}: {_words(only_here)}")
+    return lines + [f"pretraining {name}{line}" for steps, name in pretrainings.items() for line in steps.splitlines()]
+
+
+def _settings(result: CellResult, pretrainings: dict[str, str]) -> Settings:
+    """The settings of a cell. Its pretrainings get a letter, and are added to `pretrainings`."""
+    settings = _flat(result.cell.raw)
+    for kind, start in (("pretraining", result.start), ("pretraining of devices", result.cell.device_start)):
+        if start:
+            steps = [f", step {number}" if start.after else "" for number in range(1, len(start.chain) + 1)]
+            texts = [f"{step}: {_words(_flat(each.raw))}" for step, each in zip(steps, start.chain, strict=True)]
+            settings[kind] = pretrainings.setdefault("\n".join(texts), chr(ord("A") + len(pretrainings)))
+    return settings
+
+
+def _flat(raw: Mapping[str, Any]) -> Settings:
+    flat = flatten({section: {"name": value} if isinstance(value, str) else value for section, value in raw.items()})
+    return {path: _text(value) for path, value in flat.items() if not path.startswith(_MACHINE) and value is not None}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_text(each) for each in value) + "]"
+    return str(value["name"]) if isinstance(value, Mapping) and set(value) == {"name"} else str(value)
+
+
+def _groups(pairs: Iterable[tuple[str, Settings]]) -> dict[str, list[Settings]]:
+    groups: dict[str, list[Settings]] = {}
+    for name, settings in pairs:
+        groups.setdefault(name, []).append(settings)
+    return groups
+
+
+def _usual(found: Iterable[Settings]) -> Settings:
+    """The settings that more than half of `found` have."""
+    every = list(found)
+    counts = Counter(item for settings in every for item in settings.items())
+    return {path: value for (path, value), count in counts.items() if 2 * count > len(every)}
+
+
+def _difference(settings: Settings, usual: Settings) -> Settings:
+    changed = {path: value for path, value in settings.items() if usual.get(path) != value}
+    return changed | {path: _NOTHING for path in usual if path not in settings}
+
+
+def _words(settings: Settings) -> str:
+    named = {path.removesuffix(".name"): value for path, value in settings.items()}
+    return ", ".join(f"{path} {value}" for path, value in sorted(named.items()))

@@ -1,0 +1,87 @@
+"""Opens a federation for a new run, and enters the run in the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from undergrowth.core import InputError
+from undergrowth.data import Population
+from undergrowth.runs.config import Experiment
+from undergrowth.runs.engine_choice import choose_engine
+from undergrowth.runs.engine_facts import choose_workers, count_facts
+from undergrowth.runs.evaluation import frozen_digest
+from undergrowth.runs.federation import Federation, build_engine
+from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.own_objects import source_records
+from undergrowth.runs.preview import check_deadline, describe_guess
+from undergrowth.runs.store import Store
+from undergrowth.runs.stored_experiment import option_defaults
+
+AUTO = "engine auto"  # begins the note about the choice of the engine
+
+
+def open_federation(experiment: Experiment, federation: Federation) -> Experiment:
+    """Starts the driver and checks the deadline; returns the experiment with the engine that `auto` chose."""
+    is_auto = experiment.run.engine == "auto"
+    if not is_auto:
+        # Pricing starts torch's autograd threads. On a machine with a GPU, workers must be forked before that.
+        federation.driver.start()
+    check_deadline(federation)
+    federation.notes.extend(describe_guess(federation.task.model))
+    if is_auto:
+        choice = choose_engine(count_facts(federation))
+        federation.notes.append(f"{AUTO}: {choice.reason}")
+        experiment = _with_run(experiment, choice.settings)
+        federation.use(build_engine(experiment))
+        federation.driver.start()
+    # The number of workers is stored, because a resumed run needs as many for the same bits.
+    chosen, reasons = choose_workers(federation)
+    federation.notes.extend(reasons)
+    return _with_run(experiment, chosen)
+
+
+def _with_run(experiment: Experiment, chosen: Mapping[str, Any]) -> Experiment:
+    return experiment.model_copy(update={"run": experiment.run.model_copy(update=chosen)})
+
+
+def enter_run(store: Store, experiment: Experiment, federation: Federation, given: Mapping[str, Any]) -> str:
+    """Enters the run in the store; returns its id."""
+    population = federation.population
+    kept = {
+        "settings": json.loads(experiment.model_dump_json()),
+        "defaults": option_defaults(experiment),
+        "objects": {part: used and getattr(used, "__name__", type(used).__name__) for part, used in given.items()},
+        "sources": source_records(experiment, given),
+        "shape": list(population.shape),
+        "classes": population.classes,
+        "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
+        "frozen": frozen_digest(federation.task),
+    }
+    return store.create(run_facts(experiment, population), kept)
+
+
+def run_facts(experiment: Experiment, population: Population) -> dict[str, Any]:
+    """What the store and the summary say about a run before its first round."""
+    return {
+        "method": experiment.method.name,
+        "data": population.name,
+        "model": experiment.model.name,
+        "seed": experiment.run.seed,
+        "rounds": experiment.train.rounds,
+        "clients": len(population.devices),
+        "engine": experiment.run.engine,
+    }
+
+
+def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
+    """Refuses to continue the run in a row of the store with other data, or frozen weights, than it began with."""
+    before = row["experiment"].get("fingerprint")
+    if before is not None and differ(before, fingerprint(federation.population)):
+        raise InputError(f"data: it is not the data of run '{row['id']}'; restore that data, or start a new run")
+    frozen = row["experiment"].get("frozen")
+    if frozen is not None and frozen != frozen_digest(federation.task):
+        raise InputError(
+            f"model: its frozen weights are not those of run '{row['id']}'; restore them, or start a new run"
+        )

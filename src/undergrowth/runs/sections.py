@@ -1,0 +1,31 @@
+"""The base classes of the sections of an experiment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+
+class Section(BaseModel):
+    """Settings with fixed keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keys other than the fields of the section, if it allows any."""
+        return dict(self.model_extra or {})
+
+
+class Named(Section):
+    """A section that may be written as a bare name. Keys other than its fields are options of what is named."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value

@@ -1,0 +1,167 @@
+"""The phase before the first round: training on other data, then warm rounds. It is described by the section `start`.
+
+Each step of the phase is a run of its own, in a store in the folder `start` of the run. So it has a history, a ledger,
+checkpoints and a final model, and is resumed like any run. Its model is the file that the next step starts from, and
+at last the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from undergrowth.core import InputError
+from undergrowth.core.notation import parse
+from undergrowth.data import Population
+from undergrowth.exchange import Totals
+from undergrowth.learning.optimisers import SCHEDULES
+from undergrowth.models import check_tensors
+from undergrowth.runs.builders import device_normalisation
+from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
+from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.own_objects import is_reference
+from undergrowth.runs.preview import check_deadline
+from undergrowth.runs.start_section import StartSection
+from undergrowth.runs.store import Store
+
+FOLDER = "start"
+PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"
+_EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
+_PRETRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay", "schedule")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of the phase: an experiment, and its data if that is built already."""
+
+    name: str
+    experiment: Experiment
+    data: Population | None = None
+
+    def after(self, weights: Path | None) -> Step:
+        """The step when the one before it has written its model to `weights`; None: it is the first."""
+        return self if weights is None else replace(self, experiment=self.experiment.starting_from(weights))
+
+
+def phase_steps(experiment: Experiment, population: Population) -> list[Step]:
+    """The steps of the experiment's phase. `population`: the data of its devices."""
+    steps = []
+    if experiment.start.data is not None:
+        steps.append(Step(PRETRAINING, _pretraining(experiment, population)))
+    if experiment.start.warm_rounds:
+        steps.append(Step(WARM_ROUNDS, _warm_rounds(experiment), population))
+    return steps
+
+
+def _pretraining(experiment: Experiment, population: Population) -> Experiment:
+    """Central training on the source data set. An epoch is a round, so that each ends with a checkpoint.
+
+    The source is normalised and augmented like the devices' data, unless `start.data` says otherwise.
+    """
+    start, train, run = experiment.start, experiment.train, experiment.run
+    assert start.data is not None
+    given = {key: value for key in _PRETRAINING_KEYS if (value := getattr(start, key)) is not None}
+    figures = None if is_reference(start.data.name) else device_normalisation(experiment, population)
+    same = {"augment": experiment.data.augment, **({} if figures is None else {"normalise": figures})}
+    try:
+        source = DataSection(**{**same, **start.data.model_dump()}, partition="iid", clients=1, holdout=0.0)
+    except ValidationError as error:
+        raise InputError(explain(error, DataSection, "start.data")) from None
+    return Experiment(
+        method=MethodSection(name="central"),
+        data=source,
+        model=experiment.model.model_copy(update={"ladder": ()}),
+        train=train.model_copy(update={**_EVERYBODY, **given, "rounds": start.epochs, "epochs": 1}),
+        # Worker processes have nothing to share: there is one job at a time.
+        run=run.model_copy(update={"engine": "auto", "workers": None, "device": run.device.split(",")[0]}),
+    )
+
+
+def _warm_rounds(experiment: Experiment) -> Experiment:
+    """FedAvg by all devices, which are always there, do not fail and have no deadline."""
+    start, fleet = experiment.start, experiment.fleet
+    always = {"deadline": None, "availability": "always", "dropout": 0.0, "failure": 0.0}
+    rounds = {"rounds": start.warm_rounds, "epochs": start.warm_epochs, "schedule": "constant"}
+    update = {
+        "method": MethodSection(name="fedavg"),
+        "public": PublicSection(),
+        "model": experiment.model.model_copy(update={"ladder": ()}),
+        "start": StartSection(weights=start.weights),
+        "fleet": fleet.model_copy(update=always),
+        "train": experiment.train.model_copy(update={**_EVERYBODY, **rounds}),
+    }
+    return experiment.with_population().model_copy(update=update)
+
+
+def prepare_phase(experiment: Experiment, federation: Federation, model: Callable[[], nn.Module] | None) -> list[Step]:
+    """The steps of the experiment's phase, with their data. Raises `InputError` if one of them is not possible."""
+    start = experiment.start
+    if not start.trains:
+        return []
+    if experiment.run.engine == "processes" and torch.cuda.is_available():
+        # Torch refuses to train in processes that are forked after their parent has traced a backward pass.
+        raise InputError(
+            "run.engine 'processes': on a machine with a GPU its workers cannot start after the phase `start`; "
+            "write auto, vector or serial"
+        )
+    if start.schedule is not None:
+        parse("start.schedule", start.schedule, SCHEDULES)
+    return [_check_step(step, federation, model) for step in phase_steps(experiment, federation.device_data)]
+
+
+def _check_step(step: Step, federation: Federation, model: Callable[[], nn.Module] | None) -> Step:
+    place = "start.data" if step.name == PRETRAINING else "start.warm_rounds"
+    try:
+        built = federate(step.experiment, None, step.data, model)
+        source, devices = built.population, federation.population
+        if tuple(source.shape) != tuple(devices.shape):
+            raise InputError(
+                f"the samples of data set '{source.name}' have shape {source.shape} and those of the devices "
+                f"{devices.shape}; they must be equal"
+            )
+        tensors = built.task.model.module.state_dict()
+        check_tensors(federation.task.model.module, tensors, "the model for this data", skip_head=None)
+        check_deadline(built)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+    return replace(step, data=built.device_data)
+
+
+def step_name(row: Mapping[str, Any]) -> str:
+    """The name of the step that a row in the store of a phase belongs to."""
+    return PRETRAINING if row["method"] == "central" else WARM_ROUNDS
+
+
+@dataclass
+class StartCosts(Totals):
+    """What a phase cost: the totals of the devices, in warm rounds, and the FLOPs of the server."""
+
+    server_flops: float = 0.0
+    wall_seconds: float = 0.0
+
+
+def start_costs(folder: Path) -> StartCosts | None:
+    """The costs of the phase of the run in `folder` so far; None if it has no phase."""
+    if not (folder / FOLDER).exists():
+        return None
+    costs = StartCosts()
+    with closing(Store(folder / FOLDER)) as store:
+        for row in store.runs():
+            last: Mapping[str, Any] = next(reversed(store.rounds(row["id"])), {})
+            costs.wall_seconds += last.get("wall_seconds", 0.0)
+            if step_name(row) == PRETRAINING:
+                costs.server_flops += last.get("flops", 0.0)
+                continue
+            for name in ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds"):
+                setattr(costs, name, last.get(name, 0))
+            devices = store.costs_by_device(row["id"]).values()
+            costs.compute_seconds = sum(device["compute_seconds"] for device in devices)
+            costs.peak_device_bytes = max((device["memory"] for device in devices), default=0)
+    return costs

@@ -1,0 +1,205 @@
+"""FedAT: its server beside plain loops that are written from the formulas of the source, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.double_precision import ATOL, RTOL
+from tests.methods.test_fedft import digits
+from undergrowth.core import Context, Model, Packet, Shard, Task, Train
+from undergrowth.methods import FedAT
+from undergrowth.models import builder
+
+LEVELS = ("low", "mid", "up")
+SIZES = {"a": 12, "b": 20}  # samples of the devices: p_k = 3/8 and 5/8
+RUNGS = {"a": 0, "b": 1}
+CONTEXT = Context(3, "root", 2)
+FAST = {"beta": 16.0, "server_batch": 8, "transfer_lr": 0.1, "metadata_lr": 0.05}
+
+
+def double(name: str, **options: Any) -> Model:
+    build = builder(name, (1, 8, 8), 10, **options)
+    return Model(lambda: build().double())
+
+
+def double_digits(count: int, start: int) -> Shard:
+    shard = digits(count, start)
+    return Shard(shard.x.double(), shard.y)
+
+
+CASES = {
+    "cnn": (double("cnn", hidden=8), {"small": double("cnn", hidden=4), "large": double("cnn", hidden=16)}),
+    "wrn": (double("wrn-16-1"), {"small": double("wrn-10-1"), "large": double("wrn-16-1")}),  # with BatchNorm
+}
+
+
+def task_of(case: str) -> Task:
+    model, ladder = CASES[case]
+    return Task(model, 10, Train(batch=8, lr=0.05), public=double_digits(20, 900), ladder=ladder)
+
+
+def module_of(model: Model, weights: Mapping[str, Tensor]) -> Any:
+    module = model.build()
+    module.load_state_dict(weights)
+    return module
+
+
+# The formulas ---------------------------------------------------------------------------------------------------
+
+
+def forward(net: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits, and Q / ‖Q‖ at each level with Q = Σ over channels of f²."""
+    seen = {}
+    for place, stage in enumerate(net):
+        for level in LEVELS:
+            if net.position(level) == place:
+                q = (x**2).sum(1).flatten(1)
+                seen[level] = q / (q**2).sum(1, keepdim=True).sqrt()
+        x = stage(x)
+    return x, seen
+
+
+def attention_of(net: Any, x: Tensor) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return forward(deepcopy(net).eval(), x)[1]
+
+
+def distance(mine: Tensor, other: Tensor, form: str) -> Tensor:
+    squares = (mine - other) ** 2
+    return squares.mean() if form == "mean-square" else squares.sum(1).sqrt().mean()
+
+
+def descend(
+    parameters: Sequence[nn.Parameter], loss: Callable[[Tensor], Tensor], samples: int, turn: int, lr: float
+) -> None:
+    """Two epochs of SGD in batches of 8; `loss` gets the indices of a batch."""
+    generator = CONTEXT._replace(turn=turn).generator("order")
+    for _ in range(2):
+        for rows in torch.randperm(samples, generator=generator).split(8):
+            for parameter, slope in zip(parameters, torch.autograd.grad(loss(rows), parameters), strict=True):
+                parameter.data -= lr * slope
+
+
+def transfer(net: Any, teacher: Mapping[str, Tensor], turn: int, task: Task, form: str, below: str = "") -> None:
+    """CE + beta·AT on the generic data: eq. 5.13 and 5.19; of the part below the level `below` alone: eq. 5.16."""
+    net.train()
+    trained, levels = list(net.parameters()), LEVELS if teacher else ()
+    if below:
+        place = net.position(below)
+        net[place:].eval()
+        trained, levels = list(net[:place].parameters()), tuple(name for name in levels if net.position(name) <= place)
+
+    def loss(rows: Tensor) -> Tensor:
+        logits, seen = forward(net, task.public.x[rows])
+        attention = sum(distance(seen[level], teacher[level][rows], form) for level in levels)
+        return F.cross_entropy(logits, task.public.y[rows]) + FAST["beta"] * attention
+
+    descend(trained, loss, len(task.public), turn, FAST["transfer_lr"])
+
+
+def three_steps(net: Any, device: Any, pairs: tuple[Tensor, Tensor], task: Task, options: FedAT) -> None:
+    teacher = attention_of(device, task.public.x)
+    transfer(net, teacher, 0, task, options.form)
+    if not options.metadata_share:
+        return
+    upper, (maps, labels) = net[net.position(options.level) :], pairs
+    net.train()
+
+    def loss(rows: Tensor) -> Tensor:
+        return F.cross_entropy(upper(maps[rows]), labels[rows])
+
+    descend(list(upper.parameters()), loss, len(labels), 1, FAST["metadata_lr"])
+    if options.alignment != "none":
+        transfer(net, teacher if options.alignment == "attention" else {}, 2, task, options.form, below=options.level)
+
+
+# The tests ------------------------------------------------------------------------------------------------------
+
+
+def uploads_of(task: Task, options: FedAT) -> dict[str, Packet]:
+    """What devices with different models and different numbers of samples send."""
+    uploads = {}
+    for number, (device, samples) in enumerate(SIZES.items()):
+        model, shard = list(task.ladder.values())[RUNGS[device]], double_digits(samples, 100 * number)
+        tensors = dict(model.initial(number))
+        if options.metadata_share:
+            with torch.no_grad():
+                net = module_of(model, tensors).eval()
+                maps = net[: net.position(options.level)](shard.x)
+            tensors |= {"metadata/maps": maps, "metadata/labels": shard.y}
+        uploads[device] = Packet(tensors, {"samples": float(samples), "rung": float(RUNGS[device])})
+    return uploads
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cnn": ("cnn", {}),
+    "printed": ("cnn", {"form": "printed"}),
+    "level mid": ("cnn", {"level": "mid"}),
+    "third step without attention": ("cnn", {"alignment": "plain"}),
+    "no third step": ("cnn", {"alignment": "none"}),
+    "no metadata": ("cnn", {"metadata_share": 0.0}),
+    "wrn": ("wrn", {}),
+}
+
+
+@pytest.mark.parametrize(("case", "changes"), VARIANTS.values(), ids=VARIANTS)
+def test_a_round_at_the_server_is_what_the_formulas_say(case: str, changes: dict[str, Any]) -> None:
+    task, options = task_of(case), FedAT(**{**FAST, **changes})
+    uploads, start = uploads_of(task, options), task.model.initial(7)
+    model, devices = options.server.teach(task, start, uploads, CONTEXT)
+
+    expected = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
+    own = {}
+    for device, up in uploads.items():
+        weights = {name: value for name, value in up.tensors.items() if "/" not in name}
+        own[device] = module_of(list(task.ladder.values())[RUNGS[device]], weights)
+        pairs = tuple(up.tensors.get(f"metadata/{what}") for what in ("maps", "labels"))
+        copy = module_of(task.model, start)
+        three_steps(copy, own[device], pairs, task, options)  # type: ignore[arg-type]
+        for name, value in copy.state_dict().items():
+            expected[name] += SIZES[device] / sum(SIZES.values()) * value  # eq. 5.18
+    close(model, expected)
+
+    teacher = attention_of(module_of(task.model, model), task.public.x)
+    for device, net in own.items():
+        transfer(net, teacher, 3, task, options.form)  # eq. 5.19
+        close(devices[device], net.state_dict())
+
+
+def close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(
+                value, expected[name], rtol=RTOL, atol=ATOL, msg=lambda text, n=name: f"{n} {text}"
+            )
+
+
+def test_a_device_sends_the_maps_of_its_trained_model() -> None:
+    task, shard = task_of("wrn"), double_digits(12, 0)
+    small = task.ladder["small"]
+    for fraction, level in ((1.0, "low"), (0.5, "mid")):
+        client = FedAT(metadata_share=fraction, level=level).client
+        up, _ = client.local(task, Packet(small.initial(1), tags={"model": "small"}), shard, {}, Context(0, "a", 0))
+        net = module_of(small, {name: value for name, value in up.tensors.items() if "/" not in name}).eval()
+        with torch.no_grad():
+            maps = net[: net.position(level)](shard.x)
+        sent, labels = up.tensors["metadata/maps"], up.tensors["metadata/labels"]
+        found = [[(one - other).abs().max() < 1e-10 for other in maps].index(True) for one in sent]
+        assert len(set(found)) == len(found) == 12 * fraction
+        assert torch.equal(labels, shard.y[found])
+
+
+def test_defaults_are_those_of_the_source() -> None:
+    assert {field.name: field.default for field in fields(FedAT)} == {
+        "beta": 1000.0, "form": "mean-square", "level": "low", "metadata_share": 1.0, "transfer_lr": 0.1,
+        "transfer_epochs": 2, "metadata_lr": 0.1, "metadata_epochs": 2, "server_batch": 64, "alignment": "attention",
+    }  # fmt: skip
