@@ -187,3 +187,16 @@ def test_an_upload_that_is_no_slice_is_refused() -> None:
     assert "the slice's is" in str(server.check(task, Packet(whole.initial(0), good)))
     assert "not a tensor of the model" in str(server.check(task, Packet({"odd": torch.ones(1)}, good)))
     assert "no tensor" in str(server.check(task, Packet({}, good)))
+
+
+def test_channels_of_frozen_tensors_are_not_sliced() -> None:
+    def net() -> nn.Module:
+        layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3)]
+        layers[0].requires_grad_(False)
+        return nn.Sequential(*layers)
+
+    model = Model(net)
+    widths, weights = widths_of(model), model.initial(0)
+    shapes = {name: tuple(value.shape) for name, value in widths.cut(weights, 0.5).items() if value.dim() > 1}
+    assert shapes == {"2.weight": (3, 8, 1, 1), "5.weight": (3, 108)}
+    assert model(widths.cut(weights, 0.5), torch.ones(2, 1, 8, 8)).shape == (2, 3)

@@ -151,7 +151,7 @@ def widths_of(model: Model) -> Widths:
     """How a model is sliced; an InputError if it cannot be sliced."""
     known = _KNOWN.get(model)
     if known is None:
-        known = _KNOWN[model] = _widths(dict(model.shapes), find_channels(model.module))
+        known = _KNOWN[model] = _widths(dict(model.shapes), find_channels(model.module, model.constants))
     return known
 
 
