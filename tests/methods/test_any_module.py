@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import undergrowth as ug
 from tests.double_precision import ATOL, RTOL, DoubleDataset, double_data, double_model
 from undergrowth.core import InputError
 from undergrowth.methods import METHODS
 
-SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "rounds": 2, "batch": 16, "lr": 0.1, "public": 0.2}
+SMALL: dict[str, Any] = {"clients": 2, "partition": "iid", "rounds": 2, "batch": 16, "lr": 0.1, "public": 0.2}
 CASES: dict[str, dict[str, Any]] = {
     "moon": {"mu": 1.0},
     "fedft": {"split": "mid"},
@@ -28,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data() -> DoubleDataset:
-    return double_data("digits", train_samples=90)
+    return double_data("digits", train_samples=60, test_samples=40)
 
 
 class Plain(nn.Module):
@@ -45,8 +46,14 @@ class Plain(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("method", CASES)
-@pytest.mark.parametrize("engine", ["serial", "vector"])
+QUICK = ("moon", "fedft-eds", "fedsplit", "fedat")  # the others only in the slow tests
+PAIRS = [(method, engine) for method in CASES for engine in ("serial", "vector")]
+
+
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    [pytest.param(*pair, marks=() if pair[0] in QUICK and pair[1] == "serial" else pytest.mark.slow) for pair in PAIRS],
+)
 def test_the_levels_of_a_module_are_those_of_a_chain(method: str, engine: str, data: DoubleDataset, tmp_path: Path):
     chain = double_model(data, "cnn", hidden=8)
     levels = dict(chain().levels)  # type: ignore[call-overload]
@@ -75,6 +82,28 @@ class Residual(nn.Module):
         x = self.relu(self.layer1(x) + x)
         x = self.pool(self.relu(self.layer2(x)))
         return self.fc(torch.flatten(x, 1))
+
+
+@pytest.mark.parametrize(
+    "method", ["heterofl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fjord", "fedrolex"))]
+)
+def test_width_slicing_of_a_model_with_functions(method: str, data: DoubleDataset, tmp_path: Path) -> None:
+    pytest.importorskip("torch_pruning")
+
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.fc = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Linear(72, 10)
+            self.double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(functional.max_pool2d(self.norm(self.conv(x)), 2).reshape(len(x), -1))
+
+    settings = {**SMALL, "model": Functional, "options": {"ratios": [1.0, 0.5]}, "out": str(tmp_path)}
+    first, second = (ug.run(method, data, engine=engine, **settings) for engine in ("serial", "vector"))
+    torch.testing.assert_close(dict(second.model.state_dict()), dict(first.model.state_dict()), rtol=RTOL, atol=ATOL)
+    sizes = {row.bytes_down for row in first.ledger.rows()}
+    assert len(sizes) > 1 or method == "fjord"
 
 
 def test_every_method_can_be_planned_with_an_ordinary_module() -> None:

@@ -164,7 +164,7 @@ def _operation(node: Node, inputs: list[Value]) -> Value:
         return Value(inputs[0].channels, True)
     if node.op == "call_function" and node.target in _JOINING:
         return Value(_tied(*(each.channels for each in inputs)), inputs[0].flat)
-    raise cannot(f"it computes '{node.target}', which may mix channels" if inputs else f"it reads '{node.target}'")
+    raise cannot(f"it computes '{node.name}', which may mix channels" if inputs else f"it reads '{node.target}'")
 
 
 def _tied(one: Set, other: Set) -> Set:
