@@ -214,10 +214,10 @@ def test_impossible_analyses_give_a_reason(tmp_path: Path) -> None:
     run = ug.run(data=data, model=Text, partition="iid", clients=3, rounds=1, out=out).run
     found = ug.report.analyse([run], out_folder=out, data=data, model=Text)
     problems = {name: by_run[run]["problem"] for name, by_run in found.items() if "problem" in by_run[run]}
-    assert sorted(problems) == ["attention", "cka", "tsne"]
-    assert "chain of stages" in problems["cka"] and "need images" in problems["attention"]
+    assert sorted(problems) == ["attention"] and "need images" in problems["attention"]
+    assert list(found["cka"][run]["similarity"])[-1] == "head"
     text = ug.report.write_report([run], out, tmp_path / "page.html", found).read_text(encoding="utf-8")
-    assert text.count("Not possible: ") == 3 and "Entropy of samples" in text
+    assert text.count("Not possible: ") == 1 and "Entropy of samples" in text
     without = ug.report.analyse([run], ["bias"], out)
     assert "was given a data object (Dataset)" in without["bias"][run]["problem"]
 

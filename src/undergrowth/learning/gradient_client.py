@@ -126,6 +126,8 @@ class GradientClient(LoopClient):
         steps = steps.augmented(task.augmentation, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
+        if not parameters:
+            raise InputError(f"split '{self.split}': no parameter above it can be trained, because all are frozen")
         carry: Carry = {
             PARAMETERS: parameters,
             BUFFERS: {name: weights[name] for name in task.model.buffers},

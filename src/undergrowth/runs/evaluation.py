@@ -139,6 +139,13 @@ def _groups_by_model(
         yield group, last
 
 
+def frozen_digest(task: Task) -> str | None:
+    """The digest of the tensors that the run's models hold beside their weights; None if there are none."""
+    models = {"": task.model, **task.ladder}
+    tensors = {f"{name}/{key}": value for name, model in models.items() for key, value in model.constants.items()}
+    return digest(tensors) if tensors else None
+
+
 def digest(weights: Weights) -> str:
     """SHA-256 over the tensors, by sorted name, as raw little-endian bytes."""
     hashed = hashlib.sha256()

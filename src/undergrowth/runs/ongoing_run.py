@@ -201,4 +201,5 @@ def final_model(federation: Federation) -> Mapping[str, Tensor]:
     owners = {name: name.removeprefix("devices/") for name in models}
     sizes = {name: population.size(owner) if owner in devices else 0 for name, owner in owners.items()}
     chosen = "global" if "global" in models else max(sizes, key=lambda name: sizes[name])
-    return with_model(federation.task, models[chosen], chosen).weights
+    model, weights = with_model(federation.task, models[chosen], chosen)
+    return model.complete(weights)
