@@ -9,6 +9,7 @@ print(result.accuracy, result.ledger.bytes_up)
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from undergrowth import simulation as simulation
     from undergrowth import topology as topology
     from undergrowth.core import InputError, RunError
-    from undergrowth.runs import Result, load, plan, resume, run
+    from undergrowth.runs import Result, list, load, plan, resume, run
 
 # Names and packages are imported when they are first used, so that `undergrowth --help` does not wait for torch.
 _NAMES = {
     "run": "undergrowth.runs",
     "resume": "undergrowth.runs",
     "load": "undergrowth.runs",
+    "list": "undergrowth.runs",
     "plan": "undergrowth.runs",
     "Result": "undergrowth.runs",
     "InputError": "undergrowth.core",
@@ -36,8 +38,8 @@ _PACKAGES = (
 )  # fmt: skip
 
 __all__ = [
-    "InputError", "Result", "RunError", "core", "data", "devices", "engines", "learning", "load", "methods", "models",
-    "plan", "report", "reproduce", "resume", "run", "simulation", "topology",
+    "InputError", "Result", "RunError", "core", "data", "devices", "engines", "learning", "list", "load", "methods",
+    "models", "plan", "report", "reproduce", "resume", "run", "simulation", "topology",
 ]  # fmt: skip
 
 
@@ -49,5 +51,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'undergrowth' has no attribute '{name}'")
 
 
-def __dir__() -> list[str]:
+def __dir__() -> Iterable[str]:
     return sorted([*globals(), *_NAMES, *_PACKAGES])
