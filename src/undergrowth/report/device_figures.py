@@ -26,7 +26,7 @@ _MAX_DEVICE_CLASSES = 12
 _MAX_WHOLE_TICKS = 8
 
 _AXIS_TITLES = {
-    "accuracy": "accuracy on the device's test samples", "samples": "training samples", "rounds": "rounds taken part",
+    "accuracy": "accuracy on own test samples", "samples": "training samples", "rounds": "rounds taken part",
 }  # fmt: skip
 _TITLES = {"accuracy": "Accuracy of devices", "samples": "Samples of devices", "rounds": "Rounds taken part"}
 _COSTS = {

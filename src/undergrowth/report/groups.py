@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from undergrowth.core import InputError, suggest
-from undergrowth.report.run_record import RunRecord, best_accuracy, differences, distinct_labels, finite
+from undergrowth.report.run_record import RunRecord, differences, distinct_labels, finite
 
 SEED = "run.seed"
 
@@ -26,7 +26,7 @@ class Group:
         return [device for record in self.records for device in record.devices]
 
     def values(self, key: str) -> list[float]:
-        """The finite totals `key` of the runs; `best_accuracy` and `bytes` (down and up) are known, too."""
+        """The finite totals `key` of the runs; `bytes` are those down and up."""
         found = [_total(record, key) for record in self.records]
         return [value for value in found if value is not None]
 
@@ -38,12 +38,15 @@ def group_records(records: Sequence[RunRecord], paths: Sequence[str] = ()) -> li
     """The runs by their values of the settings `paths`, in the order of their first runs.
 
     `paths` are paths of settings such as train.lr; `method`, `data`, `model` and `fleet` stand for their names. The
-    default is every setting in which the runs differ but the seed.
+    default is every setting in which the runs differ but the seed; a group then has one run per seed. A second run with
+    the same settings and seed, which may have had another object in place of a name, starts another group.
     """
     used = _checked(records, paths) if paths else [path for path in differences(records) if path != SEED]
     members: dict[str, list[RunRecord]] = {}
     for record in records:
         key = repr([record.named_settings.get(path) for path in used])
+        while not paths and record.row["seed"] in [each.row["seed"] for each in members.get(key, ())]:
+            key += " again"
         members.setdefault(key, []).append(record)
     first_runs = [each[0] for each in members.values()]
     labels = distinct_labels(first_runs, used, with_method=not paths)
@@ -57,8 +60,6 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float | None, float | N
 
 
 def _total(record: RunRecord, key: str) -> float | None:
-    if key == "best_accuracy":
-        return best_accuracy(record.rounds)
     if key == "bytes":
         down, up = _total(record, "bytes_down"), _total(record, "bytes_up")
         return None if down is None or up is None else down + up

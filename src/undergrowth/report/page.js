@@ -56,6 +56,9 @@ function applyColours(layout) {
 // An explicit list, because the default buttons of plotly.js include one that uploads the data.
 const buttons = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
 const options = { responsive: true, displaylogo: false, modeBarButtons: buttons };
+// On a touch screen, a figure must not take the gesture that scrolls the page, and its buttons would cover it.
+const touch = window.matchMedia("(hover: none)").matches;
+if (touch) options.displayModeBar = false;
 
 async function draw() {
   figures = JSON.parse(await unpack("figures"));
@@ -65,6 +68,7 @@ async function draw() {
   for (const [name, figure] of Object.entries(figures)) {
     // The title is in the page above the figure, where it wraps on a narrow screen.
     const { title, ...layout } = applyColours(figure.layout);
+    if (touch) layout.dragmode = false;
     Plotly.newPlot(name, figure.data, layout, options);
   }
   dark.addEventListener("change", () => {

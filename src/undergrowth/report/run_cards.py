@@ -12,8 +12,8 @@ from undergrowth.report.run_record import RunRecord
 from undergrowth.report.tables import COSTS, NO_VALUE, duration, energy, operations, score, size, spread, start_line
 
 GROUP_COLUMNS = (
-    ("accuracy", "accuracy", score), ("best_accuracy", "best accuracy", score), ("loss", "loss", score),
-    ("simulated_seconds", "simulated time", duration), ("bytes", "sent, down and up", size),
+    ("accuracy", "accuracy", score), ("loss", "loss", score), ("simulated_seconds", "simulated time", duration),
+    ("bytes", "sent", size),
     ("flops", "computed", operations), ("joules", "energy", energy),
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from undergrowth.runs.atomic_files import replace_file
 
 FORMATS = ("csv", "parquet", "latex")
 
-# Columns of the LaTeX table: total, title, unit, and the factors of the prefixes from which one is chosen per column.
+# Columns of the LaTeX table: total, title, unit, and the prefixes with their factors, of which each column uses one.
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _LATEX_COLUMNS = (
     ("accuracy", "Accuracy", r"\%", ((0.01, ""),)),
@@ -100,8 +100,14 @@ def _latex_row(cells: Sequence[str]) -> str:
 def _latex_number(mean: float | None, deviation: float | None, factor: float) -> str:
     if mean is None:
         return "--"
-    more = "" if deviation is None else rf" \pm {deviation / factor:.2f}"
-    return f"${mean / factor:.2f}{more}$"
+    more = "" if deviation is None else rf" \pm {_three_digits(deviation / factor)}"
+    return f"${_three_digits(mean / factor)}{more}$"
+
+
+def _three_digits(value: float) -> str:
+    text = f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}".rstrip(".")
+    mantissa, _, exponent = text.partition("e")
+    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if exponent else mantissa
 
 
 def _escape(text: str) -> str:

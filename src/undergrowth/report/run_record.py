@@ -121,12 +121,7 @@ def short_labels(records: Sequence[RunRecord]) -> list[str]:
     """A short label per run: its method, and the settings in which the runs differ."""
     if len(records) == 1:
         return [records[0].run]
-    labels = distinct_labels(records, list(differences(records)))
-    # Equal labels get the last letters of the run id, which are random.
-    return [
-        f"{label} ({record.run[-4:]})" if labels.count(label) > 1 else label
-        for label, record in zip(labels, records, strict=True)
-    ]
+    return distinct_labels(records, list(differences(records)))
 
 
 def distinct_labels(records: Sequence[RunRecord], paths: Sequence[str], with_method: bool = True) -> list[str]:
@@ -136,7 +131,11 @@ def distinct_labels(records: Sequence[RunRecord], paths: Sequence[str], with_met
         labels = [_label(record, paths, with_method, number) for record in records]
         if len(set(labels)) == len(labels):
             break
-    return labels
+    # Equal labels get the last letters of the run id, which are random.
+    return [
+        f"{label} ({record.run[-4:]})" if labels.count(label) > 1 else label
+        for label, record in zip(labels, records, strict=True)
+    ]
 
 
 def _label(record: RunRecord, paths: Sequence[str], with_method: bool, max_parts: int) -> str:
