@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +28,7 @@ _LATEX_COLUMNS = (
     ("bytes", "Sent", "B", _DECIMAL),
     ("joules", "Energy", "J", (*_DECIMAL, (1e-3, "m"))),
 )
+_MAX_DECIMALS = 6
 _ESCAPED = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -98,16 +100,13 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def _latex_number(mean: float | None, deviation: float | None, factor: float) -> str:
+    """The mean with four digits, and the deviation with as many decimals."""
     if mean is None:
         return "--"
-    more = "" if deviation is None else rf" \pm {_three_digits(deviation / factor)}"
-    return f"${_three_digits(mean / factor)}{more}$"
-
-
-def _three_digits(value: float) -> str:
-    text = f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}".rstrip(".")
-    mantissa, _, exponent = text.partition("e")
-    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if exponent else mantissa
+    digits = 1 + math.floor(math.log10(abs(mean / factor))) if mean else 1  # before the point
+    decimals = min(max(4 - digits, 0), _MAX_DECIMALS)
+    more = "" if deviation is None else rf" \pm {deviation / factor:.{decimals}f}"
+    return f"${mean / factor:.{decimals}f}{more}$"
 
 
 def _escape(text: str) -> str:
