@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import re
 import shlex
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import undergrowth as ug
+from tests.packed_pages import figures_of
 from tests.report.conftest import record
 from undergrowth.core import InputError
 from undergrowth.report.partition import rebuild_partition
@@ -21,12 +20,6 @@ from undergrowth.report.rerun import FLAG_PATHS, rerun_command
 from undergrowth.report.run_page import build_page
 from undergrowth.report.run_record import short_labels
 from undergrowth.runs import config, experiment_file
-
-
-def unpacked(page: str, element: str) -> str:
-    """What the page's script unpacks from one of its elements."""
-    text = re.search(rf'id="{element}">([^<]*)</script>', page)[1]
-    return gzip.decompress(base64.b85decode(text.replace(".", "<"))).decode("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +36,7 @@ def test_write_report(run_folder: Path, tmp_path: Path) -> None:
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", text)  # nothing is loaded from a network
     assert "undergrowth run --method fedavg" not in text  # defaults are omitted
     assert re.search(r"<pre>undergrowth run [^<]*--model logistic", text)
-    figures = json.loads(unpacked(text, "figures"))
+    figures = figures_of(text)
     assert len(figures) == len(set(re.findall(r'<div id="(figure-\d+)">', text))) >= 15
     assert "training samples on 4 devices" in text
     assert [file.name for file in path.parent.iterdir()] == ["page.html"]
@@ -94,7 +87,7 @@ def test_the_script_of_a_page_unpacks_and_draws(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["library"].startswith("/**\n* plotly.js") and found["messages"] == []
-    assert found["drawn"] == list(json.loads(unpacked(page.read_text(encoding="utf-8"), "figures")))
+    assert found["drawn"] == list(figures_of(page.read_text(encoding="utf-8")))
 
 
 def test_a_report_needs_a_run(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def metric_per_round(groups: Sequence[Group], metric: str) -> Figure | None:
     logarithmic = metric == "loss" and min(values) > 0 and max(values) > 1000 * min(values)
     if logarithmic:  # such an axis has no place for the part of a band below 0
         traces = [{**trace, "y": [max(value, min(values)) for value in trace["y"]]} for trace in traces]
-    y_axis = axis(metric, type="log") if logarithmic else axis(metric, tickformat=".0%" if metric == "accuracy" else "")
+    y_axis = (
+        axis(metric, type="log") if logarithmic else axis(metric, tickformat=".1~%" if metric == "accuracy" else "")
+    )
     rounds = max(row["round"] for group in groups for record in group.records for row in record.rounds)
     return build_figure(traces, f"{metric.capitalize()} per round", round_axis(rounds), y_axis)
 
@@ -77,7 +79,7 @@ def accuracy_against_cost(groups: Sequence[Group], cost: str) -> Figure | None:
     if not traces:
         return None
     title = {"seconds": "simulated time", "bytes": "bytes sent", "flops": "computation", "joules": "energy"}[cost]
-    return build_figure(traces, f"Accuracy against {title}", x_axis, axis("accuracy", tickformat=".0%"))
+    return build_figure(traces, f"Accuracy against {title}", x_axis, axis("accuracy", tickformat=".1~%"))
 
 
 def mean_curve(runs: Sequence[Points]) -> Curve | None:
