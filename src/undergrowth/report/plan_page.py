@@ -142,5 +142,6 @@ def _legend_patch(colour: str, place: int) -> dict[str, Any]:
     """One entry of the legend below the heat map."""
     return {
         "xref": "paper", "yref": "paper", "x": 0, "xshift": _PIXELS_PER_PATCH * place, "y": 0, "yshift": -28,
-        "xanchor": "left", "showarrow": False, "bgcolor": colour, "borderpad": 3, "font": {"color": "#14181a", "size": 12},
+        "xanchor": "left", "showarrow": False, "bgcolor": colour, "borderpad": 3,
+        "font": {"color": "#14181a", "size": 12},
     }  # fmt: skip

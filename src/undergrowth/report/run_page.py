@@ -167,13 +167,13 @@ def _add_settings(page: Page, records: Sequence[RunRecord], labels: Sequence[str
     if changed:
         rows = [(label, *(values[place] for values in changed.values())) for place, label in enumerate(labels)]
         page.table(["run", *changed], rows, numbers=False)
-    shared = html_table(
-        ["setting", "value"], [item for item in records[0].settings.items() if item[0] not in changed], numbers=False
-    )
+    settings = [record.settings for record in records]
+    shared = [(path, value) for path, value in settings[0].items() if all(each.get(path) == value for each in settings)]
+    table = html_table(["setting", "value"], shared, numbers=False)
     if len(records) == 1:
-        page.add(shared)
+        page.add(table)
     else:
-        page.fold("Settings that all runs share", shared)
+        page.fold("Settings that all runs share", table)
 
 
 def _add_notes(page: Page, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
