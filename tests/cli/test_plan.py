@@ -8,6 +8,7 @@ import pytest
 
 import undergrowth as ug
 from tests.cli.conftest import last_json
+from tests.packed_pages import figures_of
 from undergrowth.core import InputError
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.planning import Outline, population_or_outline
@@ -27,7 +28,8 @@ def test_tables_and_page(type_command) -> None:
         assert words in done.stdout
     assert "\x1b" not in done.output
     text = Path("plan.html").read_text(encoding="utf-8")
-    assert "heatmap" in text and "Possible participants" in text
+    assert "Possible participants" in text
+    assert "heatmap" in [trace["type"] for figure in figures_of(text).values() for trace in figure["data"]]
     assert type_command("plan", *SMALL, "-o", ".").exit_code == 2
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import undergrowth as ug
+from tests.packed_pages import figures_of
 from undergrowth.cli.app import app
 from undergrowth.core import InputError
 from undergrowth.data import Dataset, load, partition_dataset
@@ -170,9 +171,9 @@ def test_the_page_and_the_command(found, folder: Path, plain: ug.Result, tuned: 
     for analysis in ANALYSES.values():
         heading = f"<h2>{analysis.title.replace(chr(39), '&#x27;')}</h2>"
         assert heading in text and heading not in without
-    assert len(text) - len(without) < 300_000
+    assert len(text) - len(without) < 100_000
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", text)
-    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])
+    figures = figures_of(text)
     for figure in figures.values():
         go.Figure(figure)
     command = ["report", plain.run, "--out", str(folder), "-o", str(tmp_path / "again.html"), "--json"]
