@@ -9,6 +9,7 @@ print(result.accuracy, result.ledger.bytes_up)
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from undergrowth import simulation as simulation
     from undergrowth import topology as topology
     from undergrowth.core import InputError, RunError, RunWarning
-    from undergrowth.runs import Result, load, plan, resume, run
+    from undergrowth.runs import Result, list, load, plan, resume, run
     from undergrowth.sweeps import SweepResult, sweep
 
 # Names and packages are imported when they are first used, so that `undergrowth --help` does not wait for torch.
@@ -38,6 +39,7 @@ _NAMES = {
     "run": "undergrowth.runs",
     "resume": "undergrowth.runs",
     "load": "undergrowth.runs",
+    "list": "undergrowth.runs",
     "plan": "undergrowth.runs",
     "sweep": "undergrowth.sweeps",
     "Result": "undergrowth.runs",
@@ -53,8 +55,8 @@ _PACKAGES = (
 
 __all__ = [
     "InputError", "Result", "RunError", "RunWarning", "SweepResult", "callbacks", "core", "data", "devices", "engines",
-    "learning", "load", "methods", "models", "plan", "report", "reproduce", "resume", "run", "simulation", "sweep",
-    "sweeps", "topology",
+    "learning", "list", "load", "methods", "models", "plan", "report", "reproduce", "resume", "run", "simulation",
+    "sweep", "sweeps", "topology",
 ]  # fmt: skip
 
 
@@ -66,5 +68,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'undergrowth' has no attribute '{name}'")
 
 
-def __dir__() -> list[str]:
+def __dir__() -> Iterable[str]:
     return sorted([*globals(), *_NAMES, *_PACKAGES])

@@ -20,6 +20,7 @@ from undergrowth.cli.compare import compare
 from undergrowth.cli.datasets import datasets
 from undergrowth.cli.engines import engines
 from undergrowth.cli.exit_codes import INTERRUPTED, WRONG_INPUT, exit_code_and_message, is_broken_pipe
+from undergrowth.cli.export import export
 from undergrowth.cli.fleets import fleets
 from undergrowth.cli.list_runs import list_runs
 from undergrowth.cli.methods import methods
@@ -34,7 +35,7 @@ from undergrowth.cli.sweep import sweep
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run experiments": {"plan": plan, "run": run, "sweep": sweep, "resume": resume, "reproduce": reproduce},
-    "Inspect runs": {"list": list_runs, "show": show, "compare": compare, "report": report},
+    "Inspect runs": {"list": list_runs, "show": show, "compare": compare, "report": report, "export": export},
     "List what is available": {
         "methods": methods,
         "datasets": datasets,
@@ -62,6 +63,8 @@ _EXAMPLES = """
   undergrowth compare last 20260102                     two runs, each by id, start of its id, or `last`
 
   undergrowth report last -o page.html                  an HTML page with all figures of a run
+
+  undergrowth export 'runs/*' --latex                   a table of all runs, mean and deviation over seeds
 
   undergrowth methods fedprox                           description, options and an example of a method
 

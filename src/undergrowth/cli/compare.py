@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from undergrowth.cli.output import AsJson, OutFolder, TargetAccuracy, console, open_store, print_json
+from undergrowth.cli.output import AsJson, OutFolder, RunNames, TargetAccuracy, console, open_store, print_json
 
 _COSTS_TO_REACH = ("round", "simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
 
 
-def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run ids, starts of ids, or `last`.")],
-    accuracy: TargetAccuracy = None,
-    out: OutFolder = "runs",
-    json: AsJson = False,
-) -> None:
+def compare(runs: RunNames, accuracy: TargetAccuracy = None, out: OutFolder = "runs", json: AsJson = False) -> None:
     """Compare runs: settings that differ, accuracy, costs, and the rounds and costs to reach an accuracy.
 
     Without --accuracy, that is the highest accuracy that every run reached.
@@ -24,19 +17,22 @@ def compare(
     Example: undergrowth compare 20260102-101500 last --accuracy 0.9
     """
     from undergrowth.core import InputError
-    from undergrowth.report.run_record import best_accuracy, common_accuracy, differences, load_records
+    from undergrowth.report import find_runs
+    from undergrowth.report.run_record import best_accuracy, common_accuracy, differences, load_records, short_labels
     from undergrowth.report.tables import COSTS, NO_VALUE, score, table
 
-    with open_store(out) as store:
-        records = load_records(store, runs)
+    folder, names = find_runs(runs, out)
+    with open_store(folder) as store:
+        records = load_records(store, names)
     if len(records) < 2:
         raise InputError(f"compare needs at least two runs, and {', '.join(runs)} is one; see `undergrowth list`")
-    changed = differences(records)
+    changed, labels = differences(records), short_labels(records)
     target = common_accuracy(records) if accuracy is None else accuracy
     reached = [None if target is None else record.first_round_with(target) for record in records]
     if json:
         print_json({
             "runs": [record.run for record in records],
+            "labels": labels,
             "differences": changed,
             "totals": [record.totals for record in records],
             "common_accuracy": common_accuracy(records),
@@ -44,7 +40,8 @@ def compare(
             "to_reach_it": [row and {key: row[key] for key in _COSTS_TO_REACH} for row in reached],
         })  # fmt: skip
         return
-    rows: list[tuple[Any, ...]] = [(path, *values) for path, values in changed.items()]
+    rows: list[tuple[Any, ...]] = [("run", *(record.run for record in records))]
+    rows += [(path, *values) for path, values in changed.items()]
     rows.append(("status", *(record.row["status"] for record in records)))
     rows.append(("rounds", *(len(record.rounds) for record in records)))
     rows.append(("accuracy", *(score(record.totals.get("accuracy")) for record in records)))
@@ -52,7 +49,7 @@ def compare(
     rows.append(("loss", *(score(record.totals.get("loss")) for record in records)))
     for key, title, formatted in COSTS:
         rows.append((title, *(formatted(record.totals.get(key)) for record in records)))
-    columns = ["", *(record.run for record in records)]
+    columns = ["", *labels]
     number_columns = range(1, len(columns))
     screen = console()
     screen.print(table(columns, rows, right=number_columns))

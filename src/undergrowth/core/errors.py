@@ -34,6 +34,13 @@ class RunWarning(UserWarning):
     """A note of a run: something that the user should know and that does not end the run."""
 
 
+def describe_error(error: Exception) -> str:
+    """What an exception in a method's code says, for the end of a sentence."""
+    if isinstance(error, KeyError):  # its text is only the key
+        return f"KeyError: it looked up {error}, which is not there"
+    return str(error) or type(error).__name__
+
+
 def suggest(value: str, choices: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the known name that is meant, the nearest one, or all of them."""
     names = sorted(choices)

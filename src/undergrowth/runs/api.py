@@ -15,7 +15,7 @@ from undergrowth.runs import execution
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.formats import RENAMES
 from undergrowth.runs.opening import AUTO
-from undergrowth.runs.planning import plan_rows
+from undergrowth.runs.planning import describe_left_out, plan_rows
 from undergrowth.runs.progress import show_progress
 from undergrowth.runs.result import Result
 
@@ -105,7 +105,8 @@ def run(
 def plan(method: str | Method | Sequence[str | Method] | None = None, **arguments: Any) -> list[dict[str, Any]]:
     """The price of taking part, without training: one row per method and class of devices.
 
-    Takes the arguments of `run`. `method` may also be a list; without it, all methods are priced.
+    Takes the arguments of `run`. `method` may also be a list; without it, all methods are priced. A warning says which
+    of these are left out, and why.
     """
     several = isinstance(method, Iterable) and not isinstance(method, str)
     methods: list[Any] = list(method) if several else [] if method is None else [method]  # type: ignore[arg-type]
@@ -113,7 +114,11 @@ def plan(method: str | Method | Sequence[str | Method] | None = None, **argument
         _check_kind("method", each)
     named = next((name for name in methods if isinstance(name, str)), "fedavg")
     raw, objects = parse_arguments({"data": "digits", "model": "cnn", **arguments, "method": named})
-    return list(plan_rows(parse_experiment(raw), methods, objects["data"], objects["model"]))
+    left_out: dict[str, str] = {}
+    rows = list(plan_rows(parse_experiment(raw), methods, objects["data"], objects["model"], left_out))
+    for note in describe_left_out(left_out):
+        warnings.warn(note, stacklevel=2)
+    return rows
 
 
 def resume(
@@ -160,6 +165,8 @@ _KINDS: dict[str, tuple[Any, str, str]] = {
     "data": ((Dataset, Population), "a Dataset nor a Population", "datasets"),
     "model": (Callable, "callable", "models"),
 }
+# Settings of an experiment that apply to an object as well as to a name.
+_OBJECT_OPTIONS: dict[str, set[str]] = {"method": set(), "data": {"augment"}, "model": {"levels"}}
 _DICTIONARIES = {
     "options": '{"mu": 0.1}',
     "data_options": '{"train_samples": 500}',
@@ -189,7 +196,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
         objects[name] = None if isinstance(part, str) else part
         # The experiment spreads a Dataset over devices, which `holdout` is a setting of, and augments any data.
-        allowed = ({"holdout", "augment"} if isinstance(part, Dataset) else {"augment"}) if name == "data" else set()
+        allowed = _OBJECT_OPTIONS[name] | ({"holdout"} if isinstance(part, Dataset) else set())
         if is_hugging_face(part):
             allowed, part = {"holdout", "augment", *describe("hf").options}, "hf"
         if objects[name] is not None and options.keys() - allowed:

@@ -113,6 +113,7 @@ class Rung(Named):
 
 class ModelSection(Named):
     name: str = "cnn"
+    levels: dict[str, str] | None = None  # split level → first submodule above it; None: the model's own, or a guess
     ladder: tuple[Rung, ...] = ()
 
     @field_validator("ladder", mode="before")

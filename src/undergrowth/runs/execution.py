@@ -115,7 +115,7 @@ def resume(
             federation.notes.append(f"resumed with another source of {changed} than the run began with")
         if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in told.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
-        check_same_data(row, federation.population)
+        check_same_data(row, federation)
         with lock_run(store.folder / name), record_status(store, name, federation.notes):
             execution = Execution(store, name, experiment, federation)
             try:
@@ -181,7 +181,7 @@ def _do_step(
             run = enter_run(store, experiment, federation, {"method": None, "data": devices, "model": model})
         else:
             run = row["id"]
-            check_same_data(row, federation.population)
+            check_same_data(row, federation)
             federation.driver.start()
         federation.reseed(step.name)
         execution = Execution(store, run, experiment, federation)

@@ -18,7 +18,7 @@ from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.diagnosis import DIVERGED, describe_guessing
-from undergrowth.runs.evaluation import digest, score_all, score_devices, with_model
+from undergrowth.runs.evaluation import digest, evaluated_models, score_all, score_devices, with_model
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.opening import run_facts
 from undergrowth.runs.result import MODEL_FILE
@@ -63,7 +63,8 @@ class Execution:
     @property
     def weights(self) -> Weights:
         """The weights of the model that the run is about, after the last finished round."""
-        return final_model(self.federation).weights
+        model, weights = final_model(self.federation)
+        return model.complete(weights)
 
     def is_evaluated(self, row: Row) -> bool:
         """Whether the model was evaluated in that round. Other rows repeat the figures of the last evaluation."""
@@ -264,7 +265,9 @@ class Execution:
 def final_model(federation: Federation) -> ModelWeights:
     """The model that the run is about; where every device has its own, that of the device with most samples."""
     root, own = federation.driver.root, federation.world.states.all()
-    models = federation.method.models(federation.task, root.state, own)
-    population = federation.population
-    chosen = "global" if "global" in models else max(models, key=lambda n: population.size(n) if n in own else 0)
-    return with_model(federation.task, models[chosen])
+    models = evaluated_models(federation.method, federation.task, root.state, own)
+    population, devices = federation.population, set(federation.population.devices)
+    owners = {name: name.removeprefix("devices/") for name in models}
+    sizes = {name: population.size(owner) if owner in devices else 0 for name, owner in owners.items()}
+    chosen = "global" if "global" in models else max(sizes, key=lambda name: sizes[name])
+    return with_model(federation.task, models[chosen], chosen)

@@ -18,7 +18,8 @@ from typing import Any
 
 from undergrowth.core import Context, Packet, State
 from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
-from undergrowth.core.node import Command, Deadline, Drop, Node, RoundEnd
+from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
+from undergrowth.core.node import Node
 from undergrowth.engines import Engine, Job, Outcome, World
 from undergrowth.exchange import Entry, Ledger, Totals
 from undergrowth.simulation.clock import Clock, Timing
