@@ -15,7 +15,7 @@ Embeddings and LSTM layers always start as torch makes them, and normalisation l
 leaves linear layers to torch, as torchvision's ResNets do: the fan-out of the last layer is the number of classes,
 which would make its weights much too large. With torch's weights the signal loses two thirds of its variance in every
 layer that no normalisation follows, so that deep models without normalisation do not learn. With `he-in` the signal
-grows in every max-pooling, which He's rule does not count: the first steps of `cnn` are then so large that units die.
+grows in every max-pooling, which He's rule does not count, and the first steps of `cnn` overshoot.
 """
 
 from __future__ import annotations
