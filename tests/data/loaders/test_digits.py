@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from sklearn.datasets import load_digits
 
 from undergrowth.data import describe, load
 
