@@ -64,7 +64,7 @@ def run(
     data_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     threads: int | None = None,
-    evaluate_every: int | None = None,
+    evaluate_every: int | str | None = None,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
     **unknown: Any,
