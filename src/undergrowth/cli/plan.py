@@ -49,7 +49,7 @@ def plan(
     """
     from undergrowth.report.plan_page import write_plan_page
     from undergrowth.runs.config import parse_experiment
-    from undergrowth.runs.planning import Outline, default_methods, plan_rows, population_or_outline
+    from undergrowth.runs.planning import Outline, default_methods, describe_left_out, plan_rows, population_or_outline
 
     methods = list(dict.fromkeys(method or ()))
     flags = {
@@ -69,10 +69,10 @@ def plan(
         )
     if planned.start.trains:
         notes.append(f"not in these prices: {planned.start}, before the first round")
-    total = len(methods or default_methods(planned))
-    rows = list(_show_progress(plan_rows(planned, methods, population), total))
-    if not methods:
-        notes += _notes_on_missing_methods({row["method"] for row in rows}, planned)
+    left_out: dict[str, str] = {}
+    found = plan_rows(planned, methods, population, left_out=left_out)
+    rows = list(_show_progress(found, len(methods or default_methods(planned))))
+    notes += describe_left_out(left_out)
     path = write_plan_page(rows, planned, notes, target) if target is not None else None
     for note in notes:
         typer.echo(f"note: {note}", err=True)
@@ -82,23 +82,6 @@ def plan(
         _print_plan(rows, planned)
     if path is not None:
         typer.echo(f"wrote the page to '{path}'", err=True)
-
-
-def _notes_on_missing_methods(planned_methods: set[str], planned: Experiment) -> list[str]:
-    from undergrowth.methods import METHODS
-    from undergrowth.runs.planning import default_methods
-
-    missing = [name for name in default_methods(planned) if name not in planned_methods]
-    needs_public = {name for name, method in METHODS.items() if method.needs_public}
-    without_data = [] if planned.public.given else [name for name in missing if name in needs_public]
-    unsupported = [name for name in missing if name not in without_data]
-    notes = []
-    if without_data:
-        notes.append(f"left out, because they need data at the server (-s public=0.1): {', '.join(without_data)}")
-    if unsupported:
-        names = ", ".join(unsupported)
-        notes.append(f"left out, because they do not support the model '{planned.model.name}': {names}")
-    return notes
 
 
 def _show_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:

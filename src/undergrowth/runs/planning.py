@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,13 @@ def plan_rows(
     methods: Sequence[str | Method] = (),
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
+    left_out: dict[str, str] | None = None,
 ) -> Iterator[Row]:
     """One row per method and class of devices, with the price of one round of one device.
 
     That device is the one with the median time in its class. `fitting` counts the devices of the class that could take
     part. Without `methods`, prices every method that runs on devices and works with the model, after the user's own
-    method if the experiment names one.
+    method if the experiment names one; `left_out` gets the other methods, each with the reason.
     """
     if getattr(data, "public", None) is not None:
         # The public samples are taken out already.
@@ -52,9 +54,11 @@ def plan_rows(
             clock.tracer = next((known for known in tracers if known.client == chosen.client), clock.tracer)
             tracers.append(clock.tracer)
             prospects = {each.device: each for each in price_devices(federation, chosen.server.accepts_partial)}
-        except InputError:
+        except InputError as error:
             if methods or not isinstance(prepared, Model):
                 raise
+            if left_out is not None:
+                left_out[str(method)] = str(error)
             continue  # this method does not work with the model, and the user did not ask for it by name
         name = method if isinstance(method, str) else type(method).__name__.lower()
         deadline = None if chosen.server.asynchronous else experiment.fleet.deadline
@@ -62,6 +66,14 @@ def plan_rows(
             priced = [prospects[device] for device in devices if device in prospects]
             if priced:
                 yield _row(name, tier, devices, priced, federation.population, deadline)
+
+
+def describe_left_out(left_out: Mapping[str, str]) -> list[str]:
+    """A note for each reason why methods are left out of a plan."""
+    by_reason: dict[str, list[str]] = {}
+    for method, reason in left_out.items():
+        by_reason.setdefault(re.sub(rf"\b{re.escape(method)}\b", "the method", reason), []).append(method)
+    return [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
 
 
 def default_methods(experiment: Experiment) -> list[str]:
