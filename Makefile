@@ -30,6 +30,7 @@ bench: .venv/base  ## the benchmarks, each against a reference in the same run; 
 	-$(BIN)/undergrowth bench loop
 	-$(BIN)/undergrowth bench clock
 	-$(BIN)/undergrowth bench placement
+	-$(BIN)/undergrowth bench start
 	-$(BIN)/undergrowth bench engines
 
 .venv/base: pyproject.toml

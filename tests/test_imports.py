@@ -24,6 +24,13 @@ def test_what_only_some_runs_need_is_not_loaded_for_all():
     assert not loaded("from undergrowth import run; import undergrowth.data, undergrowth.engines") & rare
 
 
+@pytest.mark.parametrize("model", ["cnn", "mlp"])
+def test_a_first_run_does_not_load_what_takes_longer_than_the_run(tmp_path, model):
+    statement = f"from undergrowth import run; run(model={model!r}, rounds=1, out={str(tmp_path)!r})"
+    slow = {"sklearn", "scipy", "sympy", "torch._dynamo", "pandas", "ray", "plotly"}
+    assert not loaded(statement) & slow
+
+
 def test_every_public_name_can_be_imported():
     names = [
         "run",

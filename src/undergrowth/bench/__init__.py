@@ -69,6 +69,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
         "a million device-rounds of bookkeeping, and what the clock and ledger add to training",
         _measure("clock"),
     ),
+    "start": ("from the shell to the end of a first round, against importing torch", _measure("start")),
     "placement": (
         "simulated: placement policies on workers of different speeds, against the lower bound",
         _measure("placement"),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,12 @@ class Model:
             return self
         bound = BoundModule(copy.deepcopy(self.module).to(torch_device), self.binding.levels)
         return Model(self.build, torch_device, self.mixed, self.not_alone, bound)
+
+    def for_another_thread(self) -> Model:
+        """The same model with layers of its own: while it runs, a model writes the weights into its layers."""
+        shared = {id(tensor): tensor for tensor in chain(self.module.parameters(), self.module.buffers())}
+        bound = BoundModule(copy.deepcopy(self.module, shared))
+        return Model(self.build, self.torch_device, self.mixed, self.not_alone, bound)
 
     def with_precision(self, mixed: bool) -> Model:
         """The model with training passes in bfloat16 (`mixed`) or in full precision."""

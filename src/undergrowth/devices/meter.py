@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from undergrowth.core import tensors_in
 from undergrowth.core.pytree import map_leaves, map_tensors, signature
+from undergrowth.devices.output_shapes import infer_outputs
 
 _READ = torch.ops.aten._local_scalar_dense.default  # called by `item`, `float`, `bool` and `if`
 _COPY = torch.ops.aten._to_copy.default
@@ -121,7 +122,9 @@ def _run_on_meta(func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
     cached = _CACHE.get(key) if _is_pure(func) else None
     if cached is not None:
         return map_tensors(_empty_like, cached[0]), cached[1]
-    outputs = func(*args, **kwargs)
+    outputs = infer_outputs(func, args, kwargs)
+    if outputs is NotImplemented:
+        outputs = func(*args, **kwargs)
     flops = _count_flops(func, args, kwargs, outputs)
     if _is_pure(func) and _all_new(outputs, args):
         if len(_CACHE) >= _MAX_CACHED_OPERATIONS:

@@ -50,7 +50,7 @@ def mean_curve(store: Store, runs: Sequence[str], metric: str) -> Curve:
         return ()
     by_round: dict[int, list[float]] = {}
     for run in runs:
-        every = stored_experiment(store.run(run)).run.evaluate_every
+        every = int(stored_experiment(store.run(run)).run.evaluate_every)
         rounds = store.rounds(run)
         for row in rounds:
             value = finite(row.get(metric))

@@ -66,7 +66,7 @@ def run(
     data_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     threads: int | None = None,
-    evaluate_every: int | None = None,
+    evaluate_every: int | str | None = None,
     checkpoint_every: int | None = None,
     if_all_refused: str | None = None,
     callbacks: Sequence[Any] | None = None,

@@ -20,6 +20,7 @@ from undergrowth.runs.fields import (
     Above0,
     AtLeast0,
     Count,
+    CountOrAuto,
     Fraction,
     FractionAbove0,
     FractionBelow1,
@@ -186,7 +187,7 @@ class RunSection(Section):
     address: str | None = None
     # Threads of torch in one process. The batches of devices are too small to gain from more than one.
     threads: Annotated[Count, Field(le=1024)] = 1
-    evaluate_every: Count = 1
+    evaluate_every: CountOrAuto = 1
     checkpoint_every: Count = 1
     if_all_refused: Literal["stop", "continue"] = "stop"
 
@@ -231,8 +232,8 @@ class Experiment(Section):
         settings = Train(
             **self.train.model_dump(exclude={"sampler", "selector"}),
             deadline=self.fleet.deadline,
-            # Any round may be the last one of a run with limits.
-            evaluate_every=1 if self.stop.given else self.run.evaluate_every,
+            # Any round may be the last one of a run with limits. A run replaces `auto` by a number before it starts.
+            evaluate_every=1 if self.stop.given or self.run.evaluate_every == "auto" else int(self.run.evaluate_every),
         )
         learning_rate(settings, 0)
         return settings

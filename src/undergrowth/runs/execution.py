@@ -16,8 +16,9 @@ from undergrowth.data import Dataset, Population
 from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
 from undergrowth.runs.callback import Callbacks
-from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.evaluation_interval import choose_interval
+from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.ongoing_run import Execution, OnRound
 from undergrowth.runs.opening import AUTO, check_same_data, enter_run, open_federation
@@ -53,6 +54,8 @@ def start(
     told = Callbacks(callbacks)
     experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model)
+    if experiment.run.evaluate_every == "auto":
+        experiment, federation = _with_interval(experiment, federation, model)
     try:
         steps = prepare_phase(experiment, federation, model)
         experiment = open_federation(experiment, federation)
@@ -69,6 +72,18 @@ def start(
         federation.driver.close()
     told.end(result)
     return result
+
+
+def _with_interval(
+    experiment: Experiment, federation: Federation, model: Callable[[], nn.Module] | None
+) -> tuple[Experiment, Federation]:
+    """The experiment with the number that `evaluate_every: auto` stands for, and its federation."""
+    every, reason = choose_interval(experiment, federation)
+    experiment = experiment.model_copy(update={"run": experiment.run.model_copy(update={"evaluate_every": every})})
+    # The nodes know the interval, too: some methods do more in a round that is evaluated.
+    chosen = federate(experiment.with_population(), federation.method, federation.device_data, model)
+    chosen.notes = [*federation.notes, reason]
+    return experiment, chosen
 
 
 @restore_torch_settings()

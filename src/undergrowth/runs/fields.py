@@ -21,6 +21,12 @@ def _as_text(value: Any) -> Any:
     return fspath(value) if isinstance(value, PathLike) else value
 
 
+def _count_or_auto(value: Any) -> Any:
+    if value != "auto" and (type(value) is not int or not 1 <= value <= MAX_WHOLE_NUMBER):
+        raise ValueError("should be a whole number of at least 1, or auto")
+    return value
+
+
 NO_BOOLEANS = BeforeValidator(_refuse_booleans)
 Number = Annotated[float, NO_BOOLEANS, Field(allow_inf_nan=False)]
 Above0 = Annotated[Number, Field(gt=0, le=MAX_NUMBER)]
@@ -30,4 +36,5 @@ FractionAbove0 = Annotated[Number, Field(gt=0, le=1)]
 FractionBelow1 = Annotated[Number, Field(ge=0, lt=1)]
 Whole = Annotated[int, NO_BOOLEANS]
 Count = Annotated[Whole, Field(ge=1, le=MAX_WHOLE_NUMBER)]
+CountOrAuto = Annotated[int | str, BeforeValidator(_count_or_auto)]
 Place = Annotated[str, Field(min_length=1), BeforeValidator(_as_text)]

@@ -163,7 +163,7 @@ class Execution:
         for end in ends:
             answers = {"arrived": end.arrived, "lost": end.lost, "refused": end.refused, "late": end.dropped}
             row = {"round": end.round + 1, **self._costs(), **{name: len(each) for name, each in answers.items()}}
-            due = row["round"] % self.experiment.run.evaluate_every == 0 or not self.scores
+            due = row["round"] % int(self.experiment.run.evaluate_every) == 0 or not self.scores
             if due or driver.root.done or stop.exhausted(row):
                 self._evaluate(row["round"])
             rows.append({**row, **self.scores, "wall_seconds": self.wall_seconds, **facts})

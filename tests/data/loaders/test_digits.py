@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from sklearn.datasets import load_digits
 
 from undergrowth.data import describe, load
 
@@ -17,3 +18,12 @@ def test_digits() -> None:
     assert np.bincount(np.asarray(dataset.test_y)).min() >= 34  # every class has its fifth
     assert dataset.missing_classes == ()
     assert np.array_equal(x, np.asarray(load("digits").x))
+
+
+def test_the_file_is_read_as_scikit_learn_reads_it() -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    dataset = load("digits")
+    read = np.concatenate([np.asarray(dataset.x), np.asarray(dataset.test_x)])
+    scaled = (pixels.reshape(-1, 1, 8, 8) / 16 - 0.3053).astype(np.float32)
+    assert sorted(row.tobytes() for row in read) == sorted(row.tobytes() for row in scaled)
+    assert np.array_equal(np.bincount(np.concatenate([dataset.y, dataset.test_y])), np.bincount(labels))
