@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from undergrowth import simulation as simulation
     from undergrowth import topology as topology
     from undergrowth.core import InputError, RunError
-    from undergrowth.runs import Result, load, plan, resume, run
+    from undergrowth.report import plan
+    from undergrowth.runs import Result, load, resume, run
 
 # Names and packages are imported when they are first used, so that `undergrowth --help` does not wait for torch.
 _NAMES = {
     "run": "undergrowth.runs",
     "resume": "undergrowth.runs",
     "load": "undergrowth.runs",
-    "plan": "undergrowth.runs",
+    "plan": "undergrowth.report",
     "Result": "undergrowth.runs",
     "InputError": "undergrowth.core",
     "RunError": "undergrowth.core",
