@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 from torch import nn
@@ -20,6 +19,8 @@ from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.outline import Outline, population_or_outline
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.preview import Prospect, price_devices
+
+MAX_ARRIVALS = 10_000  # that a round of an asynchronous server is taken to need
 
 Row = dict[str, Any]
 Settings = tuple[Client, Train, LinksSection]  # what the work of a client depends on
@@ -123,7 +124,9 @@ def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, 
     server, train, asked = federation.method.server, federation.task.train, federation.first_round.packets
     if server.asynchronous:
         able = [each for each in priced if not each.timing.lost]
-        needed = next(number for number in count(1) if server.ready(Progress(number, 0, len(asked), False)))
+        numbers = range(1, MAX_ARRIVALS + 1)
+        ready = (number for number in numbers if server.ready(Progress(number, 0, len(asked), False)))
+        needed = next(ready, len(asked))  # a server that never says so steps when all are back
         everybody = len(asked) >= len(priced)
         rates = {each.device: 1 / max(each.timing.seconds, 1e-9) if everybody else 1.0 for each in able}
         return {device: train.rounds * needed * rate / sum(rates.values()) for device, rate in rates.items()}
