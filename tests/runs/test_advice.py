@@ -57,6 +57,7 @@ def test_late_devices_count_until_the_deadline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("options", "arrivals"), [({"buffer": 4, "concurrency": 6}, 4), ({"buffer": 2}, 2)])
 def test_a_round_of_an_asynchronous_method_is_a_number_of_arrivals(options: dict[str, int], arrivals: int) -> None:
     rows = ug.plan("fedbuff", options=options, rounds=5, **SMALL)  # all devices are equal
+    assert sum(row["run_jobs"] for row in rows) == pytest.approx(5 * arrivals)
     assert sum(row["run_joules"] for row in rows) == pytest.approx(5 * arrivals * rows[0]["joules"], rel=0.05)
 
 

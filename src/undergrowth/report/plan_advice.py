@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from undergrowth.report.tables import count, duration, energy, size
-from undergrowth.runs.advice import Change, NextClass, best_method, fitting_classes, run_joules
+from undergrowth.runs.advice import Change, NextClass, best_method, fitting_classes, run_jobs, run_joules
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.planning import Row, takes_part
 
@@ -32,7 +32,9 @@ def _participation(rows: Sequence[Row], planned: Experiment) -> str:
         return f"{best}: {figures} can take part{by}, in {in_classes}"
     same = [name for name in devices if name != best and _reach(rows, name) == _reach(rows, best)]
     if len(same) == len(devices) - 1:
-        return f"With every method, {figures} can take part{by}, in {in_classes}; none needs less energy than {best}"
+        return (
+            f"With every method, {figures} can take part{by}, in {in_classes}; {best} needs the least energy a device"
+        )
     sentence = f"Most devices can take part{by} with {best}: {figures}, in {in_classes}"
     if same:
         more = len(same) - MAX_EQUALS_NAMED
@@ -53,7 +55,10 @@ def _energy(rows: Sequence[Row], planned: Experiment) -> str:
     rising = sorted(methods, key=lambda name: run_joules(rows, name))
     listed = ", ".join(f"{name} {energy(run_joules(rows, name))}" for name in rising)
     rounds = planned.train.rounds
-    return f"Energy of all devices in {count(rounds)} round{'s' if rounds > 1 else ''}: {listed}"
+    sentence = f"Energy of all devices in {count(rounds)} round{'s' if rounds > 1 else ''}: {listed}"
+    jobs = {name: round(run_jobs(rows, name) / rounds) for name in rising}
+    fewer = [f"{count(jobs[name])} with {name}" for name in rising if jobs[name] < max(jobs.values())]
+    return sentence + (f"; a round has {count(max(jobs.values()))} jobs, but {', '.join(fewer)}" if fewer else "")
 
 
 def _batteries(rows: Sequence[Row], planned: Experiment, method: str) -> list[str]:

@@ -161,6 +161,7 @@ def _price_class(
         "device_bytes": profile.memory,
         "shortest_deadline": typical.shortest_deadline,
         "ratio": typical.ratio,
+        "run_jobs": sum(jobs.get(each.device, 0.0) for each in priced),
         "run_joules": sum(each.spent(deadline) * jobs.get(each.device, 0.0) for each in priced),
         "battery_rounds": None if profile.battery is None or not joules else int(profile.battery / joules),
     }
