@@ -26,7 +26,7 @@ TOPOLOGIES = ("star", TREE)
 
 def test_the_number_of_cases_does_not_shrink() -> None:
     assert {name.partition(" ")[0] for name in COMPARED} == set(ENGINES) - {"serial"}
-    assert len(METHODS) * len(COMPARED) * len(TOPOLOGIES) >= 24 * 4 * 2
+    assert len(METHODS) * len(COMPARED) * len(TOPOLOGIES) >= 29 * 4 * 2
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,8 @@ from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.execution import start
 from undergrowth.runs.federation import federate
+from undergrowth.sweeps.grid import expand
+from undergrowth.sweeps.planned_sweep import plan_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -122,7 +124,10 @@ def check_yaml(block: Block, place: str) -> None:
         fleet.write_text(block.text, encoding="utf-8")
         assert describe_fleet(fleet), place
         return
-    assert set(raw) <= set(Experiment.model_fields), f"{place}: neither an experiment nor a fleet file"
+    assert set(raw) <= {*Experiment.model_fields, "sweep"}, f"{place}: neither an experiment nor a fleet file"
+    if sum(len(variant.raws) for variant in expand(raw)) > 1:
+        plan_sweep(raw)  # checks every variant
+        return
     settings = parse_experiment(raw)
     settings.train_settings()
     if block.mark == "run":

@@ -9,36 +9,41 @@ print(result.accuracy, result.ledger.bytes_up)
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from undergrowth import core, data, devices, engines, learning, methods, models, report, reproduce
+    from undergrowth import core, data, devices, engines, learning, methods, models, report, reproduce, sweeps
     from undergrowth import simulation as simulation
     from undergrowth import topology as topology
     from undergrowth.core import InputError, RunError
     from undergrowth.report import plan
-    from undergrowth.runs import Result, load, resume, run
+    from undergrowth.runs import Result, list, load, resume, run
+    from undergrowth.sweeps import SweepResult, sweep
 
 # Names and packages are imported when they are first used, so that `undergrowth --help` does not wait for torch.
 _NAMES = {
     "run": "undergrowth.runs",
     "resume": "undergrowth.runs",
     "load": "undergrowth.runs",
+    "list": "undergrowth.runs",
     "plan": "undergrowth.report",
+    "sweep": "undergrowth.sweeps",
     "Result": "undergrowth.runs",
+    "SweepResult": "undergrowth.sweeps",
     "InputError": "undergrowth.core",
     "RunError": "undergrowth.core",
 }
 _PACKAGES = (
     "core", "data", "devices", "engines", "learning", "methods", "models", "report", "reproduce", "runs", "simulation",
-    "topology",
+    "sweeps", "topology",
 )  # fmt: skip
 
 __all__ = [
-    "InputError", "Result", "RunError", "core", "data", "devices", "engines", "learning", "load", "methods", "models",
-    "plan", "report", "reproduce", "resume", "run", "simulation", "topology",
+    "InputError", "Result", "RunError", "SweepResult", "core", "data", "devices", "engines", "learning", "list", "load",
+    "methods", "models", "plan", "report", "reproduce", "resume", "run", "simulation", "sweep", "sweeps", "topology",
 ]  # fmt: skip
 
 
@@ -50,5 +55,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'undergrowth' has no attribute '{name}'")
 
 
-def __dir__() -> list[str]:
+def __dir__() -> Iterable[str]:
     return sorted([*globals(), *_NAMES, *_PACKAGES])

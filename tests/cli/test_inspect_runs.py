@@ -1,4 +1,4 @@
-"""`undergrowth list`, `show`, `compare`, `report`."""
+"""`undergrowth list`, `show`, `compare`, `report`, `export`."""
 
 from __future__ import annotations
 
@@ -44,10 +44,19 @@ def test_compare(type_command, runs_folder: str) -> None:
     first, second = ids(runs_folder)
     done = type_command("compare", first, "last", "--out", runs_folder)
     assert done.exit_code == 0, done.output
-    for words in (first, second, "method.mu", "0.5", "learning efficiency", "to reach an accuracy of"):
+    for words in (
+        first,
+        second,
+        "fedprox, mu 0.5",
+        "method.mu",
+        "0.5",
+        "learning efficiency",
+        "to reach an accuracy of",
+    ):
         assert words in done.stdout
     assert "train.lr" not in done.stdout  # equal in both runs
     found = last_json(type_command("compare", first, "last", "--out", runs_folder, "--json").stdout)
+    assert found["labels"] == ["fedavg", "fedprox, mu 0.5"]
     assert found["differences"] == {"method.name": ["fedavg", "fedprox"], "method.mu": [None, 0.5]}
     best = [max(row["accuracy"] for row in Store(runs_folder).rounds(run)) for run in (first, second)]
     assert found["common_accuracy"] == min(best)
@@ -66,3 +75,26 @@ def test_report(type_command, runs_folder: str) -> None:
     assert Path("page.html").stat().st_size > 1_000_000
     found = last_json(type_command("report", "last", "--out", runs_folder, "--json").stdout)
     assert found == {"report": "report.html", "runs": ids(runs_folder)[-1:]}
+
+
+def test_report_of_a_pattern_with_groups(type_command, runs_folder: str) -> None:
+    done = type_command("report", f"{runs_folder}/*", "--group", "method.mu", "-o", "page.html")
+    assert done.exit_code == 0, done.output
+    assert "</span>mu 0.5</button>" in Path("page.html").read_text(encoding="utf-8")
+    done = type_command("report", f"{runs_folder}/*", "--group", "train.ls")
+    assert done.exit_code == 2 and "did you mean 'train.lr'" in done.stderr
+
+
+def test_export(type_command, runs_folder: str) -> None:
+    done = type_command("export", f"{runs_folder}/*", "--csv")
+    assert done.exit_code == 0 and len(done.stdout.splitlines()) == 1 + 2 * 2
+    done = type_command("export", "last", "--latex", "-o", "table.tex", "--out", runs_folder)
+    assert done.exit_code == 0 and done.stdout.strip() == "table.tex"
+    assert Path("table.tex").read_text(encoding="utf-8").startswith(r"\begin{tabular}")
+    for words, message in (
+        ((), "export needs one of"),
+        (("--csv", "--latex"), "not --csv and --latex"),
+        (("--parquet",), "-o FILE"),
+    ):
+        done = type_command("export", "last", *words, "--out", runs_folder)
+        assert done.exit_code == 2 and message in done.stderr

@@ -8,6 +8,7 @@ import pytest
 
 import undergrowth as ug
 from tests.cli.conftest import last_json
+from tests.packed_pages import figures_of
 from undergrowth.core import InputError
 from undergrowth.report.tables import duration, size
 from undergrowth.runs.config import parse_experiment
@@ -28,7 +29,8 @@ def test_tables_and_page(type_command) -> None:
         assert words in done.stdout
     assert "\x1b" not in done.output
     text = Path("plan.html").read_text(encoding="utf-8")
-    assert "heatmap" in text and "Possible participants" in text
+    assert "Possible participants" in text
+    assert "heatmap" in [trace["type"] for figure in figures_of(text).values() for trace in figure["data"]]
     assert type_command("plan", *SMALL, "-o", ".").exit_code == 2
 
 
@@ -62,7 +64,7 @@ def test_json(type_command) -> None:
 def test_all_methods_by_default(type_command) -> None:
     Path("my.yaml").write_text("model: logistic\nmethod: {name: fedprox, mu: 0.5}\ndata: {clients: 3}\n")
     done = type_command("plan", "my.yaml", "--json")
-    assert "they need data at the server (-s public=0.1): fedmd, fedat, fedkad" in done.stderr
+    assert "left out: fedmd, fedat, fedkad: public: the method needs data that the server holds" in done.stderr
     methods = {row["method"] for row in last_json(done.stdout)}
     assert {"fedavg", "fedprox", "fedbuff", "local"} <= methods and not {"central", "fedmd"} & methods
     rows = last_json(type_command("plan", "my.yaml", "--method", "central", "--json").stdout)

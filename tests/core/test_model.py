@@ -174,8 +174,11 @@ def test_a_module_that_is_no_chain_has_its_last_linear_layer_as_head() -> None:
     model = Model(Characters)
     assert model.levels == {"head": "out"} and model.trainable("head") == ("out.weight", "out.bias")
     assert "scale" not in model.shapes, "what the state dict leaves out is no weight"
-    with pytest.raises(InputError, match=r"nn\.Sequential"):
-        model.run(model.initial(0), torch.ones(1, 2, 2), stop="head")
+    weights, x = model.initial(0), torch.ones(1, 2, 2)
+    features = model.run(weights, x, stop="head").logits
+    assert torch.equal(features, model.run(weights, x, maps=("head",)).maps["head"]) and features.shape == (1, 4)
+    with pytest.raises(InputError, match="split 'head': the model cannot run from features before"):
+        model.run(weights, features, start="head")
 
 
 def test_a_chain_without_names_has_its_last_stage_with_parameters_as_head() -> None:

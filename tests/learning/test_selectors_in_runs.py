@@ -106,10 +106,16 @@ def test_parts_of_a_model_can_be_asked_too(run: Run, method: str, text: str) -> 
 
 
 def test_a_selector_that_needs_maps_says_so_to_a_model_without(run: Run) -> None:
-    from ..runs.objects import Own, linear
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(10))
 
-    with pytest.raises(ug.InputError, match=r"feature maps need a model that is an nn.Sequential of stages"):
-        run(data=Own(), clients=None, partition=None, model=linear, selector="kmeans:0.5")
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)[:, :10] * self.weight
+
+    with pytest.raises(ug.InputError, match="split 'head' is not a level of this model; it has none"):
+        run(model=Scale, selector="kmeans:0.5")
 
 
 def test_a_wrong_one_is_refused_before_anything_starts(tmp_path: Path, run: Run) -> None:

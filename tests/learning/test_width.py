@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -10,6 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from undergrowth.core import InputError, Model, Packet, Task, View
 from undergrowth.learning import WidthOptions, WidthServer, widths_of
@@ -210,3 +212,69 @@ def test_an_upload_that_is_no_slice_is_refused() -> None:
     assert "the slice's is" in str(server.check(task, Packet(whole.initial(0), good)))
     assert "not a tensor of the model" in str(server.check(task, Packet({"odd": torch.ones(1)}, good)))
     assert "no tensor" in str(server.check(task, Packet({}, good)))
+
+
+def test_channels_of_frozen_tensors_are_not_sliced() -> None:
+    def net() -> nn.Module:
+        layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3)]
+        layers[0].requires_grad_(False)
+        return nn.Sequential(*layers)
+
+    model = Model(net)
+    widths, weights = widths_of(model), model.initial(0)
+    shapes = {name: tuple(value.shape) for name, value in widths.cut(weights, 0.5).items() if value.dim() > 1}
+    assert shapes == {"2.weight": (3, 8, 1, 1), "5.weight": (3, 108)}
+    assert model(widths.cut(weights, 0.5), torch.ones(2, 1, 8, 8)).shape == (2, 3)
+
+
+class Functional(nn.Module):
+    """Functions between layers that only torch-pruning understands, and layers that keep their width."""
+
+    def __init__(self, rows: bool = True) -> None:
+        super().__init__()
+        self.rows = rows
+        self.first, self.norm = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6)
+        self.second, self.groups = nn.Conv2d(6, 8, 3), nn.GroupNorm(4, 8)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.hidden, self.layer_norm = nn.Linear(32, 12), nn.LayerNorm(12)
+        self.left, self.right, self.joined = nn.Linear(12, 4), nn.Linear(12, 4), nn.Linear(8, 6)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(functional.relu(self.norm(self.first(x))), 1)
+        x = functional.max_pool2d(self.groups(self.second(x)), 2)
+        x = x + self.depthwise(x)
+        x = x.view(x.size(0), -1) if self.rows else x.view(-1, 32)
+        x = self.layer_norm(functional.dropout(self.hidden(x), training=self.training))
+        return self.out(self.joined(torch.cat([self.left(x), self.right(x)], 1)))
+
+
+def test_other_models_are_sliced_by_their_dependencies() -> None:
+    pytest.importorskip("torch_pruning")
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    model = Model(Functional).with_example(x)
+    widths, weights = widths_of(model), model.initial(1)
+    cut = widths.cut(weights, 0.5)
+    shapes = {name.split(".")[0]: tuple(value.shape) for name, value in cut.items() if name.endswith(".weight")}
+    assert shapes == {
+        "first": (3, 1, 3, 3), "norm": (3,), "second": (4, 3, 3, 3), "groups": (4,), "depthwise": (4, 1, 3, 3),
+        "hidden": (12, 16), "layer_norm": (12,), "left": (4, 12), "right": (4, 12), "joined": (3, 8), "out": (3, 3),
+    }  # fmt: skip
+    # The slice computes what a module of that size computes with its weights.
+    narrow = Functional()
+    narrow.first, narrow.norm, narrow.second = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)
+    narrow.groups, narrow.depthwise = nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+    narrow.hidden, narrow.joined, narrow.out = nn.Linear(16, 12), nn.Linear(8, 3), nn.Linear(3, 3)
+    narrow.load_state_dict(dict(cut))
+    with widths.set_groups(model, cut):
+        torch.testing.assert_close(model(cut, x), narrow.eval()(x))
+    with pytest.raises(InputError, match=r"cannot be sliced by width: a slice of ratio 0\.5"):
+        widths_of(Model(lambda: Functional(rows=False)).with_example(x))
+
+
+def test_without_torch_pruning_the_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    with pytest.raises(
+        InputError, match=r"it computes 'max_pool2d', which.*; pip install 'undergrowth\[prune\]' adds torch-pruning"
+    ):
+        widths_of(Model(Functional).with_example(torch.ones(1, 1, 8, 8)))

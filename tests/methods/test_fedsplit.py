@@ -123,7 +123,7 @@ def test_the_lower_part_is_what_made_the_maps_and_the_upper_part_is_trained_on_t
     expected = net.state_dict()
     for name in upper:
         torch.testing.assert_close(composed[name], expected[name], rtol=1e-5, atol=1e-6)
-    assert method.personal(task, state, {}) is composed
+    assert method.personal(task, state, {}, "a") is composed
 
 
 class TwoClasses:

@@ -66,7 +66,7 @@ def test_every_method_learns_something_finite_and_is_made_of_fields(task: Task, 
     start = task.model.initial(Context(9, "root", 0).key("model"))
     assert models and all(torch.isfinite(w[k].double()).all() for w in models.values() for k in w)
     assert not any(same(dict(weights), start) for weights in models.values())
-    personal = method.personal(task, state, own["a"])
+    personal = method.personal(task, state, own["a"], "a")
     assert personal.keys() == task.model.shapes.keys()
     for option in fields(method):  # type: ignore[arg-type]
         with pytest.raises(FrozenInstanceError):
@@ -117,4 +117,4 @@ def test_before_the_first_round_the_bounds_show_the_common_start(task: Task) -> 
     root = Node("root", Local().server, task, ("a",), 1, seed=9)
     root.start()
     assert Local().models(task, root.state, {}).keys() == {"start"}
-    assert same(dict(Local().personal(task, root.state, {})), dict(Local().models(task, root.state, {})["start"]))
+    assert same(dict(Local().personal(task, root.state, {}, "a")), dict(Local().models(task, root.state, {})["start"]))

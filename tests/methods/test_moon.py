@@ -93,19 +93,6 @@ def distance(one: ug.Result, other: ug.Result) -> float:
     return float(sum((a - b).detach().square().sum() for a, b in pairs).sqrt())
 
 
-def test_a_model_without_stages_is_refused_before_the_first_round(tmp_path: Path) -> None:
-    class Plain(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = torch.nn.Linear(64, 10)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(x.flatten(1))
-
-    with pytest.raises(ug.InputError, match="of stages"):
-        ug.run("moon", clients=3, model=Plain, rounds=1, out=str(tmp_path))
-
-
 def test_a_device_without_samples_sends_a_model_without_weight(task: Task) -> None:  # noqa: F811
     nothing = Shard(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     up, _ = Moon().client.local(task, Packet(task.model.initial(1)), nothing, {}, Context(0, "a", 0))

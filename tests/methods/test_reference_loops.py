@@ -10,7 +10,7 @@ from undergrowth.methods import METHODS
 
 AVERAGING, FEW_SHOT = "test_reference_averaging", "test_reference_few_shot"
 FINE_TUNING, DISTILLATION = "test_reference_fine_tuning", "test_reference_distillation"
-ASYNCHRONOUS = "test_reference_asynchronous"
+ASYNCHRONOUS, CORRECTIONS = "test_reference_asynchronous", "test_reference_corrections"
 WIDTH = "test_width::test_each_coordinate_is_the_mean_of_those_who_trained_it_and_else_stays"
 
 # Method → file in this folder and test. A new method adds its line.
@@ -19,6 +19,11 @@ REFERENCE_LOOPS = {
     "central": f"{AVERAGING}::test_central",
     "fedavg": f"{AVERAGING}::test_fedavg",
     "fedprox": f"{AVERAGING}::test_fedprox",
+    "fedsgd": f"{CORRECTIONS}::test_fedsgd",
+    "scaffold": f"{CORRECTIONS}::test_scaffold",
+    "fednova": f"{CORRECTIONS}::test_fednova",
+    "feddyn": f"{CORRECTIONS}::test_feddyn",
+    "fedbn": f"{CORRECTIONS}::test_fedbn",
     "fedavgm": f"{AVERAGING}::test_fedavgm",
     "fedadam": f"{AVERAGING}::test_fedadam",
     "fedyogi": f"{AVERAGING}::test_fedyogi",

@@ -80,7 +80,8 @@ def test_a_part_of_learning_is_used_by_two_methods_at_least() -> None:
         for module in reachable_parts(method_files(method)):
             users.setdefault(module, set()).add(method)
     modules = {f"{LEARNING}.{path.stem}" for path in (PACKAGE / "learning").glob("*.py")} - {f"{LEARNING}.__init__"}
-    assert {module for module in modules if len(users.get(module, ())) < 2} == {f"{LEARNING}.samplers"}  # of the run
+    of_the_run = {f"{LEARNING}.samplers", f"{LEARNING}.augmentation"}
+    assert {module for module in modules if len(users.get(module, ())) < 2} == of_the_run
 
 
 def clients_of(method: Method) -> list[Any]:

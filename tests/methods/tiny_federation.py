@@ -72,7 +72,8 @@ def simulate(
     paces: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[State, dict[str, Any]]:
     """The root's state and the devices' own states after some rounds of a star on the serial engine."""
-    root = Node("root", method.server, task, tuple(SHARDS), rounds, seed=SEED)
+    total = sum(len(shard) for shard in SHARDS.values())
+    root = Node("root", method.server, task, tuple(SHARDS), rounds, seed=SEED, samples=total)
     world = World(task, method.client, {"root": method.server}, Devices())
     simulation = Simulation({"root": root}, {}, SerialEngine(), world, GivenClock(limits, paces))
     simulation.start()

@@ -67,7 +67,7 @@ def test_frozen_vectors_are_not_part_of_the_state(tmp_path: Path) -> None:
     trained = Model(builder("lstm-words", (6,), 4, vocabulary=20, embedding=DIMENSION, hidden=8))
     assert not [name for name in frozen.shapes if name.startswith("embedding")]
     assert set(trained.shapes) - set(frozen.shapes) == {"embedding.vectors.weight"}
-    assert [table.shape for table in frozen.constants] == [(11, DIMENSION)] and not trained.constants
+    assert [table.shape for table in frozen.constants.values()] == [(11, DIMENSION)] and not trained.constants
     weights, tokens = frozen.initial(3), torch.randint(0, 30, (5, 6))
     assert frozen(weights, tokens).shape == trained(trained.initial(3), tokens).shape == (5, 4)
     # The two LSTM layers of Shi's thesis on GloVe vectors of 100 numbers: 0.9 M parameters without the vectors.

@@ -40,8 +40,8 @@ def record(
     ]  # fmt: skip
     row = {
         "id": run, "created": "2026-01-01 00:00:00", "status": status, "method": described["method"]["name"],
-        "data": described["data"]["name"], "model": described["model"]["name"], "seed": 0, "rounds": rounds,
-        "clients": devices, "engine": "serial", "notes": ["round 1: <b>strange</b>"],
+        "data": described["data"]["name"], "model": described["model"]["name"], "seed": described["run"]["seed"],
+        "rounds": rounds, "clients": devices, "engine": "serial", "notes": ["round 1: <b>strange</b>"],
         "summary": history[-1] if history else {},
         "version": None, "experiment": {
             "settings": described, "defaults": {}, "objects": objects or {"method": None, "data": None, "model": None},

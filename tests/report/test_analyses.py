@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import undergrowth as ug
+from tests.packed_pages import figures_of
 from undergrowth.cli.app import app
 from undergrowth.core import InputError
 from undergrowth.data import Dataset, load, partition_dataset
@@ -170,9 +171,9 @@ def test_the_page_and_the_command(found, folder: Path, plain: ug.Result, tuned: 
     for analysis in ANALYSES.values():
         heading = f"<h2>{analysis.title.replace(chr(39), '&#x27;')}</h2>"
         assert heading in text and heading not in without
-    assert len(text) - len(without) < 300_000
+    assert len(text) - len(without) < 100_000
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", text)
-    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])
+    figures = figures_of(text)
     for figure in figures.values():
         go.Figure(figure)
     command = ["report", plain.run, "--out", str(folder), "-o", str(tmp_path / "again.html"), "--json"]
@@ -214,10 +215,10 @@ def test_impossible_analyses_give_a_reason(tmp_path: Path) -> None:
     run = ug.run(data=data, model=Text, partition="iid", clients=3, rounds=1, out=out).run
     found = ug.report.analyse([run], out_folder=out, data=data, model=Text)
     problems = {name: by_run[run]["problem"] for name, by_run in found.items() if "problem" in by_run[run]}
-    assert sorted(problems) == ["attention", "cka", "tsne"]
-    assert "chain of stages" in problems["cka"] and "need images" in problems["attention"]
+    assert sorted(problems) == ["attention"] and "need images" in problems["attention"]
+    assert list(found["cka"][run]["similarity"])[-1] == "head"
     text = ug.report.write_report([run], out, tmp_path / "page.html", found).read_text(encoding="utf-8")
-    assert text.count("Not possible: ") == 3 and "Entropy of samples" in text
+    assert text.count("Not possible: ") == 1 and "Entropy of samples" in text
     without = ug.report.analyse([run], ["bias"], out)
     assert "was given a data object (Dataset)" in without["bias"][run]["problem"]
 

@@ -8,18 +8,18 @@ import plotly.graph_objects as go
 import pytest
 
 from tests.report.conftest import record
-from undergrowth.report import device_figures, figures
-from undergrowth.report.run_record import short_labels
+from undergrowth.report import curves, device_figures, figures
+from undergrowth.report.groups import group_records
 
 
 def all_figures(records):
-    names = short_labels(records)
-    drawn = [figures.metric_per_round(records, names, key) for key in ("accuracy", "loss")]
-    drawn += [figures.accuracy_against_cost(records, names, cost) for cost in ("seconds", "bytes", "flops", "joules")]
-    drawn += [device_figures.histogram(records, names, key) for key in ("accuracy", "samples", "rounds")]
-    drawn += [device_figures.accuracy_against_samples(records, names)]
-    drawn += [device_figures.cost_boxes(records, names, cost) for cost in device_figures.COSTS]
-    drawn += [figures.outcomes_per_round(each, name) for each, name in zip(records, names, strict=True)]
+    groups = group_records(records)
+    drawn = [curves.metric_per_round(groups, key) for key in ("accuracy", "loss")]
+    drawn += [curves.accuracy_against_cost(groups, cost) for cost in ("seconds", "bytes", "flops", "joules")]
+    drawn += [device_figures.distribution(groups, key) for key in ("accuracy", "samples", "rounds")]
+    drawn += [device_figures.accuracy_against_samples(groups)]
+    drawn += [device_figures.cost_boxes(groups, cost) for cost in device_figures.COSTS]
+    drawn += [figures.outcomes_per_round(group.records[0], group.label) for group in groups]
     return drawn
 
 
@@ -36,7 +36,7 @@ def test_one_run(rounds: int) -> None:
     assert all(check(figure) for figure in drawn)
 
 
-def test_runs_have_different_colours() -> None:
+def test_groups_have_different_colours() -> None:
     runs = [
         record(f"run-000{n}", settings={"method": method}) for n, method in enumerate(("fedavg", "fedprox", "local"))
     ]
@@ -44,18 +44,18 @@ def test_runs_have_different_colours() -> None:
         check(figure)
         colours = [(trace.get("line") or {}).get("color") or trace["marker"]["color"] for trace in figure["data"]]
         assert len(set(colours)) == 3
-        assert [trace["legendgroup"] for trace in figure["data"]] == ["run-0", "run-1", "run-2"]
+        assert [trace["legendgroup"] for trace in figure["data"]] == ["group-0", "group-1", "group-2"]
 
 
-def test_more_runs_than_colours_differ_in_dashes() -> None:
-    runs = [record(f"run-{n:04d}", settings={"run": {"seed": n}}) for n in range(12)]
-    lines = figures.metric_per_round(runs, short_labels(runs), "accuracy")["data"]
+def test_more_groups_than_colours_differ_in_dashes() -> None:
+    runs = [record(f"run-{n:04d}", settings={"train": {"lr": n / 100 + 0.01}}) for n in range(12)]
+    lines = curves.metric_per_round(group_records(runs), "accuracy")["data"]
     assert len({(line["line"]["color"], line["line"]["dash"]) for line in lines}) == 12
 
 
 def test_a_diverged_run(diverged) -> None:
-    figure = figures.metric_per_round([diverged], ["label"], "loss")
-    assert figure["data"][0]["y"] == [1.0, 1e30, None, None]
+    figure = curves.metric_per_round(group_records([diverged]), "loss")
+    assert figure["data"][0]["y"] == [1.0, 1e30]
     assert figure["layout"]["yaxis"]["type"] == "log"
     check(figure)
 
@@ -79,22 +79,22 @@ def test_figures_of_many_devices_are_small() -> None:
 def test_every_device_is_in_one_bar() -> None:
     for devices in (1, 2, 17, 400, 3000):
         for key in ("accuracy", "samples", "rounds"):
-            figure = device_figures.histogram([record(devices=devices)], ["label"], key)
+            figure = device_figures.distribution(group_records([record(devices=devices)]), key)
             assert sum(figure["data"][0]["y"]) == devices
 
 
 def test_devices_without_costs_are_in_no_box() -> None:
     run = record(devices=2)
     run.devices[0] = {key: run.devices[0][key] for key in ("device", "tier", "samples", "accuracy")} | {"rounds": 0}
-    assert device_figures.cost_boxes([run], ["label"], "bytes")["data"][0]["x"] == ["fast"]
+    assert device_figures.cost_boxes(group_records([run]), "bytes")["data"][0]["x"] == ["fast"]
 
 
 def test_other_models_are_drawn() -> None:
     run = record()
     for row in run.rounds:
         row["accuracy/half"] = 0.5
-    figure = figures.metric_per_round([run], ["label"], "accuracy")
-    assert [line["name"] for line in figure["data"]] == ["label", "half"]
+    figure = curves.metric_per_round(group_records([run]), "accuracy")
+    assert [line["name"] for line in figure["data"]] == ["fedavg", "half"]
     check(figure)
 
 
@@ -102,5 +102,5 @@ def test_other_models_are_drawn() -> None:
 def test_units_of_time(seconds: float, unit: str) -> None:
     run = record(rounds=1)
     run.rounds[0]["simulated_seconds"] = seconds
-    figure = figures.accuracy_against_cost([run], ["label"], "seconds")
+    figure = curves.accuracy_against_cost(group_records([run]), "seconds")
     assert figure["layout"]["xaxis"]["title"]["text"] == f"simulated {unit}"

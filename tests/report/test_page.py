@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import undergrowth as ug
+from tests.packed_pages import figures_of
 from tests.report.conftest import record
 from undergrowth.core import InputError
 from undergrowth.report.partition import rebuild_partition
@@ -33,7 +36,7 @@ def test_write_report(run_folder: Path, tmp_path: Path) -> None:
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", text)  # nothing is loaded from a network
     assert "undergrowth run --method fedavg" not in text  # defaults are omitted
     assert re.search(r"<pre>undergrowth run [^<]*--model logistic", text)
-    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])
+    figures = figures_of(text)
     assert len(figures) == len(set(re.findall(r'<div id="(figure-\d+)">', text))) >= 15
     assert "training samples on 4 devices" in text
     assert [file.name for file in path.parent.iterdir()] == ["page.html"]
@@ -55,8 +58,36 @@ def test_a_page_about_an_unfinished_run() -> None:
 def test_a_page_about_many_devices() -> None:
     run = record(devices=10_000)
     text = build_page([run]).render()
-    assert len(text) < 6_000_000
+    assert len(text) < 2_000_000
     assert "(200 of 10 000)" in text
+
+
+def test_a_page_about_many_runs_starts_with_curves() -> None:
+    methods = ("fedavg", {"name": "fedprox", "mu": 0.1}, {"name": "fedprox", "mu": 0.5}, "local", "moon")
+    runs = [
+        record(f"run-{method}-{seed}", devices=100, rounds=50, settings={"method": method, "run": {"seed": seed}})
+        for method in methods for seed in range(3)
+    ]  # fmt: skip
+    text = build_page(runs).render()
+    assert len(text) < 2_000_000
+    places = [text.index(words) for words in ("fedprox, mu 0.5</button>", 'id="figure-1"', "<h2>Results", "<h2>Runs")]
+    assert places == sorted(places)
+    assert text.count("data-group=") == 5 and text.count('<details class="card">') == 15
+    assert text.count('<td>fedprox, mu 0.5</td><td class="number">3</td>') == 1
+    by_seed = build_page(runs, group=["run.seed"]).render()
+    assert re.findall(r"</span>(seed \d)</button>", by_seed) == ["seed 0", "seed 1", "seed 2"]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js to run the page's script")
+def test_the_script_of_a_page_unpacks_and_draws(tmp_path: Path) -> None:
+    """The script runs in Node.js with the parts of a browser that it uses; only plotly.js is not executed."""
+    page, check = tmp_path / "page.html", Path(__file__).with_name("draw_page.js")
+    page.write_text(build_page([record(), record("run-0002")]).render(), encoding="utf-8")
+    done = subprocess.run(["node", str(check), str(page)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["library"].startswith("/**\n* plotly.js") and found["messages"] == []
+    assert found["drawn"] == list(figures_of(page.read_text(encoding="utf-8")))
 
 
 def test_a_report_needs_a_run(tmp_path: Path) -> None:
@@ -103,5 +134,8 @@ def test_labels_are_distinct() -> None:
     first, second = record("run-0001"), record("run-0002", settings={"method": {"name": "fedprox", "mu": 0.5}})
     assert short_labels([first]) == ["run-0001"]
     assert short_labels([first, second]) == ["fedavg", "fedprox, mu 0.5"]
-    assert short_labels([first, record("run-0003", settings={"train": {"lr": 0.3}})]) == ["fedavg", "fedavg, lr 0.3"]
+    assert short_labels([first, record("run-0003", settings={"train": {"lr": 0.3}})]) == [
+        "fedavg, lr 0.1",
+        "fedavg, lr 0.3",
+    ]
     assert short_labels([first, record("run-0004")]) == ["fedavg (0001)", "fedavg (0004)"]

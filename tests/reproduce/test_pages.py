@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import pytest
 
+from tests.packed_pages import figures_of
 from tests.reproduce.example_table import example_table
 from undergrowth.reproduce import TableResult
 from undergrowth.reproduce.html_page import draw, render_html
@@ -99,7 +98,7 @@ def test_a_figure_shows_its_curves_as_numbers_too() -> None:
 
 def test_the_html_page_has_the_same_numbers_and_the_plots(table: Table, tmp_path: Path) -> None:
     page = render_html(made_up(table), "undergrowth reproduce 9.1", "cpu")
-    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.S)[1])
+    figures = figures_of(page)
     assert (
         len(figures) == 2 and "50.50 ± 1.50" in page and "FedProx &gt; FedAvg: held, 4 of 4 seeds in 2 columns" in page
     )

@@ -11,13 +11,15 @@ import pytest
 from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError, RunError
 from undergrowth.data import load
-from undergrowth.reproduce import Table, TableResult, catalogue, reproduce_table, reproduction, worker, worker_pool
+from undergrowth.reproduce import Table, TableResult, catalogue, reproduce_table, reproduction
 from undergrowth.reproduce.data_paths import DataPaths, parse_data_paths
-from undergrowth.reproduce.jobs import RunIndex, plan_cell
+from undergrowth.reproduce.jobs import plan_cell
 from undergrowth.reproduce.metrics import mean_curve, measure
 from undergrowth.reproduce.table import pair_sides
 from undergrowth.reproduce.table_cells import build_cells
 from undergrowth.runs import Store
+from undergrowth.sweeps import worker, worker_pool
+from undergrowth.sweeps.jobs import RunIndex
 
 
 @pytest.fixture(autouse=True)

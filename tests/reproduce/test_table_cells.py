@@ -9,7 +9,8 @@ from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError
 from undergrowth.reproduce import Table, find_table
 from undergrowth.reproduce.table import Figure, pair_sides
-from undergrowth.reproduce.table_cells import build_cells, merge_layers
+from undergrowth.reproduce.table_cells import build_cells
+from undergrowth.sweeps.layers import merge_layers
 
 
 def test_later_layers_override_and_another_name_drops_the_options() -> None:

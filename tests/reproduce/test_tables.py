@@ -16,13 +16,14 @@ from undergrowth.learning import build_sampler, build_selector
 from undergrowth.models import builder
 from undergrowth.reproduce import SCALES, load_tables
 from undergrowth.reproduce.data_paths import DataPaths
-from undergrowth.reproduce.jobs import RunIndex, plan_cell
+from undergrowth.reproduce.jobs import plan_cell
 from undergrowth.reproduce.orderings import check_orderings
 from undergrowth.reproduce.table import Raw
 from undergrowth.reproduce.table_cells import build_cells
 from undergrowth.runs import Store
 from undergrowth.runs.builders import build_method
 from undergrowth.runs.config import parse_experiment
+from undergrowth.sweeps.jobs import RunIndex
 
 EXPECTED = [
     "figure-2.4", "4.3", "4.4", "4.5", "4.7", "figure-4.7", "4.8", "4.9", "figure-4.9", "figure-4.10", "figure-4.11",

@@ -234,7 +234,10 @@ MODELS = [
     (lambda: 3, "model: the callable returned a int; it must return an nn.Module"),
     (nn.Identity, "model: it has no parameters; there is nothing to train"),
     (lambda: nn.LazyLinear(3), "model: 'weight' has no shape yet; give its layer the size of its input"),
-    (lambda: nn.Linear(6, 3).requires_grad_(False), "model: 'weight' does not require a gradient"),
+    (
+        lambda: nn.Linear(6, 3).requires_grad_(False),
+        "model: none of its 2 parameters requires a gradient; there is nothing",
+    ),
     (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), "model: it changes its input in place"),
     (nn.Linear, "model: the callable failed"),
     (nn.Linear(6, 3), "model: this is an nn.Module; give a callable"),

@@ -20,6 +20,7 @@ from undergrowth.cli.compare import compare
 from undergrowth.cli.datasets import datasets
 from undergrowth.cli.engines import engines
 from undergrowth.cli.exit_codes import INTERRUPTED, WRONG_INPUT, exit_code_and_message, is_broken_pipe
+from undergrowth.cli.export import export
 from undergrowth.cli.fleets import fleets
 from undergrowth.cli.list_runs import list_runs
 from undergrowth.cli.methods import methods
@@ -30,10 +31,11 @@ from undergrowth.cli.reproduce import reproduce
 from undergrowth.cli.resume import resume
 from undergrowth.cli.run import run
 from undergrowth.cli.show import show
+from undergrowth.cli.sweep import sweep
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run experiments": {"plan": plan, "run": run, "resume": resume, "reproduce": reproduce},
-    "Inspect runs": {"list": list_runs, "show": show, "compare": compare, "report": report},
+    "Run experiments": {"plan": plan, "run": run, "sweep": sweep, "resume": resume, "reproduce": reproduce},
+    "Inspect runs": {"list": list_runs, "show": show, "compare": compare, "report": report, "export": export},
     "List what is available": {
         "methods": methods,
         "datasets": datasets,
@@ -56,9 +58,13 @@ _EXAMPLES = """
 
   undergrowth run my.yaml --rounds 50 -s train.lr=0.05  an experiment file with two changes
 
+  undergrowth sweep my.yaml --jobs 2                    every combination of the lists in a file, and one table
+
   undergrowth compare last 20260102                     two runs, each by id, start of its id, or `last`
 
   undergrowth report last -o page.html                  an HTML page with all figures of a run
+
+  undergrowth export 'runs/*' --latex                   a table of all runs, mean and deviation over seeds
 
   undergrowth methods fedprox                           description, options and an example of a method
 

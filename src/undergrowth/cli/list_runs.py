@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
-from undergrowth.cli.output import AsJson, OutFolder, console, open_store, print_json
+from undergrowth.cli.output import AsJson, OutFolder, console, print_json
 
 _MIN_WIDTH_FOR_COSTS = 105  # terminal columns; a narrower terminal gets only the first columns of the table
 _NARROW_COLUMNS = 6
-RUN_FACTS = ("method", "data", "model", "seed", "rounds", "clients", "engine")
-_TOTALS = ("accuracy", "loss", "bytes_down", "bytes_up", "simulated_seconds")
 
 
 def list_runs(out: OutFolder = "runs", json: AsJson = False) -> None:
@@ -20,18 +16,9 @@ def list_runs(out: OutFolder = "runs", json: AsJson = False) -> None:
     Example: undergrowth list --out experiments
     """
     from undergrowth.report.tables import count, duration, score, size, table
+    from undergrowth.runs.listing import list_runs as list_rows
 
-    with open_store(out) as store:
-        rows = []
-        for row in store.runs():
-            # A finished run has its totals in the summary; for the others the last round is read.
-            totals: dict[str, Any] = row["summary"] or next(reversed(store.rounds(row["id"])), {})
-            rows.append({
-                "run": row["id"], "created": row["created"], "status": row["status"],
-                **{key: row[key] for key in RUN_FACTS},
-                "rounds_done": row["rounds"] if row["summary"] else totals.get("round", 0),
-                **{key: totals.get(key) for key in _TOTALS},
-            })  # fmt: skip
+    rows = list_rows(out)
     if json:
         print_json(rows)
         return

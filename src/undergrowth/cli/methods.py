@@ -49,7 +49,13 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
         example += f" -s method.{option_rows[0]['option']}={option_rows[0]['default']}"
     if json:
         text = module_docstring(method)
-        print_json({"method": name, "explanation": text, "options": option_rows, "example": example})
+        facts = {
+            "method": name,
+            "explanation": text,
+            "options": option_rows,
+            "ignored_settings": ignored_settings(method),
+        }
+        print_json({**facts, "example": example})
         return
     screen = console()
     screen.print(f"{name}\n")
@@ -60,6 +66,8 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
         screen.print(table(columns, rows))
     else:
         screen.print("\nThis method has no options.\n")
+    if ignored := ignored_settings(method):
+        screen.print(f"settings without effect: {', '.join(ignored)}\n")
     screen.print(f"example: {example}")
 
 
@@ -78,6 +86,13 @@ def options(method: type[Any]) -> list[dict[str, Any]]:
             "explanation": field.metadata.get("explanation", ""),
         })  # fmt: skip
     return found
+
+
+def ignored_settings(method: type[Any]) -> list[str]:
+    """The settings that a method with its default options does not use; none if an option has no default."""
+    if any(field.default is MISSING and field.default_factory is MISSING for field in fields(method)):
+        return []
+    return sorted(method().ignored_settings)
 
 
 def module_docstring(defined: Any) -> str:

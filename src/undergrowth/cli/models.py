@@ -36,6 +36,7 @@ def models(name: EntryName = None, json: AsJson = False) -> None:
     details = [
         ("parameters", f"{count(entry.parameters)} for {_input(entry)}"),
         ("split levels", ", ".join(f"{level} (before {stage})" for level, stage in entry.levels.items())),
+        ("other levels", "levels: {LEVEL: SUBMODULE} replaces them; the features at a level are the submodule's input"),
         ("normalisation", f"norm: {', '.join(entry.norms)} (the first is the default)"),
         ("initial weights", f"init: {', '.join(entry.inits)} (the first is the default)"),
         ("options", options or "none"),

@@ -21,7 +21,22 @@ _WIDTH_WITHOUT_TERMINAL = 200  # so that lines written to a file or a pipe are n
 
 OutFolder = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
+TargetAccuracy = Annotated[
+    float | None, typer.Option(metavar="A", min=0.0, max=1.0, help="Show the rounds and costs to reach this accuracy.")
+]
 EntryName = Annotated[str | None, typer.Argument(metavar="NAME", help="Show the details of this entry.")]
+RunNames = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Run ids, starts of ids, `last`, paths, or patterns ('runs/*').")
+]
+GroupPaths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group",
+        metavar="SETTING",
+        help="Runs with the same value are one group, such as train.lr. Repeatable. Default: every setting in which "
+        "the runs differ but the seed.",
+    ),
+]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, start of its id, or `last`.")]
 
 

@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
-from undergrowth.cli.output import AsJson, OutFolder, open_store, print_json
+from undergrowth.cli.output import AsJson, GroupPaths, OutFolder, RunNames, print_json
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run ids, starts of ids, or `last`.")],
+    runs: RunNames,
     target: Annotated[
         str, typer.Option("-o", "--output", metavar="FILE.html", help="The page to write.")
     ] = "report.html",
+    group: GroupPaths = None,
     analyses: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,16 +31,16 @@ def report(
 ) -> None:
     """Write an HTML page about runs: curves, accuracy against cost, devices, settings.
 
-    The page is one file and opens without a network. With --json, the numbers of the analyses are printed as well.
+    Runs of a group have one colour: their mean, and a band of one standard deviation. The page is one file and opens
+    without a network. With --json, the numbers of the analyses are printed as well.
 
-    Example: undergrowth report 20260102-101500 last -o both.html --with cka --with bias
+    Example: undergrowth report 'runs/*' --group method --group train.lr -o all.html --with cka
     """
-    from undergrowth.report import analyse, write_report
+    from undergrowth.report import analyse, find_runs, write_report
 
-    with open_store(out) as store:
-        names = [store.find(run) for run in runs]
-    numbers = analyse(names, analyses or (), out, devices=devices)
-    path = write_report(names, out, target, numbers)
+    folder, names = find_runs(runs, out)
+    numbers = analyse(names, analyses or (), folder, devices=devices)
+    path = write_report(names, folder, target, numbers, group=group or ())
     if json:
         print_json({"report": str(path), "runs": names, **({"analyses": numbers} if numbers else {})})
     else:

@@ -10,7 +10,7 @@ from rich import progress
 from undergrowth.cli.output import console, print_json
 from undergrowth.report.tables import duration, operations
 from undergrowth.reproduce import Workload
-from undergrowth.reproduce.jobs import Job
+from undergrowth.sweeps.jobs import Job
 
 
 @contextmanager

@@ -143,7 +143,10 @@ def _read(file: str) -> dict[str, Any]:
         raise InputError("the name of the experiment file is empty; omit it to run the embedded default")
     if file in METHODS and not Path(file).exists():
         raise InputError(f"there is no experiment file '{file}'; for the method of that name write --method {file}")
-    return experiment_file.read(file)
+    raw = experiment_file.read(file)
+    if "sweep" in raw:
+        raise InputError(f"'{file}' has variants in `sweep`; `undergrowth sweep {file}` runs them")
+    return raw
 
 
 def _drop_options_of_other(raw: dict[str, Any], section: str, name: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from undergrowth.cli.list_runs import RUN_FACTS
 from undergrowth.cli.output import AsJson, OutFolder, RunName, console, open_store, print_json
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ def show(run: RunName, out: OutFolder = "runs", json: AsJson = False) -> None:
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
     from undergrowth.report.tables import cost_table, facts, score, start_line, table
+    from undergrowth.runs.listing import RUN_FACTS
 
     with open_store(out) as store:
         record = load_records(store, [run])[0]

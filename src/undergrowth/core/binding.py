@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Container, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from undergrowth.core.levels import Levels, find_levels
 from undergrowth.core.packet import Weights
 
 
 class BoundModule:
     """A module, the places in it that weights are written to, and the facts about it that do not change.
 
-    The only mutable part of a `Model`: `mode` is the mode that the layers are in.
+    Parameters that require no gradient, and the buffers of frozen layers, are no weights: the module keeps its own
+    tensors for them, which all devices share. The only mutable part of a `Model`: the mode that the layers are in.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, levels: Levels | None = None) -> None:
         self.module = module
-        self.mode: str | bool | None = None
-        self._places = _find_places(module)
+        self.levels = find_levels(module) if levels is None else levels
+        self._mode: list[Any] = [None, None]  # levels and `training` of the last call of `set_mode`
+        self._frozen_layers = _find_frozen_layers(module)
+        self._places = _find_places(module, set(self._frozen_layers))
         # A tied weight counts once, by its first name. Under its other name it would be sent a second time, never be
         # trained, and overwrite the first on loading.
         names = {name for _, _, name, _ in self._places}
         self.shapes = {name: value.shape for name, value in module.state_dict().items() if name in names}
-        self.parameters = tuple(name for name, _ in module.named_parameters())
+        self.parameters = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         self.buffers = tuple(name for name in self.shapes if name not in set(self.parameters))
-        self.stages = tuple(module._modules) if isinstance(module, nn.Sequential) else ()
-        self.levels = _find_levels(module, self.stages)
         kinds = {type(layer) for layer in module.modules()}
         # Not with batch normalisation, which spreads a last digit over the batch: engines use other layouts.
         self.pools = nn.MaxPool2d in kinds and not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
@@ -44,17 +48,47 @@ class BoundModule:
         for place, key, _, own in self._places:
             place[key] = own
 
-    def set_mode(self, training: str | bool, above: tuple[str, ...]) -> None:
-        """Training or evaluation mode; with a level, training mode for the layers whose names start with `above`."""
-        self.mode = training
+    def with_levels(self, levels: Levels) -> BoundModule:
+        """The same module, with other levels."""
+        bound = copy.copy(self)  # shares `_mode`, because it shares the layers
+        bound.levels = levels
+        return bound
+
+    def set_mode(self, training: str | bool) -> None:
+        """Training or evaluation mode; with a level, training mode for the layers above it.
+
+        Frozen layers are always in evaluation mode.
+        """
+        if self._mode[0] is self.levels and self._mode[1] == training:
+            return
+        self._mode[:] = [None, None]  # should the next lines fail
         self.module.train(training is True)
-        for name, layer in self.module.named_modules() if above else ():
-            if f"{name}.".startswith(above):
-                layer.train()
+        if isinstance(training, str):
+            for name, layer in self.module.named_modules():
+                layer.training = self.levels.is_above(name, training)
+        for layer in self._frozen_layers:
+            layer.training = False
+        self._mode[:] = [self.levels, training]
 
 
-def _find_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, str, Tensor | None]]:
-    """For every parameter and persistent buffer: its dictionary and key, its name, and the module's own tensor."""
+def _find_frozen_layers(module: nn.Module) -> list[nn.Module]:
+    """Layers of which no parameter requires a gradient. A layer without parameters follows the layer that holds it."""
+    frozen: list[nn.Module] = []
+    known: dict[str, bool] = {}
+    for name, layer in module.named_modules():
+        flags = [value.requires_grad for value in layer.parameters()]
+        known[name] = not any(flags) if flags else known.get(name.rpartition(".")[0], False)
+        if known[name]:
+            frozen.append(layer)
+    return frozen
+
+
+def _find_places(
+    module: nn.Module, frozen: Container[nn.Module]
+) -> list[tuple[dict[str, Tensor | None], str, str, Tensor | None]]:
+    """For every trained parameter, and every persistent buffer of a layer that is not frozen: its dictionary and key,
+    its name, and the module's own tensor.
+    """
     persistent = module.state_dict().keys()
     places: list[tuple[dict[str, Tensor | None], str, str, Tensor | None]] = []
     first_names: dict[int, str] = {}
@@ -62,7 +96,9 @@ def _find_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str,
         for place in (layer._parameters, layer._buffers):
             for key, value in place.items():
                 name = f"{prefix}.{key}" if prefix else key
-                if value is None or name not in persistent:
+                if value is None or name not in persistent or layer in frozen:
+                    continue
+                if place is layer._parameters and not value.requires_grad:
                     continue
                 # Both places of a tied weight get the value of its first name.
                 name = first_names.setdefault(id(value), name)
@@ -79,14 +115,3 @@ def channels_last(x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last)
     height, width = x.shape[2:]
     return x.as_strided(x.shape, (height * width, 1, width, 1)) if x.is_contiguous() else x
-
-
-def _find_levels(module: nn.Module, stages: Sequence[str]) -> dict[str, str]:
-    named = getattr(module, "levels", None)
-    if named is not None:
-        return dict(named)
-    if stages:
-        layers = [stage for stage in stages if any(True for _ in module.get_submodule(stage).parameters())]
-    else:
-        layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    return {"head": layers[-1]} if layers else {}

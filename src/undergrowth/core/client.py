@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from undergrowth.core.augmentation import Augmentation
 from undergrowth.core.context import Context
+from undergrowth.core.names import AUGMENT, STEPS_DONE
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.shard import Shard
@@ -51,14 +53,28 @@ class Steps:
             for start in range(0, len(order), self.batch):
                 yield {name: values[start : start + self.batch] for name, values in data.items()}
 
+    def augmented(self, augmentation: Augmentation | None, context: Context) -> Steps:
+        """The same steps with the random choices of `augmentation`, if there is one, for every visit of a sample."""
+        if augmentation is None:
+            return self
+        generator = context.generator(AUGMENT)
+        draws = tuple(augmentation.draw(len(order), generator) for order in self.epochs)
+        return replace(self, visits={**self.visits, AUGMENT: draws})
+
 
 class LoopClient:
     """A client written as `begin`, many `step`s and `finish`: the form that every engine can batch and price.
 
     `begin` makes all random choices and fixes the order of the data. `step` is pure: the same carry and batch give
     the same result, and neither is modified. One exception: a step may reuse the memory of a carry that an earlier
-    step returned, because nothing else reads it. Values that only `finish` needs go into ``carry["finish"]``.
+    step returned, because nothing else reads it. Values that only `finish` needs go into ``carry["finish"]``, and
+    `finish` finds the number of steps that were done in ``carry["steps done"]``.
     """
+
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        """Settings of an experiment that this client does not use, such as "train.epochs"."""
+        return frozenset()
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
@@ -77,9 +93,11 @@ class LoopClient:
         """Do one job. `limit`: the number of steps after which training stops; the upload is made from there."""
         carry, steps = self.begin(task, down, shard, own, context)
         context.seed_torch(shard.x.device)
+        done = 0
         for batch in islice(steps, limit):
             carry = self.step(task, carry, batch)
-        return self.finish(task, down, carry, shard, own, context)
+            done += 1
+        return self.finish(task, down, {**carry, STEPS_DONE: done}, shard, own, context)
 
 
 class Updates:

@@ -69,6 +69,9 @@ class Named(Reducer):
         scalars = {k: v for k, v in up.scalars.items() if "/" not in k}
         tags = {k: v for k, v in up.tags.items() if "/" not in k}
         lifted = {}
+        loose = next((name for name in up.tensors if "/" not in name), None)
+        if loose is not None:
+            raise ValueError(f"'{loose}' is in no part, and the method reduces {', '.join(self.reducers)}")
         for name, part in up.parts().items():
             if name not in self.reducers:
                 raise ValueError(f"it has a part '{name}', and the method reduces {', '.join(self.reducers)}")

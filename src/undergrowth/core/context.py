@@ -12,16 +12,21 @@ class Context(NamedTuple):  # a tuple, because a simulation makes millions of th
     """A node at work. The same context gives the same random numbers on every engine.
 
     `round` is the version of the server that asked. `turn` counts how often this node was asked before: an
-    asynchronous server may ask one device twice within a version.
+    asynchronous server may ask one device twice within a version. A server also gets the number of `devices` in the
+    whole federation and of their `samples`, and how many of its children were `asked`: those that answered in this
+    round or may still do.
     """
 
     seed: int
     node: str
     round: int
     turn: int = 0
+    devices: int = 0
+    samples: int = 0
+    asked: int = 0
 
     def key(self, purpose: str) -> int:
-        """A pseudo-random number that depends on all fields and on `purpose`."""
+        """A pseudo-random number that depends on seed, node, round, turn and `purpose`."""
         text = f"{self.seed}|{self.node}|{self.round}|{self.turn}|{purpose}"
         # 63 bits: torch.Generator takes a signed seed.
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

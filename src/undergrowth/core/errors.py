@@ -17,6 +17,7 @@ MEANINGS = {
     "scheduler": "schedule", "lrscheduler": "schedule", "randomseed": "seed", "output": "out", "outdir": "out",
     "noniid": "dirichlet:0.1", "heterogeneous": "dirichlet:0.1", "labelskew": "dirichlet:0.1", "lda": "dirichlet:0.1",
     "pathological": "classes:2", "shards": "classes:2", "random": "iid", "homogeneous": "iid",
+    "seconds": "simulated_seconds", "time": "simulated_seconds", "energy": "joules", "traffic": "bytes",
     "byuser": "natural", "bywriter": "natural", "user": "natural",
 }  # fmt: skip
 
@@ -27,6 +28,13 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
     """A run failed for a reason that is not the user's input: a full disk, a model that diverged."""
+
+
+def describe_error(error: Exception) -> str:
+    """What an exception in a method's code says, for the end of a sentence."""
+    if isinstance(error, KeyError):  # its text is only the key
+        return f"KeyError: it looked up {error}, which is not there"
+    return str(error) or type(error).__name__
 
 
 def suggest(value: str, choices: Iterable[str]) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from inspect import getattr_static, signature
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from undergrowth.core.client import Client
+from undergrowth.core.errors import InputError
 from undergrowth.core.model import Model
-from undergrowth.core.names import MODEL
 from undergrowth.core.packet import Weights
 from undergrowth.core.pytree import State
-from undergrowth.core.server import InnerServer, Server
+from undergrowth.core.server import InnerServer, Server, model_in
 from undergrowth.core.task import Task
 
 
@@ -19,6 +20,10 @@ class ModelWeights(NamedTuple):
 
     model: Model
     weights: Weights
+
+
+# A pooled run has one device, of a common kind, below one server.
+_IGNORED_IF_POOLED = frozenset({"fleet.name", "topology", "train.over_select", "train.quorum", "train.sample"})
 
 
 class Method:
@@ -42,6 +47,12 @@ class Method:
         def server(self) -> Server:
             raise NotImplementedError
 
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        """Settings of an experiment that this method does not use: those of its server and of its client."""
+        of_client: frozenset[str] = getattr(self.client, "ignored_settings", frozenset())
+        return self.server.ignored_settings | of_client | (_IGNORED_IF_POOLED if self.pooled else frozenset())
+
     def check(self) -> None:
         """Raise an InputError if options contradict each other. The limits of each option were checked before."""
 
@@ -52,14 +63,69 @@ class Method:
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
         """The models to evaluate, by name, from the root's state and the devices' own states.
 
-        The run's accuracy is that of "global", or the mean over all models if none has that name. Models whose names
-        have the same first part, as "devices/a" and "devices/b", are reported as one mean. "devices/NAME" is also
-        the model that the device NAME would use. Return an `Each` for one model per device: they are then loaded one
-        at a time.
+        The run's accuracy is that of "global", or the mean over all models if none has that name. The history has the
+        accuracies of the others, too. Models whose names have the same first part, as "devices/a" and "devices/b", are
+        reported as one mean. "devices/NAME" is also the model that the device NAME would use. Return a `LazyMapping`
+        for one model per device: they are then loaded one at a time.
         """
-        return {"global": state[MODEL]}
+        return {"global": model_in(state)}
 
-    def personal(self, task: Task, state: State, own: State) -> Weights | ModelWeights:
-        """The model that one device would use, given its own state."""
-        weights: Weights = state[MODEL]
-        return weights
+    def personal(self, task: Task, state: State, own: State, device: str) -> Weights | ModelWeights:
+        """The model that `device` would use, given its own state."""
+        return model_in(state)
+
+    def notes(self, task: Task) -> Sequence[str]:
+        """What the user should know about this method in this run; the run stores these sentences."""
+        return ()
+
+
+def personal_model(method: Method, task: Task, state: State, own: State, device: str) -> Weights | ModelWeights:
+    """`method.personal`. A method written before `device` was a parameter is called without it."""
+    arguments: tuple[Any, ...] = (task, state, own, device)
+    found: Weights | ModelWeights = method.personal(*arguments[: len(signature(method.personal).parameters)])
+    return found
+
+
+def check_parts(method: Method) -> None:
+    """Raise an InputError if the method lacks a client or a server, or if these lack a function."""
+    name, client, server = type(method).__name__, _part(method, "client"), _part(method, "server")
+    if not isinstance(client, Client) or isinstance(client, type):
+        raise InputError(f"method {name}: {_lacks('client', client)} a function `local`, such as `GradientClient()`")
+    if not isinstance(server, Server):
+        raise InputError(f"method {name}: {_lacks('server', server)} the base `Server`, such as `AveragingServer()`")
+    kind = type(server)
+    if kind.step is Server.step:
+        raise InputError(f"method {name}: {kind.__name__} has no `step`, which says what it does with the uploads")
+    try:
+        server.reducer  # noqa: B018
+    except NotImplementedError:
+        raise InputError(
+            f"method {name}: {kind.__name__} has no `reducer`, which says how uploads are combined; "
+            "define one, such as `WeightedMean()`"
+        ) from None
+
+
+def check_state(method: Method, state: State) -> None:
+    """Raise an InputError if the default `models` would not find a model in the server's state."""
+    if type(method).models is Method.models:
+        model_in(state)
+
+
+def _part(method: Method, name: str) -> object:
+    """The client or the server of a method; None if it is not defined."""
+    if getattr_static(method, name, None) is None:
+        return None
+    try:
+        return getattr(method, name)
+    except InputError:
+        raise
+    except Exception as error:
+        kind = f"{type(error).__name__}: {error}"
+        raise InputError(f"method {type(method).__name__}: its {name} cannot be built: {kind}") from error
+
+
+def _lacks(part: str, found: object) -> str:
+    if found is None:
+        return f"it has no {part}; define `{part}`, an object with"
+    what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    return f"its {part} is {what}; it must be an object with"

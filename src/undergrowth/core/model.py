@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from undergrowth.core.binding import BoundModule, channels_last
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core.calls import record_calls, run_part
+from undergrowth.core.errors import InputError
+from undergrowth.core.levels import Levels, find_levels
 from undergrowth.core.packet import Weights
+
+# Frozen layers with random weights must have the same values wherever the module is built.
+FROZEN_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,14 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Runs the module that `build` returns with weights passed in by the caller; it stores none.
+    """Runs the module that `build` returns with weights passed in by the caller; it stores none of them.
 
-    An `nn.Sequential` is a chain of stages. Its attribute `levels` (level → name of the first stage above the split)
-    names the places where it can be split into a lower and an upper part. Without that attribute the last stage that
-    has parameters is the level `head`. Any other module has only the level `head`: its last linear layer.
+    Weights are the parameters that require a gradient and the buffers that belong to them. Frozen tensors stay in the
+    module (see `constants`).
+
+    The attribute `levels` of the module (level → name of the first submodule above the split), or `with_levels`, names
+    the places where it can be split into a lower and an upper part. Without names the level `head` is the last linear
+    layer, or the last stage with parameters of an `nn.Sequential`, and `with_example` guesses others.
     """
 
     build: Callable[[], nn.Module]
@@ -44,15 +53,15 @@ class Model:
     parameters: tuple[str, ...] = field(init=False, repr=False)  # names of what is trained
     buffers: tuple[str, ...] = field(init=False, repr=False)  # names of persistent state such as BatchNorm statistics
     shapes: Mapping[str, torch.Size] = field(init=False, repr=False)  # of parameters and buffers
-    stages: tuple[str, ...] = field(init=False, repr=False)
-    levels: Mapping[str, str] = field(init=False, repr=False)  # level → first stage, or layer, above the split
+    levels: Mapping[str, str] = field(init=False, repr=False)  # level → first submodule above the split
 
     def __post_init__(self, bound: BoundModule | None) -> None:
         if bound is None:
             with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(FROZEN_SEED)
                 bound = BoundModule(self.build())
-        facts = ("module", "parameters", "buffers", "shapes", "stages", "levels")
-        vars(self).update(binding=bound, **{name: getattr(bound, name) for name in facts})
+        facts = {name: getattr(bound, name) for name in ("module", "parameters", "buffers", "shapes")}
+        vars(self).update(binding=bound, **facts, levels=bound.levels.names)
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         """Fresh weights, the same for the same seed."""
@@ -65,7 +74,7 @@ class Model:
         """The model on another torch device: its initial weights, and tensors of the module that are no weights."""
         if torch_device == self.torch_device:
             return self
-        bound = BoundModule(copy.deepcopy(self.module).to(torch_device))
+        bound = BoundModule(copy.deepcopy(self.module).to(torch_device), self.binding.levels)
         return Model(self.build, torch_device, self.mixed, self.not_alone, bound)
 
     def with_precision(self, mixed: bool) -> Model:
@@ -76,21 +85,70 @@ class Model:
         """The model with another value of `not_alone`."""
         return Model(self.build, self.torch_device, self.mixed, levels, self.binding)
 
+    def with_levels(self, names: Mapping[str, str]) -> Model:
+        """The model with these levels: level → name of the first submodule above the split."""
+        return self._with_levels(find_levels(self.module, names))
+
+    def with_example(self, x: Tensor) -> Model:
+        """The model after a forward pass of one input, from which it knows the order of its submodules.
+
+        From then on it can run from the features at its levels.
+        """
+        levels = self.binding.levels
+        if levels.stages and not levels.guessed:
+            return self
+        weights = self.initial(0)
+        with self._bound(weights, {name: weights[name] for name in self.buffers}, False):
+            record = record_calls(self.module, x)
+        model = self._with_levels(find_levels(self.module, None if levels.guessed else levels.names, record))
+        if model.binding.levels.stages:
+            return model
+        crossed = {level: problem for level in model.levels if (problem := model._find_crossing(weights, x, level))}
+        return self._with_levels(model.binding.levels.with_crossings(crossed))
+
+    def _with_levels(self, levels: Levels) -> Model:
+        bound = self.binding.with_levels(levels)
+        return Model(self.build, self.torch_device, self.mixed, self.not_alone, bound)
+
+    def _find_crossing(self, weights: Weights, x: Tensor, level: str) -> str | None:
+        """Why the part above `level` cannot run from the features there alone, or None if it can."""
+        name = self.levels[level]
+        x = torch.cat([x[:1], x[:1]])  # another number of samples than in the record
+        try:
+            with torch.no_grad():
+                whole, features = self(weights, x), self.run(weights, x, stop=level).logits
+                if len(features) != len(x):
+                    return f"the input of '{name}' has {len(features)} rows for {len(x)} samples"
+                upper = self.run(weights, features, start=level).logits
+        except InputError as error:
+            return str(error)
+        except Exception as error:  # blanks in place of values can make a forward pass raise almost any error
+            return f"the model cannot run from the input of '{name}': {type(error).__name__}: {error}"
+        if upper.shape == whole.shape and torch.allclose(upper, whole, rtol=1e-4, atol=1e-5):
+            return None
+        return f"more than the input of '{name}' reaches the part above it, such as a skip connection"
+
     @property
-    def constants(self) -> tuple[Tensor, ...]:
-        """Tensors that the module needs beside its weights; they are not trained, sent or stored."""
-        return tuple(table for name, table in self.module.named_buffers() if name not in self.shapes)
+    def constants(self) -> dict[str, Tensor]:
+        """Tensors that the module needs beside its weights, by name; they are not trained, averaged or sent.
+
+        They are frozen parameters, the buffers of frozen layers, and buffers that are not in the module's state dict.
+        """
+        tensors = (*self.module.named_parameters(), *self.module.named_buffers())
+        return {name: value.detach() for name, value in tensors if name not in self.shapes}
+
+    def complete(self, weights: Weights) -> dict[str, Tensor]:
+        """The weights together with the frozen tensors of the module's state dict."""
+        persistent = self.module.state_dict().keys()
+        return {**{name: value for name, value in self.constants.items() if name in persistent}, **weights}
 
     def trainable(self, level: str | None = None) -> tuple[str, ...]:
         """Names of the parameters above `level`, or of the whole model."""
-        if level is None:
-            return self.parameters
-        above = self._above(level)
-        return tuple(name for name in self.parameters if name.startswith(above))
+        return self._above(self.parameters, level)
 
     def upper_buffers(self, level: str | None = None) -> tuple[str, ...]:
         """Names of the buffers that training the part above `level` changes."""
-        return self.buffers if level is None else tuple(n for n in self.buffers if n.startswith(self._above(level)))
+        return self._above(self.buffers, level)
 
     def smallest_batch(self, level: str | None = None) -> int:
         """The fewest samples on which the part above `level`, or the whole model, can be trained."""
@@ -120,58 +178,66 @@ class Model:
         buffers = {k: weights[k] for k in self.buffers}
         if training is not False and buffers:
             buffers = {k: v.clone() for k, v in buffers.items()}  # batch norm writes into its statistics
-        binding = self.binding
-        if binding.pools and x.dim() == 4 and x.device.type == "cpu":
+        if self.binding.pools and x.dim() == 4 and x.device.type == "cpu":
             x = channels_last(x)
-        if training != binding.mode:
-            binding.set_mode(training, self._above(training) if isinstance(training, str) else ())
-        binding.bind(weights, buffers)
+        with (
+            self._bound(weights, buffers, training),
+            self._autocast(x.device.type) if self.mixed and training is not False else nullcontext(),
+        ):
+            if not (maps or start or stop):
+                return Output(self.module(x), {}, buffers)
+            run_part = self._run_stages if self.binding.levels.stages else self._run_submodules
+            return Output(*run_part(x, maps, start, stop), buffers)
+
+    @contextmanager
+    def _bound(self, weights: Weights, buffers: Weights, training: str | bool) -> Iterator[None]:
+        """The module has these weights and this mode in the block."""
+        self.binding.set_mode(training)
+        self.binding.bind(weights, buffers)
         try:
-            with self._autocast(x.device.type) if self.mixed and training is not False else nullcontext():
-                if not (maps or start or stop):
-                    return Output(self.module(x), {}, buffers)
-                return self._run_stages(x, maps, start, stop, buffers)
+            yield
         finally:
-            binding.release()
+            self.binding.release()
 
     def _autocast(self, device_type: str) -> AbstractContextManager[None]:
         # Without the cache of converted weights, which a recorded step would keep for ever.
         return torch.autocast(device_type, torch.bfloat16, cache_enabled=False)
 
     def _run_stages(
-        self, x: Tensor, maps: Sequence[str], start: str | None, stop: str | None, buffers: Mapping[str, Tensor]
-    ) -> Output:
+        self, x: Tensor, maps: Sequence[str], start: str | None, stop: str | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        stages = self.binding.levels.stages
         kept: dict[str, Tensor] = {}
         levels_at: dict[int, list[str]] = {}
         for level in maps:
-            levels_at.setdefault(self.stage_of(level), []).append(level)
-        first = self.stage_of(start) if start else 0
-        last = self.stage_of(stop) if stop else len(self.stages)
+            levels_at.setdefault(self.position(level), []).append(level)
+        first = self.position(start) if start else 0
+        last = self.position(stop) if stop else len(stages)
         for position in range(first, last + 1):
             for level in levels_at.get(position, ()):
                 kept[level] = x
             if position < last:
-                x = self.module.get_submodule(self.stages[position])(x)
-        return Output(x, kept, buffers)
+                x = self.module.get_submodule(stages[position])(x)
+        return x, kept
 
-    def stage_of(self, level: str) -> int:
-        """Position of the first stage above `level`; an InputError if the model has no such level or no stages."""
-        first = self._first_above(level)
-        if not self.stages:
-            raise InputError(
-                f"split '{level}': feature maps need a model that is an nn.Sequential of stages, "
-                f"and {type(self.module).__name__} is not one"
-            )
-        return self.stages.index(first)
+    def _run_submodules(
+        self, x: Tensor, maps: Sequence[str], start: str | None, stop: str | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        levels = self.binding.levels
+        first = self.position(start) if start else 0
+        last = self.position(stop) if stop else math.inf
+        inside = {level: self.levels[level] for level in maps if first <= self.position(level) <= last}
+        if start:
+            levels.check_split(start)
+        return run_part(self.module, x, inside, start and self.levels[start], stop and self.levels[stop], levels.record)
 
-    def _above(self, level: str) -> tuple[str, ...]:
-        """Prefixes of the names of weights above a level."""
-        first = self._first_above(level)
-        if not self.stages:
-            return (f"{first}.",)
-        return tuple(f"{stage}." for stage in self.stages[self.stages.index(first) :])
+    def position(self, level: str) -> int:
+        """The position of `level` in the order of execution. Raises `InputError` if the model has no such level."""
+        return self.binding.levels.position(level)
 
-    def _first_above(self, level: str) -> str:
-        if level not in self.levels:
-            raise InputError(f"split '{level}' is not a level of this model; {suggest(level, self.levels)}")
-        return self.levels[level]
+    def check_split(self, level: str) -> None:
+        """Raises `InputError` if the part above `level` cannot run from the features at it."""
+        self.binding.levels.check_split(level)
+
+    def _above(self, names: tuple[str, ...], level: str | None) -> tuple[str, ...]:
+        return names if level is None else tuple(name for name in names if self.binding.levels.is_above(name, level))

@@ -10,6 +10,7 @@ WEIGHT = "weight"  # weight of each sample; only in batches that hold the sample
 # Carries (what `LoopClient.begin` and `step` hand on).
 PARAMETERS, BUFFERS = "parameters", "buffers"  # of the model in training, by name
 FINISH = "finish"  # values that only `finish` reads; engines neither stack nor compare them
+STEPS_DONE = "steps done"  # number of steps before `finish`, set by the loop that runs them
 
 # Scalars of packets.
 SAMPLES = "samples"  # upload: number of samples trained on; WeightedMean weighs by it

@@ -9,52 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
 
 from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
+from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.context import Context
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.reducers import describe_misfit
 from undergrowth.core.samplers import DeviceKnowledge, NoKnowledge, View
 from undergrowth.core.server import Progress, Server, find_non_finite
+from undergrowth.core.server_calls import call_server, next_plan, next_state
 from undergrowth.core.task import Task
-
-
-class Drop(NamedTuple):
-    """Nobody waits for the answer to this ask any more."""
-
-    id: AskId
-
-
-class Deadline(NamedTuple):
-    """Call `expire(round, phase)` after that many seconds."""
-
-    round: int
-    seconds: float
-    phase: int = 0
-
-
-@dataclass(frozen=True)
-class RoundEnd:
-    """What a round was made of. A round without arrivals is abandoned and leaves the state as it was.
-
-    In a round of several phases a child may have arrived in one and be lost, refused or dropped in another.
-    """
-
-    round: int
-    arrived: tuple[str, ...]
-    lost: Mapping[str, str]  # child → reason
-    refused: Mapping[str, str]  # child → what was wrong with its upload
-    dropped: tuple[str, ...]  # children without an answer when the round ended
-    scalars: Mapping[str, float]  # of the combined uploads
-
-    @property
-    def abandoned(self) -> bool:
-        return not self.arrived
-
-
-Command = Ask | Drop | Deadline | Answer | RoundEnd
 
 
 @dataclass
@@ -74,6 +40,8 @@ class Node:
     nodes: frozenset[str] = frozenset()  # children that are nodes
     knowledge: DeviceKnowledge = NoKnowledge()  # facts about the devices
     away: Container[str] = frozenset()  # children that cannot be reached now; set by the driver
+    devices: int | None = None  # number of devices in the federation; None: of the children
+    samples: int | None = None  # number of their samples; None: as many as `knowledge` says that the children have
 
     state: State = field(default_factory=dict)
     round: int = 0
@@ -101,7 +69,22 @@ class Node:
         return self._initialised and self.left == 0
 
     def context(self) -> Context:
-        return Context(self.seed, self.name, self.round)
+        asked = len(self._arrived) + len(self._lost) + len(self._refused) + len(self._out)
+        return Context(self.seed, self.name, self.round, 0, *self._federation, asked)
+
+    @cached_property
+    def _federation(self) -> tuple[int, int]:
+        """The numbers of devices and of samples in the federation."""
+        devices, samples = self.devices, self.samples
+        if devices is None:
+            devices = len(self.children)
+        if samples is None:
+            samples = sum(self.knowledge.samples(child) for child in self.children if child not in self.nodes)
+        return devices, samples
+
+    @cached_property
+    def _all_children(self) -> frozenset[str]:
+        return frozenset(self.children)
 
     # What happened --------------------------------------------------------------------------------------------
 
@@ -120,14 +103,14 @@ class Node:
             if ask.phase and before is not None and before.round == ask.id.round:
                 self.round, self.phase = self.round - 1, ask.phase
             self._asked_by = ask.id
-            self.state = self.server.adopt(self.task, self.state, ask.packet, self.context())
+            self.state = next_state(self.server, "adopt", self.task, self.state, ask.packet, self.context())
         self.left = self.cycles
         return dropped
 
     def initialise(self) -> None:
         """Makes the state before the first round, unless it is there already."""
         if not self._initialised:
-            self.adopt_state(self.server.init(self.task, self.context()))
+            self.adopt_state(next_state(self.server, "init", self.task, self.context()))
 
     def adopt_state(self, state: State) -> None:
         """Takes `state` as the one before the first round, in place of the one that the server would make."""
@@ -262,10 +245,11 @@ class Node:
             # A child that failed is not asked again in this round: it could fail in the same instant, for ever.
             gone = self._out.keys() | self._lost.keys() | self._refused.keys()
             idle = tuple(child for child in idle if child not in gone and child not in self.away)
-        phases = self.server.phases(self.task, self.context())
+        phases = call_server(self.server, "phases", self.task, self.context())
         phase = phases[self.phase] if self.phase < len(phases) else ""  # below the root, the packet says the phase
         view = View(idle, tuple(self._out), self.nodes, self.knowledge, self._heard, phase, self._before)
-        plan = self.server.plan(self.task, self.state, view, self.context()._replace(turn=self._plans))
+        context = self.context()._replace(turn=self._plans)
+        plan = next_plan(self.server, self._all_children, self.task, self.state, view, context)
         self._plans += 1
         turns, out, round = self._turns, self._out, self.round
         for child, packet in plan.packets.items():
@@ -284,8 +268,8 @@ class Node:
         """Ends the open phase and, if it is the last one or nobody arrived, the round."""
         partial = self._partial
         if partial is not None:
-            phases = self.server.phases(self.task, self.context())
-            self.state = self.server.step(self.task, self.state, partial, self.context())
+            phases = call_server(self.server, "phases", self.task, self.context())
+            self.state = next_state(self.server, "step", self.task, self.state, partial, self.context())
             if self.phase + 1 < len(phases):
                 self._next_phase(commands)
                 return
@@ -299,7 +283,7 @@ class Node:
         lost, refused = dict(self._lost), dict(self._refused)
         commands.append(RoundEnd(self.round, tuple(self._all_arrived()), lost, refused, unanswered, scalars))
         if not self.left and self._asked_by is not None:
-            report = self.server.report(self.task, self.state, partial, self.context())
+            report = call_server(self.server, "report", self.task, self.state, partial, self.context())
             commands.append(Answer(self._asked_by, report or Lost("none of its children came back")))
         self._begin_round()
 

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from undergrowth.core.asks import Partial
 from undergrowth.core.context import Context
-from undergrowth.core.packet import Packet
+from undergrowth.core.errors import InputError
+from undergrowth.core.names import MODEL
+from undergrowth.core.packet import Packet, Weights
 from undergrowth.core.pytree import State
 from undergrowth.core.reducers import Reducer
 from undergrowth.core.samplers import View, count_of
@@ -64,13 +66,21 @@ class Server:
         """Whether nothing depends on single arrivals, so that engines may combine uploads."""
         return True
 
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        """Settings of an experiment that this server does not use, such as "train.sample".
+
+        If a user sets one of them, a note of the run says that it has no effect.
+        """
+        return frozenset({"fleet.deadline", "train.quorum"}) if self.asynchronous else frozenset()
+
     def init(self, task: Task, context: Context) -> State:
         """The state before the first round."""
-        return {"model": task.model.initial(context.key("model"))}
+        return {MODEL: task.model.initial(context.key("model"))}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
         """The state after a packet of the parent (nodes below the root only)."""
-        return {**state, "model": dict(down.tensors)}
+        return {**state, MODEL: dict(down.tensors)}
 
     def phases(self, task: Task, context: Context) -> Sequence[str]:
         """The phases of this round, by name: one after the other, the server plans, waits for answers and steps.
@@ -82,7 +92,7 @@ class Server:
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         """Which children are asked, and with which packet each."""
-        return self.ask(task, view, context, Packet(state["model"]))
+        return self.ask(task, view, context, Packet(model_in(state)))
 
     def steady_state(self, task: Task, state: State) -> State:
         """The state to price when the first round is not typical."""
@@ -116,7 +126,11 @@ class Server:
         return enough or progress.out == 0 or progress.expired
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
-        """The state after a round, from all its uploads combined."""
+        """The state after a round, from all its uploads combined.
+
+        `context.devices` and `context.samples` are the numbers of devices in the federation and of their samples,
+        `context.asked` is the number of children that were asked.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say what a server does with the uploads")
 
     def report(self, task: Task, state: State, partial: Packet | None, context: Context) -> Packet | Partial | None:
@@ -159,6 +173,18 @@ class InnerServer(Server):
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         return state
+
+
+def model_in(state: State) -> Weights:
+    """The model in a server's state. Raises `InputError` if there is none."""
+    if MODEL not in state:
+        names = ", ".join(f"'{name}'" for name in state) or "nothing"
+        raise InputError(
+            f"method: the server's state has no '{MODEL}', only {names}; return one from `init`, `adopt` and `step`, "
+            "or define what to send in the server's `plan` and what to evaluate in the method's `models` and `personal`"
+        )
+    weights: Weights = state[MODEL]
+    return weights
 
 
 def _ceil(number: float) -> int:

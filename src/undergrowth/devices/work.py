@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Client, LoopClient, Packet, State, Steps, Task, Updates
+from undergrowth.core.names import STEPS_DONE
 from undergrowth.core.pytree import signature
 from undergrowth.devices.traced_job import SHAPES, ClassCounts, TracedJob, TracedJobBuilder
 from undergrowth.learning.features import EVALUATION_BATCH
@@ -214,6 +215,7 @@ class _LoopTrace:
                 later_peak, step_flops, step_calls = meter.peak, meter.flops - before, meter.calls - calls
                 del inputs
                 meter.peak, before = meter.live, meter.flops
+                carry = {**carry, STEPS_DONE: 2}
                 up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
                 finish_flops, finish_peak = meter.flops - before, meter.peak
         first, later, finish = (peak - begin.resident for peak in (first_peak, later_peak, finish_peak))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undergrowth.core import InputError, Packet, RunError, Shard, State, find_non_finite
+from undergrowth.core import InputError, Packet, RunError, Shard, State, describe_error, find_non_finite
 from undergrowth.engines.world import Job, World
 
 
@@ -43,10 +43,8 @@ def send_up(world: World, job: Job, up: Packet, kept: State, residual: State, ch
 
 def job_error(job: Job, shard: Shard | None, error: Exception) -> RunError:
     """The error to raise for a client that raised `error`: names the device, the round and the number of samples."""
-    # The text of a KeyError is only the key, and some errors have no text.
-    text = repr(error) if isinstance(error, KeyError) or not str(error) else str(error)
     samples = "" if shard is None else f" with {len(shard)} samples"
-    return RunError(f"{job.device} failed in round {job.context.round + 1}{samples}: {text}")
+    return RunError(f"{job.device} failed in round {job.context.round + 1}{samples}: {describe_error(error)}")
 
 
 def count_batches(world: World, job: Job) -> int:

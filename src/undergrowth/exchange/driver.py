@@ -28,6 +28,10 @@ class Driver(Protocol):
         """Yields the root's rounds as they end; several at once if they end in the same instant."""
         ...
 
+    def stop(self) -> int:
+        """Ends the run after the rounds that were yielded last; returns how many open asks are given up for that."""
+        ...
+
     def facts(self) -> Mapping[str, float]:
         """Figures about the work since the last call, for the round's row in the store; empty if there was none."""
         ...

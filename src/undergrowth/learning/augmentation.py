@@ -6,16 +6,14 @@ padded with the value of a black pixel after normalisation, and cutout writes 0,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Augmentation, Context, InputError, Steps, Task
-from undergrowth.core.names import AUGMENT, X
+from undergrowth.core import Augmentation, InputError
 from undergrowth.core.notation import Form, Number, parse
-from undergrowth.learning.features import EVALUATION_BATCH
 
 NONE = "none"
 AUGMENTATIONS = {
@@ -128,24 +126,3 @@ def build_augmentation(text: str, shape: Sequence[int], black: Sequence[float] |
         )
     values = torch.tensor(black or (0.0,) * shape[0]).view(-1, 1, 1)
     return ImageAugmentation(tuple(shape), values, "crop" in names, "flip" in names, cutout)
-
-
-def draw_augmentation(task: Task, steps: Steps, context: Context) -> Steps:
-    """The steps with random choices for every visit of a sample, if the task has an augmentation."""
-    if task.augmentation is None:
-        return steps
-    generator = context.generator(AUGMENT)
-    draws = tuple(task.augmentation.draw(len(order), generator) for order in steps.epochs)
-    return replace(steps, visits={**steps.visits, AUGMENT: draws})
-
-
-def visited_inputs(task: Task, steps: Steps) -> Iterator[Iterator[Tensor]]:
-    """For each epoch the augmented inputs in the order of their visits, in parts of `EVALUATION_BATCH` samples."""
-    assert task.augmentation is not None
-    for order, draws in zip(steps.epochs, steps.visits[AUGMENT], strict=True):
-        yield _augmented_parts(task.augmentation, steps.data[X], order, draws)
-
-
-def _augmented_parts(augmentation: Augmentation, x: Tensor, order: Tensor, draws: Tensor) -> Iterator[Tensor]:
-    for rows, choices in zip(order.split(EVALUATION_BATCH), draws.split(EVALUATION_BATCH), strict=True):
-        yield augmentation.apply(x[rows.to(x.device)], choices.to(x.device))

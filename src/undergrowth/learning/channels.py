@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,8 +62,11 @@ class Found:
         self.axes.setdefault(name, []).append((dimension, channels, block))
 
 
-def find_channels(module: nn.Module) -> Found:
-    """The sets of channels of a module; an InputError if it has a layer or operation that is not supported."""
+def find_channels(module: nn.Module, frozen: Collection[str] = ()) -> Found:
+    """The sets of channels of a module; an InputError if it has a layer or operation that is not supported.
+
+    frozen: names of tensors that are not sliced.
+    """
     from torch.fx import Tracer
     from torch.fx.proxy import TraceError
 
@@ -84,6 +88,9 @@ def find_channels(module: nn.Module) -> Found:
             values[node] = _layer(found, node.target, module.get_submodule(node.target), inputs[0])
         else:
             values[node] = _operation(node, inputs)
+    for name in found.axes.keys() & set(frozen):
+        for _, channels, _ in found.axes[name]:
+            channels.found().sliced = False  # devices share frozen tensors, so these have their full size
     found.axes = {
         name: kept
         for name, axes in found.axes.items()
@@ -157,7 +164,7 @@ def _operation(node: Node, inputs: list[Value]) -> Value:
         return Value(inputs[0].channels, True)
     if node.op == "call_function" and node.target in _JOINING:
         return Value(_tied(*(each.channels for each in inputs)), inputs[0].flat)
-    raise cannot(f"it computes '{node.target}', which may mix channels" if inputs else f"it reads '{node.target}'")
+    raise cannot(f"it computes '{node.name}', which may mix channels" if inputs else f"it reads '{node.target}'")
 
 
 def _tied(one: Set, other: Set) -> Set:

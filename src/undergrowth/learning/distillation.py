@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Shard, Task, Weights
-from undergrowth.core.names import X, Y
+from undergrowth.core.names import STEPS_DONE, X, Y
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective
 from undergrowth.learning.optimisers import Sgd
@@ -86,7 +86,7 @@ def train_on_server(
     context.seed_torch(shard.x.device)
     for each in replace(steps, data=data):
         carry = student.step(task, carry, each)
-    trained, _ = student.finish(task, down, carry, shard, {}, context)
+    trained, _ = student.finish(task, down, {**carry, STEPS_DONE: len(steps)}, shard, {}, context)
     return {**weights, **trained.tensors}
 
 

@@ -46,7 +46,7 @@ class UpperModel(ModelView):
 
     def __init__(self, whole: Model, level: str) -> None:
         super().__init__(whole)
-        self.stage_of(level)  # raises an InputError if there is no such level
+        self.check_split(level)
         vars(self)["level"] = level
 
     def run(self, weights: Weights, x: Tensor, *, start: str | None = None, **options: Any) -> Output:
@@ -64,11 +64,12 @@ class LowerModel(ModelView):
 
     def __init__(self, whole: Model, level: str) -> None:
         super().__init__(whole)
+        self.check_split(level)
         frozen = set(whole.trainable(level))
         vars(self).update(
             level=level,
             parameters=tuple(name for name in whole.parameters if name not in frozen),
-            inside=tuple(each for each in self.levels if self.stage_of(each) <= self.stage_of(level)),
+            inside=tuple(each for each in self.levels if self.position(each) <= self.position(level)),
         )
 
     def run(

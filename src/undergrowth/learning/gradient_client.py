@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, Model, Packet, Selector, Shard, State, Task, Weights
+from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Selector, Shard, State, Task, Weights
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
 from undergrowth.core.names import (
     AUGMENT,
@@ -22,11 +22,11 @@ from undergrowth.core.names import (
     PARAMETERS,
     RUNG,
     SAMPLES,
+    STEPS_DONE,
     WEIGHT,
     X,
     Y,
 )
-from undergrowth.learning.augmentation import draw_augmentation
 from undergrowth.learning.descent import Descent
 from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
 from undergrowth.learning.optimisers import Optimiser, Sgd, build_optimiser, learning_rate
@@ -44,12 +44,30 @@ class Trained:
     own: State  # before this job
     context: Context
     lr: float
+    optimiser: Optimiser
+    steps: int  # steps that were done; fewer than planned if a deadline cut them short
+    received: Weights  # what `start` returned: the weights that training started from, and what it added to them
     finish: Mapping[str, Any]  # the values that `begin` put into ``carry["finish"]``
+
+    @property
+    def samples(self) -> int:
+        """The number of samples trained on, which is the weight of the upload in `WeightedMean()`."""
+        return int(self.scalars[SAMPLES])
 
     @property
     def packet(self) -> Packet:
         """Tensors and scalars as a packet."""
         return Packet(self.tensors, self.scalars)
+
+
+# The settings of an experiment that each field of a `GradientClient` replaces.
+_REPLACED_BY = {
+    "selector": ("train.selector",),
+    "optimiser": ("train.optimiser", "train.momentum", "train.weight_decay"),
+    "lr": ("train.lr", "train.schedule"),
+    "epochs": ("train.epochs",),
+    "batch": ("train.batch",),
+}
 
 
 @dataclass(frozen=True)
@@ -70,8 +88,17 @@ class GradientClient(LoopClient):
     batch: int | None = None
     view: Callable[[Model], Model] | None = None  # trains `view(model)`, such as a slice of the model
 
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        replaced = (paths for field, paths in _REPLACED_BY.items() if getattr(self, field) is not None)
+        return frozenset(path for paths in replaced for path in paths)
+
     def start(self, task: Task, down: Packet, own: State) -> Weights:
-        """The weights that training starts from."""
+        """The weights that training starts from.
+
+        Further tensors under names that the model does not have are not trained; a term of the objective finds them
+        in `inputs.received`, and `upload` in `trained.received`.
+        """
         return down.tensors
 
     def batches(self, task: Task, down: Packet, steps: Steps, shard: Shard, own: State, context: Context) -> Steps:
@@ -96,9 +123,11 @@ class GradientClient(LoopClient):
             context.generator("order"),
         )
         steps = without_small_batches(selected, task.model.smallest_batch(self.split), task.train.drop_last)
-        steps = draw_augmentation(task, steps, context)
+        steps = steps.augmented(task.augmentation, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
+        if not parameters:
+            raise InputError(f"split '{self.split}': no parameter above it can be trained, because all are frozen")
         carry: Carry = {
             PARAMETERS: parameters,
             BUFFERS: {name: weights[name] for name in task.model.buffers},
@@ -148,7 +177,27 @@ class GradientClient(LoopClient):
         task = self._device_task(task, name or "")
         buffers = {name: carry[BUFFERS][name] for name in task.model.upper_buffers(self.split)}
         tensors = {**carry[PARAMETERS], **buffers}
-        return self.upload(Trained(task, down, tensors, scalars, shard, own, context, carry["lr"], carry[FINISH]))
+        trained = Trained(
+            task,
+            down,
+            tensors,
+            scalars,
+            shard,
+            own,
+            context,
+            lr=carry["lr"],
+            optimiser=self._optimiser(task),
+            steps=carry.get(STEPS_DONE, 0),
+            received=carry["received"],
+            finish=carry[FINISH],
+        )
+        sent = self.upload(trained)
+        if not isinstance(sent, tuple) or len(sent) != 2 or not isinstance(sent[0], Packet):
+            raise InputError(
+                f"method: {type(self).__name__}.upload must return the packet to send and the device's next own state, "
+                f"such as `Packet(tensors, trained.scalars), trained.own`, not {type(sent).__name__}"
+            )
+        return sent
 
     def _device_task(self, task: Task, name: str) -> Task:
         """The task with the model that this device trains."""

@@ -72,4 +72,4 @@ def assign_models(task: Task, view: View, packet: Callable[[str], Packet]) -> di
 
 
 def _size(model: Model) -> int:
-    return sum(model.shapes[name].numel() for name in model.parameters)
+    return sum(value.numel() for value in model.module.parameters())

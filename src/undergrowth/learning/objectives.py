@@ -12,6 +12,8 @@ from torch import Tensor
 from undergrowth.core import Batch, Output, Task, Weights
 from undergrowth.core.names import WEIGHT, Y
 
+SLOPE = "slope/"  # prefix of names in `LossInputs.received`: what `Linear` adds to the gradient of a parameter
+
 
 @dataclass(frozen=True)
 class LossInputs:
@@ -26,7 +28,7 @@ class LossInputs:
     batch: Batch
     output: Output
     trained: Mapping[str, Tensor]  # the parameters in training
-    received: Weights  # the weights that training started from
+    received: Weights  # the weights that training started from, and what `GradientClient.start` added to them
     clients: int | None = None  # number of clients computed at once; None: one, without a dimension for it
 
     def mean(self, values: Tensor) -> Tensor:
@@ -106,6 +108,23 @@ class Proximal(Objective):
     def __call__(self, inputs: LossInputs) -> Tensor:
         pairs = [(value, inputs.received[name]) for name, value in inputs.trained.items()]
         return self.mu / 2 * torch.stack([inputs.total((value - start).pow(2)) for value, start in pairs]).sum(0)
+
+
+@dataclass(frozen=True)
+class Linear(Objective):
+    """⟨slope, w⟩ over the trained parameters: adds a fixed vector to their gradient.
+
+    The slope is part of what `GradientClient.start` returns, see `with_slope`.
+    """
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        terms = [inputs.total(value * inputs.received[SLOPE + name]) for name, value in inputs.trained.items()]
+        return torch.stack(terms).sum(0)
+
+
+def with_slope(weights: Weights, slope: Weights) -> Weights:
+    """Weights to start from, with the slope of `Linear` beside them: a tensor for every trained parameter."""
+    return {**weights, **{SLOPE + name: value for name, value in slope.items()}}
 
 
 def _terms(objective: Objective) -> tuple[Objective, ...]:

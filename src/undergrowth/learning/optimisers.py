@@ -100,6 +100,23 @@ def build_optimiser(train: Train) -> Optimiser:
     )
 
 
+def require_sgd(optimiser: Optimiser) -> Sgd:
+    """`optimiser`, if it is SGD. Raises `InputError` otherwise."""
+    if isinstance(optimiser, Sgd):
+        return optimiser
+    name = "adamw" if getattr(optimiser, "decoupled", False) else type(optimiser).__name__.lower()
+    raise InputError(f"train.optimiser '{name}': this method needs sgd, whose steps are sums of gradients")
+
+
+def sum_of_weights(optimiser: Optimiser, steps: int) -> float:
+    """Σ a_j, if `steps` steps of SGD change the parameters by −lr·Σ a_j·g_j, where g_j is the gradient of step j.
+
+    Without momentum every a_j is 1. With momentum m, a_j = 1 + m + m² + … over the steps from j to the last.
+    """
+    m = require_sgd(optimiser).momentum
+    return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+
+
 SCHEDULES = {
     "constant": Form(),
     "linear": Form(),

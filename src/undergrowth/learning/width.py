@@ -17,8 +17,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from undergrowth.core import Model, Weights
-from undergrowth.learning.channels import Found, find_channels
+from undergrowth.core import InputError, Model, Weights
+from undergrowth.learning.channels import Found, cannot, find_channels
+from undergrowth.learning.dependencies import find_dependencies
 
 _KNOWN: WeakKeyDictionary[Model, Widths] = WeakKeyDictionary()
 
@@ -151,8 +152,34 @@ def widths_of(model: Model) -> Widths:
     """How a model is sliced; an InputError if it cannot be sliced."""
     known = _KNOWN.get(model)
     if known is None:
-        known = _KNOWN[model] = _widths(dict(model.shapes), find_channels(model.module))
+        try:
+            known = _widths(dict(model.shapes), find_channels(model.module, model.constants))
+        except InputError as problem:
+            known = _widths_of_other(model, problem)
+        _KNOWN[model] = known
     return known
+
+
+def _widths_of_other(model: Model, problem: InputError) -> Widths:
+    """How a model is sliced that `channels` does not understand, tried on one input that the model has seen."""
+    record = model.binding.levels.record
+    if record is None:
+        raise problem
+    shape, dtype = record.input.shape[1:], record.input.dtype
+    frozen = model.constants
+    found = find_dependencies(model.module, torch.zeros(1, *shape, dtype=dtype), frozen, problem)
+    widths, x = _widths(dict(model.shapes), found), torch.zeros(2, *shape, dtype=dtype, device=model.torch_device)
+    weights = model.initial(0)
+    for ratio in (1.0, 0.5, 0.0625):
+        cut = widths.cut(weights, ratio)
+        try:
+            with torch.no_grad(), widths.set_groups(model, cut):
+                rows = len(model(cut, x))
+        except RuntimeError as error:
+            raise cannot(f"a slice of ratio {ratio:g} does not run ({error})") from None
+        if rows != len(x):
+            raise cannot(f"a slice of ratio {ratio:g} gives {rows} rows for {len(x)} samples; it may name a size")
+    return widths
 
 
 def _widths(shapes: Mapping[str, torch.Size], found: Found) -> Widths:

@@ -8,24 +8,34 @@ from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedat import FedAT
 from undergrowth.methods.fedavg import FedAvg
 from undergrowth.methods.fedavgm import FedAvgM
+from undergrowth.methods.fedbn import FedBN
 from undergrowth.methods.fedbuff import FedBuff
+from undergrowth.methods.feddyn import FedDyn
 from undergrowth.methods.fedfsc import FedFSC, FedFSCPlus, FSCProx
 from undergrowth.methods.fedft import FedFT, FedFTEDS, FedFTRDS
 from undergrowth.methods.fedkad import FedKAD
 from undergrowth.methods.fedmd import FedMD
+from undergrowth.methods.fednova import FedNova
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from undergrowth.methods.fedprox import FedProx
 from undergrowth.methods.fedrolex import FedRolex
+from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "central": Central,
     "fedavg": FedAvg,
+    "fedsgd": FedSGD,
     "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "fednova": FedNova,
+    "feddyn": FedDyn,
+    "fedbn": FedBN,
     "fedavgm": FedAvgM,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
@@ -49,7 +59,7 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBuff",
-    "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedProx", "FedRolex", "FedSplit",
-    "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
+    "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
+    "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
+    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "Scaffold",
 ]  # fmt: skip

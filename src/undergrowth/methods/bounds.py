@@ -67,7 +67,7 @@ class Bound(Method):
         trained = LazyMapping(own, lambda device: own[device]["model"])
         return trained or {"start": task.model.initial(int(state[SEED]))}
 
-    def personal(self, task: Task, state: State, own: State) -> Weights:
+    def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
         return own["model"] if own else task.model.initial(int(state[SEED]))
 
 

@@ -25,6 +25,7 @@ class FedAsyncServer(Server):
     reducer = Collect()
     asynchronous = True
     waits_for_all = False
+    ignored_settings = frozenset({"fleet.deadline", "train.over_select", "train.quorum", "train.sample"})
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         return self.ask(task, view, context, Packet(state[MODEL]), self.options.concurrency - len(view.out))

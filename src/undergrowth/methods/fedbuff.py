@@ -41,6 +41,7 @@ class FedBuffServer(Server):
     options: FedBuff
     asynchronous = True
     waits_for_all = False
+    ignored_settings = frozenset({"fleet.deadline", "train.over_select", "train.quorum", "train.sample"})
 
     @property
     def weight(self) -> str | None:

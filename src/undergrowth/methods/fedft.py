@@ -61,9 +61,13 @@ class FedFTClient(LoopClient):
         view = partial(UpperModel, level=options.split) if options.cache_features else None
         return GradientClient(split=options.split, selector=options.selector, epochs=options.epochs, view=view)
 
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        return self.upper.ignored_settings
+
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         if self.options.cache_features:
-            task.model.stage_of(self.options.split)  # raises an InputError if the model cannot be split there
+            task.model.check_split(self.options.split)
         model = replace(down, tensors={**own.get("lower", {}), **down.tensors})
         maps = self._maps(task, down, model, shard, own) if self.options.cache_features else None
         above = shard if maps is None else Shard(maps, shard.y)

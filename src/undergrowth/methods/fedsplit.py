@@ -138,6 +138,6 @@ class FedSplit(Method):
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return {"global": state["composed"], "average": state[MODEL]}
 
-    def personal(self, task: Task, state: State, own: State) -> Weights:
+    def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
         weights: Weights = state["composed"]
         return weights

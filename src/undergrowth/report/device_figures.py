@@ -13,17 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undergrowth.report.figures import Figure, axis, build_figure, colour, cost_of, legend_group
-from undergrowth.report.run_record import RunRecord, finite
+from undergrowth.report.groups import Group
+from undergrowth.report.run_record import finite
 from undergrowth.report.tables import count
 
 _BINS = 20
 _MAX_BINS_WITH_TICKS = 14  # one tick per whole number
-_MAX_POINTS = 1500  # per run in a scatter plot
+_MAX_POINTS = 1500  # in a scatter plot
+_MAX_LABEL = 24  # letters of the name of a group beside its box
+_PIXELS_PER_BOX = 34
 _MAX_DEVICE_CLASSES = 12
 _MAX_WHOLE_TICKS = 8
 
 _AXIS_TITLES = {
-    "accuracy": "accuracy on the device's test samples", "samples": "training samples", "rounds": "rounds taken part",
+    "accuracy": "accuracy on own test samples", "samples": "training samples", "rounds": "rounds taken part",
 }  # fmt: skip
 _TITLES = {"accuracy": "Accuracy of devices", "samples": "Samples of devices", "rounds": "Rounds taken part"}
 _COSTS = {
@@ -37,45 +40,76 @@ COSTS = tuple(_COSTS)
 Array = NDArray[Any]
 
 
-def histogram(records: Sequence[RunRecord], labels: Sequence[str], key: str) -> Figure | None:
-    """The number of devices by accuracy, samples or rounds."""
-    found = [[finite(device.get(key)) for device in record.devices] for record in records]
+def distribution(groups: Sequence[Group], key: str) -> Figure | None:
+    """The devices by accuracy, samples or rounds: a histogram of one group, or a box for each of several groups."""
+    found = [[finite(device.get(key)) for device in group.devices] for group in groups]
     values = [np.array([value for value in each if value is not None]) for each in found]
-    together = np.concatenate(values) if values else np.empty(0)
-    if not len(together):
+    if not any(len(each) for each in values):
         return None
-    edges = _bin_edges(together, key)
-    bars = []
-    for place, (label, run_values) in enumerate(zip(labels, values, strict=True)):
-        numbers, _ = np.histogram(run_values, edges)
-        bars.append({
-            "type": "bar", "x": ((edges[:-1] + edges[1:]) / 2).tolist(), "y": numbers.tolist(), "name": label,
-            "legendgroup": legend_group(place), "marker": {"color": colour(place)},
-            "customdata": [_bin_label(low, high, key) for low, high in pairwise(edges)],
-            "hovertemplate": f"{_AXIS_TITLES[key]} %{{customdata}}<br>%{{y}} devices<extra></extra>",
-        })  # fmt: skip
-    x_axis = axis(_AXIS_TITLES[key], tickformat="~s")
-    if key == "accuracy":
-        x_axis |= {"tickformat": ".0%", "range": [0, 1]}
-    elif len(edges) <= _MAX_BINS_WITH_TICKS + 1:
+    return _histogram(values[0], key) if len(groups) == 1 else _boxes(groups, values, key)
+
+
+def _histogram(values: Array, key: str) -> Figure:
+    edges = _bin_edges(values, key)
+    numbers, _ = np.histogram(values, edges)
+    bars = {
+        "type": "bar", "x": ((edges[:-1] + edges[1:]) / 2).tolist(), "y": numbers.tolist(),
+        "marker": {"color": colour(0)}, "customdata": [_bin_label(low, high, key) for low, high in pairwise(edges)],
+        "hovertemplate": f"{_AXIS_TITLES[key]} %{{customdata}}<br>%{{y}} devices<extra></extra>",
+    }  # fmt: skip
+    x_axis = _value_axis(key)
+    if key != "accuracy" and len(edges) <= _MAX_BINS_WITH_TICKS + 1:
         x_axis["dtick"] = 1
-    highest = max(max(bar["y"]) for bar in bars)
-    y_axis = axis("devices", dtick=1) if highest <= _MAX_WHOLE_TICKS else axis("devices")
-    return build_figure(bars, _TITLES[key], x_axis, y_axis, barmode="group", bargap=0.08)
+    y_axis = axis("devices", dtick=1) if max(numbers) <= _MAX_WHOLE_TICKS else axis("devices")
+    return build_figure([bars], _TITLES[key], x_axis, y_axis, bargap=0.08)
 
 
-def accuracy_against_samples(records: Sequence[RunRecord], labels: Sequence[str]) -> Figure | None:
+def _boxes(groups: Sequence[Group], values: Sequence[Array], key: str) -> Figure:
+    boxes = [
+        {
+            "type": "box", "orientation": "h", "name": group.label, "legendgroup": legend_group(place), "y": [place],
+            **_quantiles([group_values]), "marker": {"color": colour(place)}, "line": {"width": 1.5},
+        }
+        for place, (group, group_values) in enumerate(zip(groups, values, strict=True))
+        if len(group_values)
+    ]  # fmt: skip
+    names = [shorten(group.label) for group in groups]
+    y_axis = axis("", tickvals=list(range(len(groups))), ticktext=names, range=[len(groups) - 0.5, -0.5])
+    height = 90 + _PIXELS_PER_BOX * len(groups)
+    return build_figure(boxes, _TITLES[key], _value_axis(key), {**y_axis, "showgrid": False}, height=height)
+
+
+def shorten(label: str) -> str:
+    """A label with at most 24 letters, for the axis of a figure on a narrow screen."""
+    return label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 1]}…"
+
+
+def _value_axis(key: str) -> dict[str, Any]:
+    more: dict[str, Any] = {"tickformat": ".0%", "range": [0, 1]} if key == "accuracy" else {"tickformat": "~s"}
+    return axis(_AXIS_TITLES[key], **more)
+
+
+def _quantiles(values: Sequence[Sequence[float] | Array]) -> dict[str, list[float]]:
+    """Minimum, quartiles and maximum of each sequence, under the names that a box trace has for them."""
+    low, first, middle, third, high = np.array([np.quantile(each, (0, 0.25, 0.5, 0.75, 1)) for each in values]).T
+    return {
+        "lowerfence": low.tolist(), "q1": first.tolist(), "median": middle.tolist(), "q3": third.tolist(),
+        "upperfence": high.tolist(),
+    }  # fmt: skip
+
+
+def accuracy_against_samples(groups: Sequence[Group]) -> Figure | None:
     """The accuracy of each device against its number of samples."""
     traces = []
     known, drawn = 0, 0
-    for place, (record, label) in enumerate(zip(records, labels, strict=True)):
-        devices = [device for device in record.devices if finite(device["accuracy"]) is not None]
-        shown = devices[:: -(-len(devices) // _MAX_POINTS) or 1]
+    for place, group in enumerate(groups):
+        devices = [device for device in group.devices if finite(device["accuracy"]) is not None]
+        shown = devices[:: -(-len(devices) * len(groups) // _MAX_POINTS) or 1]
         known, drawn = known + len(devices), drawn + len(shown)
         traces.append({
-            "type": "scatter", "mode": "markers", "name": label, "legendgroup": legend_group(place),
+            "type": "scatter", "mode": "markers", "name": group.label, "legendgroup": legend_group(place),
             "x": [device["samples"] for device in shown],
-            "y": [device["accuracy"] for device in shown],
+            "y": [round(device["accuracy"], 4) for device in shown],
             "customdata": [[device["device"], device["tier"]] for device in shown],
             "marker": {"color": colour(place), "size": 7, "opacity": 0.7},
             "hovertemplate": "%{customdata[0]} (%{customdata[1]})<br>%{x} samples<br>accuracy %{y:.3f}<extra></extra>",
@@ -86,20 +120,17 @@ def accuracy_against_samples(records: Sequence[RunRecord], labels: Sequence[str]
     return build_figure(traces, title, axis("training samples"), axis("accuracy of the device", tickformat=".0%"))
 
 
-def cost_boxes(records: Sequence[RunRecord], labels: Sequence[str], cost: str) -> Figure | None:
+def cost_boxes(groups: Sequence[Group], cost: str) -> Figure | None:
     """Minimum, quartiles and maximum of `cost` over the devices of each class."""
     title, suffix = _COSTS[cost]
     boxes = []
-    for place, (record, label) in enumerate(zip(records, labels, strict=True)):
-        groups = _costs_by_class(record, cost)
-        if not groups:
+    for place, group in enumerate(groups):
+        by_class = _costs_by_class(group, cost)
+        if not by_class:
             continue
-        quantiles = [np.quantile(values, (0, 0.25, 0.5, 0.75, 1)) for values in groups.values()]
-        low, first, middle, third, high = np.array(quantiles).T.tolist()
         boxes.append({
-            "type": "box", "name": label, "legendgroup": legend_group(place), "x": list(groups), "lowerfence": low,
-            "q1": first, "median": middle, "q3": third, "upperfence": high,
-            "marker": {"color": colour(place)}, "line": {"width": 1.5},
+            "type": "box", "name": group.label, "legendgroup": legend_group(place), "x": list(by_class),
+            **_quantiles(list(by_class.values())), "marker": {"color": colour(place)}, "line": {"width": 1.5},
         })  # fmt: skip
     if not boxes:
         return None
@@ -124,11 +155,11 @@ def _bin_label(low: float, high: float, key: str) -> str:
     return f"{first}" if first == last else f"{first} to {last}"
 
 
-def _costs_by_class(record: RunRecord, cost: str) -> dict[str, list[float]]:
+def _costs_by_class(group: Group, cost: str) -> dict[str, list[float]]:
     """Device class → costs of its devices, largest classes first."""
-    groups: dict[str, list[float]] = {}
-    for device in record.devices:
+    costs: dict[str, list[float]] = {}
+    for device in group.devices:
         value = cost_of(device, cost)
         if value is not None:
-            groups.setdefault(str(device["tier"]), []).append(value)
-    return dict(sorted(groups.items(), key=lambda item: -len(item[1]))[:_MAX_DEVICE_CLASSES])
+            costs.setdefault(str(device["tier"]), []).append(value)
+    return dict(sorted(costs.items(), key=lambda item: -len(item[1]))[:_MAX_DEVICE_CLASSES])

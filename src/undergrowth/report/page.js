@@ -1,5 +1,28 @@
 "use strict";
-const figures = JSON.parse(document.getElementById("figures").textContent);
+
+// Plotly's script and the figures are in the page as gzip in base 85, in which "." stands for "<".
+const digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;.=>?@^_`{|}~";
+
+function decode(text) {
+  const values = new Uint8Array(128);
+  for (let place = 0; place < digits.length; place++) values[digits.charCodeAt(place)] = place;
+  const view = new DataView(new ArrayBuffer(4 * Math.ceil(text.length / 5)));
+  const padded = text.padEnd(view.byteLength / 4 * 5, "~");
+  for (let group = 0; group < padded.length / 5; group++) {
+    let number = 0;
+    for (let place = 5 * group; place < 5 * group + 5; place++) number = 85 * number + values[padded.charCodeAt(place)];
+    view.setUint32(4 * group, number);
+  }
+  return new Uint8Array(view.buffer, 0, Math.floor(text.length * 4 / 5));
+}
+
+async function unpack(element) {
+  const text = document.getElementById(element).textContent;
+  const stream = new Blob([decode(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).text();
+}
+
+let figures = {};
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
 // Colours of the theme by their paths in the layout, for a new plot and for a change of theme.
@@ -33,18 +56,37 @@ function applyColours(layout) {
 // An explicit list, because the default buttons of plotly.js include one that uploads the data.
 const buttons = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
 const options = { responsive: true, displaylogo: false, modeBarButtons: buttons };
-for (const [name, figure] of Object.entries(figures)) {
-  Plotly.newPlot(name, figure.data, applyColours(figure.layout), options);
+// On a touch screen, a figure must not take the gesture that scrolls the page, and its buttons would cover it.
+const touch = window.matchMedia("(hover: none)").matches;
+if (touch) options.displayModeBar = false;
+
+async function draw() {
+  figures = JSON.parse(await unpack("figures"));
+  const script = document.createElement("script");
+  script.textContent = await unpack("plotly");
+  document.head.append(script);
+  for (const [name, figure] of Object.entries(figures)) {
+    // The title is in the page above the figure, where it wraps on a narrow screen.
+    const { title, ...layout } = applyColours(figure.layout);
+    if (touch) layout.dragmode = false;
+    Plotly.newPlot(name, figure.data, layout, options);
+  }
+  dark.addEventListener("change", () => {
+    for (const [name, figure] of Object.entries(figures)) Plotly.relayout(name, colours(figure.layout));
+  });
 }
-dark.addEventListener("change", () => {
-  for (const [name, figure] of Object.entries(figures)) Plotly.relayout(name, colours(figure.layout));
+
+draw().catch((error) => {
+  const message = document.createElement("p");
+  message.textContent = `The figures cannot be drawn (${error}). They need a browser of 2023 or later.`;
+  document.querySelector("main").prepend(message);
 });
 
-for (const button of document.querySelectorAll("[data-run]")) {
+for (const button of document.querySelectorAll("[data-group]")) {
   button.addEventListener("click", () => {
     const visible = !button.classList.toggle("hidden");
     for (const [name, figure] of Object.entries(figures)) {
-      const traces = figure.data.flatMap((trace, place) => (trace.legendgroup === button.dataset.run ? [place] : []));
+      const traces = figure.data.flatMap((trace, place) => (trace.legendgroup === button.dataset.group ? [place] : []));
       if (traces.length) Plotly.restyle(name, { visible }, traces);
     }
   });

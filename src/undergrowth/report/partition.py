@@ -67,9 +67,7 @@ def partition_figure(population: Any) -> Figure:
     drawn = json.loads(draw_bubbles(population.counts(), population.devices, population.dataset.class_names).to_json())
     # The page sets its own colours, so the template is removed.
     layout = {name: value for name, value in drawn["layout"].items() if name != "template"}
-    title = {**layout["title"], "font": {"size": 15}, "x": 0, "xref": "paper", "xanchor": "left"}
-    margin = {"l": 64, "r": 16, "t": 44, "b": 48}
-    return {"data": drawn["data"], "layout": {**layout, "title": title, "margin": margin}}
+    return {"data": drawn["data"], "layout": {**layout, "margin": {"l": 56, "r": 12, "t": 12, "b": 48}}}
 
 
 def write_partition_page(section: dict[str, Any], seed: int, target: str | Path) -> Path:

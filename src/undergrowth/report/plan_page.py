@@ -25,6 +25,7 @@ COLUMNS = (
 # The shortest and the longest time of each verdict.
 _VERDICTS = {"fits": ("#bfe6d3", "#1f8a5f"), "too slow": ("#f3cf7a", "#c9741c"), "too big": ("#9aa0a6", "#9aa0a6")}
 _PIXELS_PER_METHOD = 26
+_PIXELS_PER_PATCH = 70  # of the legend
 
 
 def row_cells(row: Row) -> tuple[Any, ...]:
@@ -150,6 +151,7 @@ def _hover_text(row: Row) -> str:
 def _legend_patch(colour: str, place: int) -> dict[str, Any]:
     """One entry of the legend below the heat map."""
     return {
-        "xref": "paper", "yref": "paper", "x": 0.1 * place, "y": 0, "yshift": -28, "xanchor": "left",
-        "showarrow": False, "bgcolor": colour, "borderpad": 3, "font": {"color": "#14181a", "size": 12},
+        "xref": "paper", "yref": "paper", "x": 0, "xshift": _PIXELS_PER_PATCH * place, "y": 0, "yshift": -28,
+        "xanchor": "left", "showarrow": False, "bgcolor": colour, "borderpad": 3,
+        "font": {"color": "#14181a", "size": 12},
     }  # fmt: skip

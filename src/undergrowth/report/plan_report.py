@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def plan(method: str | Method | Sequence[str | Method] | None = None, **argument
     """The price of taking part, without training: one row per method and class of devices.
 
     Takes the arguments of `run`. `method` may also be a list; without it, all methods are priced. The result is a list
-    of rows that also has `advice`, `notes`, `to_pandas()` and `page(FILE)`.
+    of rows that also has `advice`, `notes`, `to_pandas()` and `page(FILE)`. Notes are warnings, too.
     """
     several = isinstance(method, Iterable) and not isinstance(method, str)
     methods: list[Any] = list(method) if several else [] if method is None else [method]  # type: ignore[arg-type]
@@ -60,7 +61,10 @@ def plan(method: str | Method | Sequence[str | Method] | None = None, **argument
         check_kind("method", each)
     named = next((name for name in methods if isinstance(name, str)), "fedavg")
     raw, objects = parse_arguments({"data": "digits", "model": "cnn", **arguments, "method": named})
-    return build_plan(parse_experiment(raw), methods, objects["data"], objects["model"])
+    found = build_plan(parse_experiment(raw), methods, objects["data"], objects["model"])
+    for note in found.notes:
+        warnings.warn(note, stacklevel=2)
+    return found
 
 
 def build_plan(

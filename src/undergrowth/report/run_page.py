@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError
-from undergrowth.report import device_figures, figures
+from undergrowth.report import curves, device_figures
 from undergrowth.report.analyses import AnalysisNumbers, add_sections, analyse
+from undergrowth.report.groups import Group, group_records
 from undergrowth.report.html import Page, escape, html_table
 from undergrowth.report.participation import participation_sections
 from undergrowth.report.partition import add_partition_section, partition_figure, rebuild_partition
-from undergrowth.report.rerun import rerun_command
+from undergrowth.report.run_cards import add_cards, add_group_table, add_key
+from undergrowth.report.run_names import find_runs
 from undergrowth.report.run_record import RunRecord, differences, finite, load_records, short_labels
-from undergrowth.report.tables import COSTS, count, duration, energy, operations, score, size, start_line
+from undergrowth.report.tables import count, duration, energy, operations, score, size
 from undergrowth.runs import Store
 from undergrowth.runs.atomic_files import replace_file
 
 _MAX_DEVICE_ROWS = 200
+_MIN_DEVICE_ROWS = 10  # of each run, if there are many
 _MAX_METHODS_IN_TITLE = 6
+_MAX_RUNS_IN_DETAIL = 8
 
 
 def write_report(
@@ -28,41 +32,51 @@ def write_report(
     out_folder: str | Path = "runs",
     target: str | Path = "report.html",
     analyses: Sequence[str] | AnalysisNumbers = (),
+    *,
+    group: Sequence[str] = (),
     **options: Any,
 ) -> Path:
-    """Write the HTML page about `runs` (ids, starts of ids, or `last`) to `target` and return its path.
+    """Write the HTML page about `runs` to `target` and return its path.
 
-    `analyses` are the names of analyses to add (or `all`), or the numbers that `analyse` returned. `options` are passed
-    to `analyse`: devices, method, data, model, progress.
+    `runs` are ids, starts of ids, `last`, paths, or patterns such as `runs/*`. `analyses` are the names of analyses to
+    add (or `all`), or the numbers that `analyse` returned. `group` are the settings whose values make a group of runs,
+    such as train.lr; the default is every setting in which the runs differ but the seed. `options` are passed to
+    `analyse`: devices, method, data, model, progress.
     """
     if not runs:
         raise InputError("a report needs at least one run; `undergrowth list` shows them")
     path = Path(target).expanduser()
     if path.is_dir():
         raise InputError(f"'{target}' is a folder; name a file for the report, such as '{path / 'report.html'}'")
-    with closing(Store(out_folder)) as store:
-        records = load_records(store, runs, activity=True)
-    numbers = analyses if isinstance(analyses, Mapping) else analyse(runs, analyses, out_folder, **options)
-    replace_file(path, build_page(records, numbers).render().encode("utf-8"))
+    folder, names = find_runs(runs, out_folder)
+    with closing(Store(folder)) as store:
+        records = load_records(store, names, activity=True)
+    numbers = analyses if isinstance(analyses, Mapping) else analyse(names, analyses, folder, **options)
+    replace_file(path, build_page(records, numbers, group).render().encode("utf-8"))
     return path
 
 
-def build_page(records: Sequence[RunRecord], analyses: AnalysisNumbers | None = None) -> Page:
-    labels = short_labels(records)
+def build_page(
+    records: Sequence[RunRecord], analyses: AnalysisNumbers | None = None, group: Sequence[str] = ()
+) -> Page:
+    """The page: for one run its card first, for several runs the curves first."""
+    groups, labels = group_records(records, group), short_labels(records)
+    place_of = {record.run: place for place, each in enumerate(groups) for record in each.records}
+    places = [place_of[record.run] for record in records]
     page = Page(_title(records))
     page.section(page.title, _subtitle(records), level=1)
-    runs = enumerate(zip(records, labels, strict=True))
-    cards = "".join(_card(record, label, place) for place, (record, label) in runs)
-    page.add(f'<div class="cards">{cards}</div>')
-    if len(records) > 1:
-        page.add(_legend(labels))
-    _add_learning(page, records, labels)
-    _add_devices(page, records, labels)
-    cache: dict[str, Any] = {}
-    partitions = [rebuild_partition(record, cache) for record in records]
-    participation_sections(page, records, labels, [each and each[1] for each in partitions])
-    _add_partitions(page, partitions, labels)
-    add_sections(page, analyses or {}, records, labels)
+    if len(records) == 1:
+        add_cards(page, records, labels, places)
+        _add_curves(page, groups)
+    else:
+        add_key(page, groups)
+        _add_curves(page, groups)
+        add_group_table(page, groups)
+        page.section("Runs")
+        add_cards(page, records, labels, places)
+    _add_devices(page, groups)
+    _add_details(page, groups)
+    add_sections(page, analyses or {}, records, labels, places)
     _add_settings(page, records, labels)
     _add_notes(page, records, labels)
     _add_device_tables(page, records, labels)
@@ -88,63 +102,48 @@ def _subtitle(records: Sequence[RunRecord]) -> str:
     return f"{', '.join(models)} · {' or '.join(count(number) for number in clients)} devices · {period}"
 
 
-def _legend(labels: Sequence[str]) -> str:
-    """One legend for all figures, which stays visible while scrolling. A click hides or shows a run."""
-    buttons = "".join(
-        f'<button type="button" data-run="{figures.legend_group(place)}">{_swatch(place)}{escape(label)}</button>'
-        for place, label in enumerate(labels)
-    )
-    return f'<nav class="legend" title="click to hide or show a run">{buttons}</nav>'
-
-
-def _swatch(place: int) -> str:
-    return f'<span class="swatch" style="background:{figures.colour(place)}"></span>'
-
-
-def _card(record: RunRecord, label: str, place: int) -> str:
-    totals = record.totals
-    numbers = [("accuracy", score(totals.get("accuracy"))), ("loss", score(totals.get("loss")))]
-    numbers += [(title, formatted(totals.get(key))) for key, title, formatted in COSTS if key in totals]
-    cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(title)}</span></div>" for title, value in numbers)
-    run_id = "" if label == record.run else f' <span class="quiet">{escape(record.run)}</span>'
-    status = progress = ""
-    if not record.done:
-        status = f'<span class="status">{escape(record.row["status"])}</span>'
-        finished = f"{len(record.rounds)} of {record.row['rounds']} rounds are finished"
-        progress = f'<p class="quiet">{finished}; resume with <code>{escape(record.resume_command)}</code>.</p>'
-    if "start" in totals:
-        progress += f'<p class="quiet">Before the first round: {escape(start_line(totals["start"]))}.</p>'
-    return (
-        f'<div class="card"><h3>{_swatch(place)}{escape(label)}{run_id}{status}'
-        f'</h3><div class="numbers">{cells}</div>{progress}<pre>{escape(rerun_command(record))}</pre></div>'
-    )
-
-
-def _add_learning(page: Page, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
-    page.section("Learning", "On the central test set, which no device trains on.")
-    if not page.figures(figures.metric_per_round(records, labels, metric) for metric in ("accuracy", "loss")):
+def _add_curves(page: Page, groups: Sequence[Group]) -> None:
+    text = "On the central test set, which no device trains on. Costs are those of all devices together."
+    if any(len(group.records) > 1 for group in groups):
+        text += " Line: mean of the runs of a group, up to the end of its shortest run. Band: standard deviation."
+    page.section("Learning", text)
+    first = [curves.metric_per_round(groups, "accuracy")]
+    first += [curves.accuracy_against_cost(groups, cost) for cost in ("seconds", "bytes", "joules")]
+    if not page.figures(first):
         page.text("No round is finished yet.")
         return
-    page.section("Accuracy against cost", "Costs of all devices together, up to each round.")
-    costs = ("seconds", "bytes", "flops", "joules")
-    page.figures(figures.accuracy_against_cost(records, labels, cost) for cost in costs)
+    page.figures([curves.metric_per_round(groups, "loss"), curves.accuracy_against_cost(groups, "flops")])
 
 
-def _add_devices(page: Page, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
-    if not any(record.devices for record in records):
+def _add_devices(page: Page, groups: Sequence[Group]) -> None:
+    if not any(group.devices for group in groups):
         return
-    page.section("Devices", "Each device is evaluated with the model it would use, on its own held-out samples.")
+    box = "A box spans the middle half of the devices, the whiskers span all of them."
+    text = "Each device is evaluated with the model it would use, on its own held-out samples."
+    page.section("Devices", text if len(groups) == 1 else f"{text} {box}")
     page.figures([
-        device_figures.histogram(records, labels, "accuracy"),
-        device_figures.accuracy_against_samples(records, labels),
-        device_figures.histogram(records, labels, "rounds"),
-        device_figures.histogram(records, labels, "samples"),
+        device_figures.distribution(groups, "accuracy"),
+        device_figures.accuracy_against_samples(groups),
+        device_figures.distribution(groups, "rounds"),
+        device_figures.distribution(groups, "samples"),
     ])  # fmt: skip
-    boxes = [device_figures.cost_boxes(records, labels, cost) for cost in device_figures.COSTS]
+    boxes = [device_figures.cost_boxes(groups, cost) for cost in device_figures.COSTS]
     if any(boxes):
-        text = "By device class. A box spans the middle half of the devices, the whiskers span all of them."
-        page.section("Costs per device", text)
+        page.section("Costs per device", f"By device class. {box}")
         page.figures(boxes)
+
+
+def _add_details(page: Page, groups: Sequence[Group]) -> None:
+    """Participation and partition, of the first run of each group."""
+    shown = groups[:_MAX_RUNS_IN_DETAIL]
+    records, labels = [group.records[0] for group in shown], [group.label for group in shown]
+    if sum(len(group.records) for group in groups) > len(records):
+        more = "" if len(shown) == len(groups) else f", for the first {len(shown)} of {len(groups)} groups"
+        page.section("Participation", f"The following sections show the first run of a group{more}.")
+    cache: dict[str, Any] = {}
+    partitions = [rebuild_partition(record, cache) for record in records]
+    participation_sections(page, records, labels, [each and each[1] for each in partitions])
+    _add_partitions(page, partitions, labels)
 
 
 def _add_partitions(page: Page, partitions: Sequence[tuple[str, Any] | None], labels: Sequence[str]) -> None:
@@ -163,14 +162,18 @@ def _add_partitions(page: Page, partitions: Sequence[tuple[str, Any] | None], la
 
 
 def _add_settings(page: Page, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
-    page.section("Settings", "Settings in which the runs differ are highlighted." if len(records) > 1 else "")
-    settings = [record.settings for record in records]
-    paths = list(dict.fromkeys(path for each in settings for path in each))
+    page.section("Settings")
     changed = differences(records)
-    rows = [(path, *(each.get(path) for each in settings)) for path in paths]
-    columns = labels if len(records) > 1 else ["value"]
-    marked = [place for place, path in enumerate(paths) if path in changed]
-    page.table(["setting", *columns], rows, numbers=False, marked=marked)
+    if changed:
+        rows = [(label, *(values[place] for values in changed.values())) for place, label in enumerate(labels)]
+        page.table(["run", *changed], rows, numbers=False)
+    settings = [record.settings for record in records]
+    shared = [(path, value) for path, value in settings[0].items() if all(each.get(path) == value for each in settings)]
+    table = html_table(["setting", "value"], shared, numbers=False)
+    if len(records) == 1:
+        page.add(table)
+    else:
+        page.fold("Settings that all runs share", table)
 
 
 def _add_notes(page: Page, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
@@ -188,10 +191,11 @@ def _add_device_tables(page: Page, records: Sequence[RunRecord], labels: Sequenc
     columns = (
         "device", "class", "samples", "accuracy", "rounds", "down", "up", "FLOPs", "energy", "computing", "memory",
     )  # fmt: skip
+    max_rows = max(_MAX_DEVICE_ROWS // len(records), _MIN_DEVICE_ROWS)
     for record, label in zip(records, labels, strict=True):
         if not record.devices:
             continue
-        shown = record.devices[:: -(-len(record.devices) // _MAX_DEVICE_ROWS)]
+        shown = record.devices[:: -(-len(record.devices) // max_rows)]
         rows = [
             (
                 device["device"], device["tier"], count(device["samples"]), score(finite(device["accuracy"])),
@@ -203,5 +207,4 @@ def _add_device_tables(page: Page, records: Sequence[RunRecord], labels: Sequenc
         ]  # fmt: skip
         total = len(record.devices)
         number = f"all {count(total)}" if len(shown) == total else f"{count(len(shown))} of {count(total)}"
-        summary = escape(f"Devices of {label} ({number})")
-        page.add(f"<details><summary>{summary}</summary>{html_table(columns, rows)}</details>")
+        page.fold(f"Devices of {label} ({number})", html_table(columns, rows))

@@ -9,7 +9,6 @@ from typing import Any
 
 from undergrowth.report.device_activity import DeviceActivity, load_activity
 from undergrowth.runs import Store
-from undergrowth.runs.config import Experiment
 from undergrowth.runs.start_phase import StartCosts, start_costs
 
 _WITHOUT_EFFECT = {"run.out", "run.threads", "run.checkpoint_every"}  # settings that do not change the result
@@ -43,6 +42,11 @@ class RunRecord:
     def objects(self) -> dict[str, str]:
         """The parts that were given as Python objects, with the names of the objects."""
         return {part: name for part, name in self.row["experiment"]["objects"].items() if name}
+
+    @property
+    def named_settings(self) -> dict[str, Any]:
+        """`settings`, with the name of an object in place of the name of a method, data or model that it replaced."""
+        return {**self.settings, **{f"{part}.name": str(self.row[part]) for part in self.objects}}
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -92,15 +96,17 @@ def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested dictionary as a flat one with dotted paths as keys."""
     flat: dict[str, Any] = {}
     for key, value in raw.items():
-        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
     return flat
 
 
 def differences(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """The settings in which runs differ, with one value per run; None if a run does not have the setting."""
-    settings = [record.settings for record in records]
+    settings = [record.named_settings for record in records]
     paths = dict.fromkeys(path for each in settings for path in each if path not in _WITHOUT_EFFECT)
-    values = {path: [each.get(path) for each in settings] for path in paths}
+    sections = list(dict.fromkeys(path.partition(".")[0] for path in paths))  # options of later runs come with theirs
+    ordered = sorted(paths, key=lambda path: sections.index(path.partition(".")[0]))
+    values = {path: [each.get(path) for each in settings] for path in ordered}
     return {path: row for path, row in values.items() if any(value != row[0] for value in row)}
 
 
@@ -112,23 +118,34 @@ def common_accuracy(records: Sequence[RunRecord]) -> float | None:
 
 
 def short_labels(records: Sequence[RunRecord]) -> list[str]:
-    """A short label per run: its method, and the settings in which it differs from the others."""
+    """A short label per run: its method, and the settings in which the runs differ."""
     if len(records) == 1:
         return [records[0].run]
-    changed, defaults = differences(records), flatten(Experiment().model_dump(mode="json"))
-    labels = []
-    for place, record in enumerate(records):
-        parts = [str(record.row["method"])]
-        for path, values in changed.items():
-            value = values[place]
-            if path != "method.name" and value not in (None, defaults.get(path)) and len(parts) < _MAX_LABEL_PARTS:
-                parts.append(f"{'data' if path == 'data.name' else path.rpartition('.')[2]} {value}")
-        labels.append(", ".join(parts))
+    return distinct_labels(records, list(differences(records)))
+
+
+def distinct_labels(records: Sequence[RunRecord], paths: Sequence[str], with_method: bool = True) -> list[str]:
+    """One label per run, of its method and its values of the settings `paths`; only the first ones if they suffice."""
+    labels: list[str] = []
+    for number in (_MAX_LABEL_PARTS, len(paths) + 1):
+        labels = [_label(record, paths, with_method, number) for record in records]
+        if len(set(labels)) == len(labels):
+            break
     # Equal labels get the last letters of the run id, which are random.
     return [
         f"{label} ({record.run[-4:]})" if labels.count(label) > 1 else label
         for label, record in zip(labels, records, strict=True)
     ]
+
+
+def _label(record: RunRecord, paths: Sequence[str], with_method: bool, max_parts: int) -> str:
+    parts = [str(record.row["method"])] if with_method or "method.name" in paths else []
+    for path in paths:
+        value = record.named_settings.get(path)
+        if path != "method.name" and value is not None:
+            section, _, key = path.rpartition(".")
+            parts.append(f"{section if key == 'name' else key} {value}")
+    return ", ".join(parts[:max_parts]) or str(record.row["method"])
 
 
 def finite(value: Any) -> float | None:

@@ -59,8 +59,8 @@ def _phase_bars(entries: Sequence[Entry], row_names: Mapping[str, str], factor: 
             timed = list(zip(members, phases, strict=True))
             bars.append({
                 "type": "bar", "orientation": "h", "y": [row_names[entry.child] for entry in members], "name": outcome,
-                "base": [(entry.start + sum(seconds[:place])) / factor for entry, seconds in timed],
-                "x": [seconds[place] / factor for seconds in phases],
+                "base": [_short((entry.start + sum(seconds[:place])) / factor) for entry, seconds in timed],
+                "x": [_short(seconds[place] / factor) for seconds in phases],
                 "marker": {"color": colour, "opacity": opacity, "line": {"width": 0}}, "legendgroup": outcome,
                 "showlegend": phase == "computing",
                 "customdata": [[_hover_text(entry), duration(seconds[place])] for entry, seconds in timed],
@@ -77,13 +77,18 @@ def _failure_marks(entries: Sequence[Entry], row_names: Mapping[str, str], facto
         if outcome == "arrived" or not members:
             continue
         marks.append({
-            "type": "scatter", "mode": "markers", "x": [entry.end / factor for entry in members],
+            "type": "scatter", "mode": "markers", "x": [_short(entry.end / factor) for entry in members],
             "y": [row_names[entry.child] for entry in members], "legendgroup": outcome, "showlegend": False,
             "marker": {"symbol": "x", "size": 5, "color": colour},
             "customdata": [_hover_text(entry) for entry in members],
             "hovertemplate": "%{y}<br>%{customdata}<extra></extra>",
         })  # fmt: skip
     return marks
+
+
+def _short(value: float) -> float:
+    """Seven digits, which are more than a screen shows and keep the page small."""
+    return float(f"{value:.7g}")
 
 
 def _hover_text(entry: Entry) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from undergrowth.reproduce.table import Raw
-from undergrowth.reproduce.table_cells import merge_layers
 from undergrowth.runs import Store
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.preview import price_devices
+from undergrowth.sweeps.layers import merge_layers
 
 # Seconds for a FLOP of a run, until a run of the same kind was timed: WRN-16-1 on one core, and on an H200 with two
 # runs at a time.

@@ -1,119 +1,14 @@
-"""The runs that a table needs, and the lookup of those that are already in the store."""
+"""The runs that the cells of a table need."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
-from undergrowth.core import InputError
 from undergrowth.reproduce.data_paths import DataPaths
 from undergrowth.reproduce.table import Raw
-from undergrowth.reproduce.table_cells import Cell, Pretraining, merge_layers
-from undergrowth.runs import Store
-from undergrowth.runs.config import Experiment, parse_experiment
-from undergrowth.runs.result import MODEL_FILE
-from undergrowth.runs.stored_experiment import fill, option_defaults, stored_experiment
-
-_RUN_KEYS_THAT_CHANGE_RESULTS = ("seed", "precision", "evaluate_every")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run. The final weights of `start` initialise its model, those of `device_start` the models of its ladder."""
-
-    raw: Raw
-    start: Job | None = None
-    device_start: Job | None = None
-    keep_head: bool = False  # of the model of `start`
-    missing: frozenset[str] = frozenset()  # data sets that it needs and that are not on this machine
-
-    @property
-    def starts(self) -> tuple[Job, ...]:
-        """The jobs that must be finished before this one can begin."""
-        return tuple(job for job in (self.start, self.device_start) if job)
-
-    @property
-    def chain(self) -> list[Job]:
-        """This job and all pretrainings that lead to it, in the order in which they can run."""
-        return [*(each for start in self.starts for each in start.chain), self]
-
-    def with_weights(self, weights: Path | None, device_weights: Path | None) -> Job:
-        """The same job with files of pretrained weights instead of the pretraining jobs."""
-        raw = self.raw
-        if weights:
-            skip = {} if self.keep_head else {"skip_head": True}
-            raw = merge_layers(raw, {"model": {"weights": str(weights), **skip}})
-        if device_weights:
-            ladder = [{**_as_section(rung), "weights": str(device_weights)} for rung in raw["model"]["ladder"]]
-            raw = merge_layers(raw, {"model": {"ladder": ladder}})
-        return Job(raw)
-
-    @cached_property
-    def key(self) -> str:
-        """Jobs with equal keys are the same run."""
-        return experiment_key(parse_experiment(self.raw)) + "".join(job.key for job in self.starts)
-
-
-def experiment_key(described: Experiment) -> str:
-    """Everything in an experiment that changes its result: no file paths, torch device or engine."""
-    raw = fill(described.model_dump(mode="json"), option_defaults(described))
-    for section in ("data", "public"):
-        if isinstance(raw.get(section), dict):
-            raw[section].pop("path", None)
-    raw["run"] = {key: raw["run"][key] for key in _RUN_KEYS_THAT_CHANGE_RESULTS}
-    for model in (raw["model"], *raw["model"]["ladder"]):
-        if isinstance(model, dict) and model.get("weights"):
-            # The folder of the file is named after the run that trained the weights.
-            model["weights"] = Path(model["weights"]).parent.name
-    return json.dumps(raw, sort_keys=True)
-
-
-class RunIndex:
-    """The runs of a store by the key of their experiment."""
-
-    def __init__(self, store: Store) -> None:
-        self.folder = store.folder
-        self._runs: dict[str, list[tuple[str, bool, Experiment]]] = {}
-        for row in store.runs():
-            if any(row["experiment"]["objects"].values()):
-                continue
-            try:
-                described = stored_experiment(row)
-            except InputError:  # written by a version with other settings
-                continue
-            runs = self._runs.setdefault(experiment_key(described), [])
-            runs.append((row["id"], row["status"] == "done", described))
-
-    def finished_run(self, job: Job) -> str | None:
-        """The id of a finished run of `job`."""
-        if job.starts:
-            runs = [self.finished_run(start) if start else None for start in (job.start, job.device_start)]
-            weights = [self.weights_file(run) if run else None for run in runs]
-            if sum(file is not None for file in weights) < len(job.starts):
-                return None
-            return self.finished_run(job.with_weights(*weights))
-        return next((run for run, done, _ in self._runs.get(job.key, ()) if done), None)
-
-    def unfinished_run(self, job: Job) -> str | None:
-        """The id of the newest unfinished run of `job` with the same torch device and files, to be resumed."""
-        wanted = _location(parse_experiment(job.raw))
-        runs = self._runs.get(job.key, ())
-        return next((run for run, done, each in reversed(runs) if not done and _location(each) == wanted), None)
-
-    def weights_file(self, run: str) -> Path:
-        return self.folder / run / MODEL_FILE
-
-
-def _location(described: Experiment) -> tuple[Any, ...]:
-    raw = described.model_dump()
-    return (raw["run"]["device"], *((raw.get(section) or {}).get("path") for section in ("data", "public")))
-
-
-def _as_section(named: Any) -> Raw:
-    return {"name": named} if isinstance(named, str) else dict(named)
+from undergrowth.reproduce.table_cells import Cell, Pretraining
+from undergrowth.sweeps.jobs import Job, RunIndex
+from undergrowth.sweeps.layers import merge_layers
 
 
 @dataclass(frozen=True)

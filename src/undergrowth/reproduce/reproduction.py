@@ -14,15 +14,16 @@ from undergrowth.data import describe
 from undergrowth.reproduce.catalogue import find_table
 from undergrowth.reproduce.data_paths import DataPaths
 from undergrowth.reproduce.estimate import Estimate, Work, count_work, stored_speeds
-from undergrowth.reproduce.jobs import CellPlan, Job, RunIndex, plan_cell
+from undergrowth.reproduce.jobs import CellPlan, plan_cell
 from undergrowth.reproduce.metrics import mean_curve, measure
 from undergrowth.reproduce.orderings import MAX_SEEDS
 from undergrowth.reproduce.parallel_runs import STACK, choose_parallel
 from undergrowth.reproduce.results import CellResult, TableResult, published_figure, run_cost
 from undergrowth.reproduce.table import Place, Raw, Table
 from undergrowth.reproduce.table_cells import build_cells, data_sections, data_source
-from undergrowth.reproduce.worker_pool import JobResults, WorkerPool
 from undergrowth.runs import Store
+from undergrowth.sweeps.jobs import Job, RunIndex
+from undergrowth.sweeps.worker_pool import JobResults, WorkerPool
 
 AUTO = "auto"
 

@@ -8,11 +8,9 @@ from typing import Any
 
 from undergrowth.core import InputError
 from undergrowth.reproduce.table import CellSettings, Place, Raw, Scale, Table, matches, matches_cell
+from undergrowth.sweeps.layers import merge_layers, merge_section
 
-# Keys of a section that stay when a later layer names another method, data set or model.
-_GENERAL_KEYS = {"data": ("partition", "clients", "holdout"), "public": ("samples", "share", "missing", "labelled")}
 _SECTIONS_OF_STARTS = ("model", "data", "train")  # that a pretraining takes from the table
-_NAMED_SECTIONS = ("method", "data", "public", "model", "fleet")
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def _pretrainings(table: Table, scale: Scale, column: str, name: str) -> tuple[P
     return tuple(
         Pretraining(
             _with_data({**raw, "data": section}, table, scale),
-            data_source(_merge_section("data", None, section)),
+            data_source(merge_section("data", None, section)),
             start.keep_head,
             after,
         )
@@ -106,29 +104,6 @@ def _pretrainings(table: Table, scale: Scale, column: str, name: str) -> tuple[P
 
 def _matching(settings: Iterable[CellSettings], row: str, column: str) -> list[Raw]:
     return [each.experiment for each in settings if matches(row, each.rows) and matches(column, each.columns)]
-
-
-def merge_layers(*layers: Raw) -> Raw:
-    """Merge raw experiments section by section. Later layers override earlier ones, key by key.
-
-    A section that names another method, data set or model drops the options of the earlier one.
-    """
-    merged: Raw = {}
-    for layer in layers:
-        for section, value in layer.items():
-            merged[section] = _merge_section(section, merged.get(section), value)
-    return merged
-
-
-def _merge_section(section: str, earlier: Any, later: Any) -> Any:
-    if isinstance(later, str) and section in _NAMED_SECTIONS:
-        later = {"name": later}
-    if not isinstance(later, dict):
-        return later
-    earlier = earlier if isinstance(earlier, dict) else {}
-    if "name" in earlier and later.get("name", earlier["name"]) != earlier["name"]:
-        earlier = {key: earlier[key] for key in _GENERAL_KEYS.get(section, ()) if key in earlier}
-    return {**earlier, **later}
 
 
 def _with_data(raw: Raw, table: Table, scale: Scale) -> Raw:
@@ -142,7 +117,7 @@ def _with_data(raw: Raw, table: Table, scale: Scale) -> Raw:
 
 def data_sections(raw: Raw) -> dict[str, Raw]:
     """The sections of `raw` that name a data set: `data`, and `public` if the server uses another data set."""
-    sections = {name: _merge_section(name, None, raw[name]) for name in ("data", "public") if name in raw}
+    sections = {name: merge_section(name, None, raw[name]) for name in ("data", "public") if name in raw}
     return {name: section for name, section in sections.items() if isinstance(section, dict) and "name" in section}
 
 

@@ -47,6 +47,7 @@ def run(
     drop_last: bool | None = None,
     links: Mapping[str, Any] | None = None,
     public: float | str | Mapping[str, Any] | None = None,
+    stop: Mapping[str, Any] | None = None,
     start: Mapping[str, Any] | None = None,
     seed: int | None = None,
     engine: str | None = None,
@@ -78,9 +79,10 @@ def run(
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
     their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
     holds, such as 0.1 of the training samples. `start`: what comes before the first round, such as {"weights": FILE}
-    or {"data": {"name": "cifar100"}, "epochs": 20, "warm_rounds": 1, "warm_epochs": 5}. `options`, `data_options`,
-    `model_options`: options of the named method, data set and model. Each of the three may also be named as
-    `module:object`, an object in a Python file of the current folder; these options are then its arguments.
+    or {"data": {"name": "cifar100"}, "epochs": 20, "warm_rounds": 1, "warm_epochs": 5}. `stop`: limits, the first
+    of which ends the run, such as {"simulated_seconds": 600, "bytes": "1GB", "accuracy": 0.9}. `options`,
+    `data_options`, `model_options`: options of the named method, data set and model. Each of the three may also be
+    named as `module:object`, an object in a Python file of the current folder; these options are then its arguments.
     `progress`: a progress bar on standard error; by default if that is a terminal.
     """
     arguments = locals()
@@ -131,11 +133,14 @@ _KINDS: dict[str, tuple[Any, str, str]] = {
     "data": ((Dataset, Population), "a Dataset nor a Population", "datasets"),
     "model": (Callable, "callable", "models"),
 }
+# Settings of an experiment that apply to an object as well as to a name.
+_OBJECT_OPTIONS: dict[str, set[str]] = {"method": set(), "data": {"augment"}, "model": {"levels"}}
 _DICTIONARIES = {
     "options": '{"mu": 0.1}',
     "data_options": '{"train_samples": 500}',
     "model_options": '{"norm": "group"}',
     "links": '{"up": "int8"}',
+    "stop": '{"simulated_seconds": 600}',
     "start": '{"warm_rounds": 1}',
 }
 
@@ -143,7 +148,7 @@ _DICTIONARIES = {
 def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
     settings = {name: section for section, names in _PLACES.items() for name in names}
-    known = {*_PLACES, *settings, *_KINDS, "links", "public", "start", "topology"}
+    known = {*_PLACES, *settings, *_KINDS, "links", "public", "start", "stop", "topology"}
     extra = set(arguments) - known - {"options", "data_options", "model_options", "progress"}
     for rename in RENAMES:
         if rename.section in _PLACES and rename.old in extra:
@@ -159,7 +164,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
         objects[name] = None if isinstance(part, str) else part
         # The experiment spreads a Dataset over devices, which `holdout` is a setting of, and augments any data.
-        allowed = ({"holdout", "augment"} if isinstance(part, Dataset) else {"augment"}) if name == "data" else set()
+        allowed = _OBJECT_OPTIONS[name] | ({"holdout"} if isinstance(part, Dataset) else set())
         if is_hugging_face(part):
             allowed, part = {"holdout", "augment", *describe("hf").options}, "hf"
         if objects[name] is not None and options.keys() - allowed:
@@ -170,7 +175,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
             raw[section][name] = given[name]
     if "fleet" in given:
         raw["fleet"]["name"] = given["fleet"]
-    raw["links"], raw["start"] = _mapping(arguments, "links"), _mapping(arguments, "start")
+    raw |= {name: _mapping(arguments, name) for name in ("links", "start", "stop")}
     return {**raw, **{name: given[name] for name in ("public", "topology") if name in given}}, objects
 
 

@@ -177,8 +177,9 @@ def build_model(experiment: Experiment, population: Population, model: Callable[
     if isinstance(model, Model):
         return model
     built = _named(experiment.model, population) if model is None else _functional(model)
-    weights = experiment.start.weights
-    return built if weights is None else _with_weights(built, weights)
+    weights, levels = experiment.start.weights, experiment.model.levels
+    built = built if weights is None else _with_weights(built, weights)
+    return built if levels is None else built.with_levels(levels)
 
 
 def _named(section: Named, population: Population) -> Model:
@@ -248,11 +249,9 @@ def _check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
     lazy = [name for name, value in parameters.items() if isinstance(value, nn.parameter.UninitializedParameter)]
     if lazy:
         raise InputError(f"model: '{lazy[0]}' has no shape yet; give its layer the size of its input")
-    frozen = [name for name, value in parameters.items() if not value.requires_grad]
-    if frozen:
+    if not any(value.requires_grad for value in parameters.values()):
         raise InputError(
-            f"model: '{frozen[0]}' does not require a gradient, and all parameters are trained; "
-            "register it as a buffer, or take the method fedft, which trains the part above a split"
+            f"model: none of its {len(parameters)} parameters requires a gradient; there is nothing to train"
         )
 
 
@@ -281,9 +280,6 @@ def _check_model(task: Task, x: torch.Tensor) -> Model:
         raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
     if copy._version:
         raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
-    if not _trains(task.model, weights, x, True):
-        above = (level for level in model.levels if not _trains(model, weights, x, level))
-        model = model.with_not_alone(frozenset((None, *above)))
     if not isinstance(output, torch.Tensor):
         raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
     if output.dim() != 2 or output.shape[1] < task.classes:
@@ -291,6 +287,11 @@ def _check_model(task: Task, x: torch.Tensor) -> Model:
             f"model: its output for one sample has shape {tuple(output.shape[1:])}; "
             f"the data needs ({task.classes},), one value for each class"
         )
+    model = model.with_example(x)
+    if not _trains(model, weights, x, True):
+        above = (level for level in model.levels if not _trains(model, weights, x, level))
+        model = model.with_not_alone(frozenset((None, *above)))
+    model.binding.levels.used.clear()  # by these checks; what the method uses is noted
     return model
 
 

@@ -1,4 +1,4 @@
-"""An experiment: its ten sections, and how they are validated before anything starts.
+"""An experiment: its eleven sections, and how they are validated before anything starts.
 
 A wrong key, type or value is refused with one sentence that names it.
 """
@@ -30,6 +30,7 @@ from undergrowth.runs.fields import (
 from undergrowth.runs.formats import refuse_old_keys
 from undergrowth.runs.sections import Named, Section
 from undergrowth.runs.start_section import StartSection
+from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
 
 
 class MethodSection(Named):
@@ -112,6 +113,7 @@ class Rung(Named):
 
 class ModelSection(Named):
     name: str = "cnn"
+    levels: dict[str, str] | None = None  # split level → first submodule above it; None: the model's own, or a guess
     ladder: tuple[Rung, ...] = ()
 
     @field_validator("ladder", mode="before")
@@ -198,6 +200,7 @@ class Experiment(Section):
     links: LinksSection = LinksSection()
     topology: Place = "star"
     train: TrainSection = TrainSection()
+    stop: StopSection = StopSection()
     run: RunSection = RunSection()
 
     @model_validator(mode="before")
@@ -205,6 +208,11 @@ class Experiment(Section):
     def _empty_sections(cls, value: Any) -> Any:
         """Removes empty sections, such as `train:`, so that they get their defaults."""
         return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+
+    @property
+    def max_rounds(self) -> int:
+        """The rounds after which the run ends at the latest."""
+        return min(self.train.rounds, self.stop.rounds or self.train.rounds)
 
     def with_population(self) -> Experiment:
         """The experiment for a population that is built already: with its devices, and without the public samples."""
@@ -222,7 +230,8 @@ class Experiment(Section):
         settings = Train(
             **self.train.model_dump(exclude={"sampler", "selector"}),
             deadline=self.fleet.deadline,
-            evaluate_every=self.run.evaluate_every,
+            # Any round may be the last one of a run with limits.
+            evaluate_every=1 if self.stop.given else self.run.evaluate_every,
         )
         learning_rate(settings, 0)
         return settings
@@ -238,7 +247,18 @@ def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
         raise InputError(explain(error, Experiment)) from None
     if experiment.start != StartSection() and "weights" in experiment.model.options:
         raise InputError("model.weights and start are both given; write the file as start.weights")
-    return experiment
+    return _with_rounds(experiment)
+
+
+def _with_rounds(experiment: Experiment) -> Experiment:
+    """The experiment with the number of rounds that its other limits leave open, if it has limits and no number."""
+    train, stop = experiment.train, experiment.stop
+    if not stop.given or "rounds" in train.model_fields_set:
+        return experiment
+    if stop.rounds is None and train.schedule.partition(":")[0] in ("linear", "cosine"):
+        raise InputError(f"train.schedule '{train.schedule}' falls over the rounds; with stop, write train.rounds too")
+    rounds = stop.rounds or DEFAULT_MAX_ROUNDS
+    return experiment.model_copy(update={"train": train.model_copy(update={"rounds": rounds})})
 
 
 def _refuse_decimal_commas(raw: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ def count_facts(federation: Federation) -> Facts:
     shapes = task.model.shapes.values()
     return Facts(
         clients=_clients_in_a_round(federation),
-        rounds=task.train.rounds,
+        rounds=federation.driver.root.cycles,
         steps=work.steps,
         calls=work.calls,
         flops=work.flops,

@@ -5,12 +5,25 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from undergrowth.core import Method, Model, ModelWeights, Shard, State, Task, Weights
+from undergrowth.core import (
+    InputError,
+    Method,
+    Model,
+    ModelWeights,
+    RunError,
+    Shard,
+    State,
+    Task,
+    Weights,
+    describe_error,
+    personal_model,
+)
 from undergrowth.data import Population
 
 BATCH = 512
@@ -33,18 +46,41 @@ def score(model: Model, weights: Weights, shard: Shard) -> tuple[float, float]:
 def score_all(method: Method, task: Task, state: State, own: Mapping[str, State], test: Shard) -> dict[str, float]:
     """Accuracy and loss of the run, and the mean accuracy of each group of models that the method names.
 
-    The model "global" decides about the run; without it, the mean over all models does.
+    The model "global" decides about the run; without it, the mean over all models does. Models that are named like
+    devices are one group.
     """
-    models = method.models(task, state, own)
-    scores = {name: score(*with_model(task, weights), test) for name, weights in models.items()}
-    if "global" in scores:
-        groups: dict[str, list[float]] = {}
-        for name, (accuracy, _) in scores.items():
-            groups.setdefault(name.partition("/")[0], []).append(accuracy)
-        others = {f"accuracy/{name}": float(np.mean(group)) for name, group in groups.items() if name != "global"}
-        return {**dict(zip(("accuracy", "loss"), scores["global"], strict=True)), **others}
-    accuracies, losses = zip(*scores.values(), strict=True)
-    return {"accuracy": float(np.mean(accuracies)), "loss": float(np.mean(losses))}
+    models = evaluated_models(method, task, state, own)
+    scores = {name: score(*with_model(task, weights, name), test) for name, weights in models.items()}
+    groups: dict[str, list[float]] = {}
+    for name, (accuracy, _) in scores.items():
+        groups.setdefault("devices" if name in own else name.partition("/")[0], []).append(accuracy)
+    deciding = [scores["global"]] if "global" in scores else list(scores.values())
+    accuracy, loss = (float(np.mean(values)) for values in zip(*deciding, strict=True))
+    others = {f"accuracy/{name}": float(np.mean(group)) for name, group in groups.items() if name != "global"}
+    return {"accuracy": accuracy, "loss": loss, **(others if len(groups) > 1 else {})}
+
+
+def evaluated_models(
+    method: Method, task: Task, state: State, own: Mapping[str, State]
+) -> Mapping[str, Weights | ModelWeights]:
+    """What `method.models` returns. Raises an error of one sentence if it fails or returns no model."""
+    with _explained(method, "models"):
+        models = method.models(task, state, own)
+    if not isinstance(models, Mapping) or not models:
+        raise InputError(f"method: {type(method).__name__}.models must return at least one model by name, not {models}")
+    return models
+
+
+@contextmanager
+def _explained(method: Method, function: str, device: str = "") -> Iterator[None]:
+    """Raises an exception of the method's code as a RunError of one sentence."""
+    try:
+        yield
+    except (InputError, RunError):
+        raise
+    except Exception as error:
+        where = f" for {device}" if device else ""
+        raise RunError(f"{type(method).__name__}.{function} failed{where}: {describe_error(error)}") from error
 
 
 def score_devices(
@@ -58,7 +94,7 @@ def score_devices(
         if not shards:
             continue
         x = torch.cat([shard.x for shard in shards.values()]).to(torch_device)
-        model, weights = with_model(task, used)
+        model, weights = with_model(task, used, f"devices/{names[0]}")
         with torch.no_grad():
             predictions = torch.cat([model(weights, part).argmax(1) for part in x.split(BATCH)]).cpu()
         sizes = [len(shard) for shard in shards.values()]
@@ -67,9 +103,19 @@ def score_devices(
     return accuracies
 
 
-def with_model(task: Task, weights: Weights | ModelWeights) -> ModelWeights:
-    """Weights together with their model: the run's, unless `weights` names another one."""
-    return weights if isinstance(weights, ModelWeights) else ModelWeights(task.model, weights)
+def with_model(task: Task, weights: Weights | ModelWeights, name: str = "global") -> ModelWeights:
+    """Weights together with their model: the run's, unless `weights` names another one.
+
+    `name`: of the model, for the error if tensors are missing.
+    """
+    found = weights if isinstance(weights, ModelWeights) else ModelWeights(task.model, weights)
+    missing = [each for each in found.model.shapes if each not in found.weights]
+    if missing:
+        raise InputError(
+            f"method: the model '{name}' to evaluate lacks {len(missing)} of {len(found.model.shapes)} tensors, "
+            f"such as '{missing[0]}'"
+        )
+    return found
 
 
 def _groups_by_model(
@@ -77,11 +123,12 @@ def _groups_by_model(
 ) -> Iterator[tuple[list[str], Weights | ModelWeights]]:
     """Groups of devices that use the same model, so that their samples can share a forward pass."""
     step = max(1, -(-len(devices) // MAX_EVALUATED_DEVICES))
-    models = method.models(task, state, own)
+    models = evaluated_models(method, task, state, own)
     group: list[str] = []
     last: Weights | ModelWeights | None = None
     for name in devices[::step]:
-        weights = models.get(f"devices/{name}") or method.personal(task, state, own.get(name, {}))
+        with _explained(method, "personal", name):
+            weights = models.get(f"devices/{name}") or personal_model(method, task, state, own.get(name, {}), name)
         if group and (weights is not last or len(group) >= MAX_DEVICES_PER_PASS):
             assert last is not None
             yield group, last
@@ -90,6 +137,13 @@ def _groups_by_model(
         last = weights
     if last is not None:
         yield group, last
+
+
+def frozen_digest(task: Task) -> str | None:
+    """The digest of the tensors that the run's models hold beside their weights; None if there are none."""
+    models = {"": task.model, **task.ladder}
+    tensors = {f"{name}/{key}": value for name, model in models.items() for key, value in model.constants.items()}
+    return digest(tensors) if tensors else None
 
 
 def digest(weights: Weights) -> str:

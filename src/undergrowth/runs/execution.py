@@ -105,7 +105,7 @@ def resume(
         federation = federate(experiment.starting_from(None) if has_phase else experiment, method, data, model)
         if changed:
             federation.notes.append(f"resumed with another source of {changed} than the run began with")
-        check_same_data(row, federation.population)
+        check_same_data(row, federation)
         with lock_run(store.folder / name), record_status(store, name, federation.notes):
             execution = Execution(store, name, experiment, federation)
             try:
@@ -169,7 +169,7 @@ def _do_step(
             run = enter_run(store, experiment, federation, {"method": None, "data": devices, "model": model})
         else:
             run = row["id"]
-            check_same_data(row, federation.population)
+            check_same_data(row, federation)
             federation.driver.start()
         federation.reseed(step.name)
         execution = Execution(store, run, experiment, federation)

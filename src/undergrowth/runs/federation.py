@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from undergrowth.core import Context, InputError, Method, Model, Node, Shard, Task, check_options, suggest
+from undergrowth.core import Context, InputError, Method, Model, Node, Shard, Task, check_options, check_parts, suggest
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
@@ -31,6 +31,7 @@ from undergrowth.runs.builders import (
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.preview import FirstRound, preview_first_round
+from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology, build_topology
 
@@ -92,6 +93,7 @@ def federate(
 ) -> Federation:
     """Builds what the experiment names; objects stand in for names. A `Model` was checked before."""
     method = method or build_method(experiment.method.name, experiment.method.options)
+    check_parts(method)
     check_options(method, "method")
     method.check()
     engine = build_engine(experiment)
@@ -101,6 +103,7 @@ def federate(
     task = _task(experiment, population, public, model)
     if not isinstance(model, Model) or task.ladder:
         task = check_models(task, sample.to(task.model.torch_device))
+    notes.extend(unused_settings(experiment, method, task))
     topology = build_topology("star" if method.pooled else experiment.topology, population.devices)
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
@@ -109,7 +112,7 @@ def federate(
         speeds = {name: devices.profile(name).achieved_flops for name in population.devices}
         assigned = assign_counts(task.ladder, experiment.model.counts, speeds, experiment.run.seed)
         task = replace(task, assigned=assigned)
-    nodes = _nodes(experiment, method, task, topology, set(with_samples))
+    nodes = _nodes(experiment, method, task, topology, {name: population.size(name) for name in with_samples})
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     device = task.model.torch_device
@@ -117,6 +120,7 @@ def federate(
     clock = build_clock(experiment, devices, population, world, sample.dtype)
     for node in nodes.values():
         node.knowledge = clock
+    notes.extend(method.notes(task))
     return Federation(method, population, task, devices, topology, nodes, world, clock, engine, notes)
 
 
@@ -156,8 +160,9 @@ def _task(
 
 
 def _nodes(
-    experiment: Experiment, method: Method, task: Task, topology: Topology, with_samples: set[str]
+    experiment: Experiment, method: Method, task: Task, topology: Topology, samples: Mapping[str, int]
 ) -> dict[str, Node]:
+    """The nodes of the topology. `samples`: the number of samples of each device that has any."""
     nodes = {}
     for name, children in topology.children.items():
         is_root = topology.depth[name] == 0
@@ -165,10 +170,12 @@ def _nodes(
             name=name,
             server=method.server_at(topology.depth[name]),
             task=task,
-            children=tuple(child for child in children if child in topology.children or child in with_samples),
-            cycles=task.train.rounds if is_root else 1,
+            children=tuple(child for child in children if child in topology.children or child in samples),
+            cycles=experiment.max_rounds if is_root else 1,
             seed=experiment.run.seed,
             is_root=is_root,
+            devices=len(samples),
+            samples=sum(samples.values()),
             nodes=frozenset(child for child in children if child in topology.children),
         )
     return nodes

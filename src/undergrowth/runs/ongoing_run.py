@@ -16,16 +16,18 @@ from undergrowth.core import RoundEnd, RunError, Weights, move_to
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.evaluation import digest, score_all, score_devices, with_model
+from undergrowth.runs.evaluation import digest, evaluated_models, score_all, score_devices, with_model
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.opening import run_facts
 from undergrowth.runs.result import MODEL_FILE
 from undergrowth.runs.start_phase import FOLDER, start_costs
+from undergrowth.runs.stop_section import ROUNDS
 from undergrowth.runs.store import Store
 
 MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
 
 DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
+_COSTS_OF_A_ROUND = ("simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
 OnRound = Callable[[Mapping[str, Any], "Execution"], None]
 
 
@@ -77,11 +79,10 @@ class Execution:
         """Does the remaining rounds. Each is completely in the store before the next one starts."""
         driver, noted = self.federation.driver, 0
         for ends in driver.rounds():
-            facts = driver.facts()
-            rows = [self._row(end, facts) for end in ends]
+            rows = self._rows(ends)
             last = rows[-1]["round"]
             entries = driver.ledger.take()
-            self._note(ends)
+            self._note(ends[: len(rows)])
             checkpoint = None
             if last % self.experiment.run.checkpoint_every == 0 or driver.root.done:
                 kept = {"simulation": driver.snapshot(), "scores": self.scores, "wall_seconds": self.wall_seconds}
@@ -120,26 +121,36 @@ class Execution:
         self.store.finish_run(self.run, self._summary(weights), devices)
         self.store.set_status(self.run, "done", federation.notes)
 
-    def _row(self, end: RoundEnd, facts: Mapping[str, float]) -> dict[str, Any]:
-        """The round's row of the history. `facts`: figures about the engine's work."""
-        federation, driver = self.federation, self.federation.driver
-        number = end.round + 1
-        if federation.task.train.is_evaluated(end.round) or driver.root.done or not self.scores:
-            own = federation.world.states.all()
-            self.scores = score_all(federation.method, federation.task, driver.root.state, own, federation.test)
-        totals = driver.ledger.totals
-        return {
-            "round": number,
-            **self.scores,
-            "simulated_seconds": totals.simulated_seconds,
-            "wall_seconds": self.wall_seconds,
-            "arrived": len(end.arrived),
-            "lost": len(end.lost),
-            "refused": len(end.refused),
-            "late": len(end.dropped),
-            **{name: getattr(totals, name) for name in ("bytes_down", "bytes_up", "flops", "joules")},
-            **facts,
-        }
+    def _rows(self, ends: Sequence[RoundEnd]) -> list[dict[str, Any]]:
+        """The rows of the history for rounds that ended in the same instant, up to the one that ends the run."""
+        driver, stop = self.federation.driver, self.experiment.stop
+        facts, rows = driver.facts(), list[dict[str, Any]]()
+        for end in ends:
+            answers = {"arrived": end.arrived, "lost": end.lost, "refused": end.refused, "late": end.dropped}
+            row = {"round": end.round + 1, **self._costs(), **{name: len(each) for name, each in answers.items()}}
+            due = row["round"] % self.experiment.run.evaluate_every == 0 or not self.scores
+            if due or driver.root.done or stop.exhausted(row):
+                self._evaluate()
+            rows.append({**row, **self.scores, "wall_seconds": self.wall_seconds, **facts})
+            if stop.reason_to_end(rows[-1]):
+                rows[-1]["late"] += driver.stop()
+                rows[-1].update(self._costs())
+                break
+        return rows
+
+    def _evaluate(self) -> None:
+        federation = self.federation
+        root, own = federation.driver.root, federation.world.states.all()
+        self.scores = score_all(federation.method, federation.task, root.state, own, federation.test)
+
+    def _costs(self) -> dict[str, Any]:
+        totals = self.federation.driver.ledger.totals
+        return {name: getattr(totals, name) for name in _COSTS_OF_A_ROUND}
+
+    def fraction(self, row: Mapping[str, Any]) -> float:
+        """How much of the run is done after a row of its history, by its rounds and budgets."""
+        rounds: float = row["round"] / self.experiment.max_rounds
+        return min(1.0, max([rounds, *self.experiment.stop.fractions(row).values()]))
 
     def _note(self, ends: Sequence[RoundEnd]) -> None:
         notes = self.federation.notes
@@ -152,11 +163,26 @@ class Execution:
         if not isfinite(self.scores["loss"]) and not any(DIVERGED in note for note in notes):
             notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")
 
+    def _end(self) -> dict[str, Any]:
+        """How many rounds were done and, if the experiment has limits, which one ended the run, with a note about it.
+
+        This is found from the stored history, because a run may be resumed after its last round.
+        """
+        stop, last = self.experiment.stop, self.store.rounds(self.run)[-1]
+        if not stop.given:
+            return {"rounds": last["round"]}
+        reason = stop.reason_to_end(last) or ROUNDS
+        note = stop.describe(reason, last)
+        if note not in self.federation.notes:
+            self.federation.notes.append(note)
+        return {"rounds": last["round"], "stopped": reason}
+
     def _summary(self, weights: Weights) -> dict[str, Any]:
         driver, phase = self.federation.driver, start_costs(self.store.folder / self.run)
         return {
             "run": self.run,
             **run_facts(self.experiment, self.federation.population),
+            **self._end(),
             "accuracy": self.scores["accuracy"],
             "loss": self.scores["loss"],
             **asdict(driver.ledger.totals),
@@ -170,7 +196,10 @@ class Execution:
 def final_model(federation: Federation) -> Mapping[str, Tensor]:
     """The model that the run is about; where every device has its own, that of the device with most samples."""
     root, own = federation.driver.root, federation.world.states.all()
-    models = federation.method.models(federation.task, root.state, own)
-    population = federation.population
-    chosen = "global" if "global" in models else max(models, key=lambda n: population.size(n) if n in own else 0)
-    return with_model(federation.task, models[chosen]).weights
+    models = evaluated_models(federation.method, federation.task, root.state, own)
+    population, devices = federation.population, set(federation.population.devices)
+    owners = {name: name.removeprefix("devices/") for name in models}
+    sizes = {name: population.size(owner) if owner in devices else 0 for name, owner in owners.items()}
+    chosen = "global" if "global" in models else max(sizes, key=lambda name: sizes[name])
+    model, weights = with_model(federation.task, models[chosen], chosen)
+    return model.complete(weights)

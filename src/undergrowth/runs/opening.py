@@ -6,15 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from undergrowth.core import InputError
+from undergrowth.core import InputError, check_state
 from undergrowth.data import Population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_choice import choose_engine
 from undergrowth.runs.engine_facts import choose_workers, count_facts
+from undergrowth.runs.evaluation import frozen_digest
 from undergrowth.runs.federation import Federation, build_engine
 from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.own_objects import source_records
-from undergrowth.runs.preview import check_deadline
+from undergrowth.runs.preview import check_deadline, describe_guess
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import option_defaults
 
@@ -28,6 +29,8 @@ def open_federation(experiment: Experiment, federation: Federation) -> Experimen
         # Pricing starts torch's autograd threads. On a machine with a GPU, workers must be forked before that.
         federation.driver.start()
     check_deadline(federation)
+    check_state(federation.method, federation.driver.root.state)
+    federation.notes.extend(describe_guess(federation.task.model))
     if is_auto:
         choice = choose_engine(count_facts(federation))
         federation.notes.append(f"{AUTO}: {choice.reason}")
@@ -55,6 +58,7 @@ def enter_run(store: Store, experiment: Experiment, federation: Federation, give
         "shape": list(population.shape),
         "classes": population.classes,
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
+        "frozen": frozen_digest(federation.task),
     }
     return store.create(run_facts(experiment, population), kept)
 
@@ -66,14 +70,19 @@ def run_facts(experiment: Experiment, population: Population) -> dict[str, Any]:
         "data": population.name,
         "model": experiment.model.name,
         "seed": experiment.run.seed,
-        "rounds": experiment.train.rounds,
+        "rounds": experiment.max_rounds,
         "clients": len(population.devices),
         "engine": experiment.run.engine,
     }
 
 
-def check_same_data(row: Mapping[str, Any], population: Population) -> None:
-    """Refuses to continue the run in a row of the store with other data than it began with."""
+def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
+    """Refuses to continue the run in a row of the store with other data, or frozen weights, than it began with."""
     before = row["experiment"].get("fingerprint")
-    if before is not None and differ(before, fingerprint(population)):
+    if before is not None and differ(before, fingerprint(federation.population)):
         raise InputError(f"data: it is not the data of run '{row['id']}'; restore that data, or start a new run")
+    frozen = row["experiment"].get("frozen")
+    if frozen is not None and frozen != frozen_digest(federation.task):
+        raise InputError(
+            f"model: its frozen weights are not those of run '{row['id']}'; restore them, or start a new run"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -101,12 +102,15 @@ class Planner:
             )
         if self.planned.start.trains:
             notes.append(f"not in these prices: {self.planned.start}, before the first round")
-        reasons: dict[str, list[str]] = {}
-        for name, reason in self.left_out.items():
-            needs_data = name in METHODS and METHODS[name].needs_public and not self.planned.public.given
-            words = "they need data at the server (-s public=0.1)" if needs_data else reason
-            reasons.setdefault(words, []).append(name)
-        return notes + [f"left out, because {reason}: {', '.join(names)}" for reason, names in reasons.items()]
+        return notes + describe_left_out(self.left_out)
+
+
+def describe_left_out(left_out: Mapping[str, str]) -> list[str]:
+    """A note for each reason why methods are left out of a plan."""
+    by_reason: dict[str, list[str]] = {}
+    for method, reason in left_out.items():
+        by_reason.setdefault(re.sub(rf"\b{re.escape(method)}\b", "the method", reason), []).append(method)
+    return [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
 
 
 def default_methods(experiment: Experiment) -> list[str]:

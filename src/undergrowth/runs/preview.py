@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from undergrowth.core import Ask, Deadline, InputError, Node, Packet, Server, State, View
+from undergrowth.core import Ask, Deadline, InputError, Model, Node, Packet, Server, State, View
 from undergrowth.learning.slice_client import RATIO
 from undergrowth.simulation import Timing
 
@@ -72,7 +72,17 @@ def preview_first_round(root: Node, server: Server, devices: tuple[str, ...]) ->
 def _plan(root: Node, server: Server, devices: tuple[str, ...], state: State) -> FirstRound:
     # With sample 1.0 every device gets the work that is meant for it.
     task = replace(root.task, train=replace(root.task.train, sample=1.0))
-    node = Node(root.name, server, task, devices, 1, seed=root.seed, knowledge=root.knowledge)
+    node = Node(
+        root.name,
+        server,
+        task,
+        devices,
+        1,
+        seed=root.seed,
+        knowledge=root.knowledge,
+        devices=root.devices,
+        samples=root.samples,
+    )
     node.adopt_state(state)
     node.start()
     commands = node.advance()
@@ -115,6 +125,16 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
         ratio = packet.scalars.get(RATIO)
         prospects.append(Prospect(device, bytes_down, bytes_up, timing, total, shortest, ratio))
     return prospects
+
+
+def describe_guess(model: Model) -> list[str]:
+    """A note about the split levels of a model, if the priced work used levels that are a guess."""
+    levels = model.binding.levels
+    if not levels.guessed or not levels.used:
+        return []
+    places = ", ".join(f"{level} before {name or 'the whole model'}" for level, name in levels.names.items())
+    level, name = next(iter(levels.names.items()))
+    return [f"model: its levels are a guess: {places}; model.levels names others, such as {{{level}: {name}}}"]
 
 
 def _add(first: Timing, second: Timing) -> Timing:

@@ -44,12 +44,14 @@ class Progress:
 
     def _on_start(self, execution: Execution) -> None:
         done = execution.federation.driver.root.round
-        rounds = execution.experiment.train.rounds
+        rounds = execution.experiment.max_rounds
         self._bar.update(self._task, description=execution.run, total=rounds, completed=done)
 
     def _on_round(self, row: Mapping[str, Any], execution: Execution) -> None:
         status = f"accuracy {row['accuracy']:.3f}"
-        self._bar.update(self._task, completed=row["round"], status=status)
+        # A budget may end the run earlier: about as many rounds as at this rate use it up.
+        expected = max(row["round"], round(row["round"] / execution.fraction(row)))
+        self._bar.update(self._task, completed=row["round"], total=expected, status=status)
 
     def _on_phase(self, step: str, done: int, rounds: int) -> None:
         self._bar.update(self._task, description=step, total=rounds, completed=done, status="")

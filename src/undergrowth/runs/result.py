@@ -12,8 +12,8 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from undergrowth.core import InputError
-from undergrowth.exchange import Entry, Totals
+from undergrowth.core import InputError, suggest
+from undergrowth.exchange import COLUMNS, Entry, Totals
 from undergrowth.models import builder
 from undergrowth.runs.own_objects import OwnModelBuilder, is_reference
 from undergrowth.runs.start_phase import FOLDER, StartCosts, step_name
@@ -21,6 +21,7 @@ from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
 MODEL_FILE = "model.safetensors"
+_TABLES = ("history", "clients", "ledger")
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,18 @@ class Result:
         # Not strict: of two names for one tied weight, the file has the first.
         module.load_state_dict(safetensors.torch.load_file(path), strict=False)
         return module.eval()
+
+    def to_pandas(self, of: str = "history") -> Any:
+        """A pandas DataFrame `of` the history (one row per round), the clients (per device) or the ledger (per ask)."""
+        if of not in _TABLES:
+            raise InputError(f"of '{of}' is not a table of a result; {suggest(of, _TABLES)}")
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("to_pandas needs pandas: pip install pandas") from error
+        if of == "ledger":
+            return pandas.DataFrame(list(self.ledger.rows()), columns=list(COLUMNS))
+        return pandas.DataFrame(getattr(self, of))
 
     def __repr__(self) -> str:
         return f"Result({self.run}: {self.method} on {self.data}, accuracy {self.accuracy:.4f})"

@@ -29,6 +29,7 @@ from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import StartSection
+from undergrowth.runs.stop_section import StopSection
 from undergrowth.runs.store import Store
 
 FOLDER = "start"
@@ -96,6 +97,7 @@ def _warm_rounds(experiment: Experiment) -> Experiment:
         "start": StartSection(weights=start.weights),
         "fleet": fleet.model_copy(update=always),
         "train": experiment.train.model_copy(update={**_EVERYBODY, **rounds}),
+        "stop": StopSection(),
     }
     return experiment.with_population().model_copy(update=update)
 

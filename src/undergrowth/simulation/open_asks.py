@@ -1,10 +1,13 @@
-"""Open asks: what the simulation knows of an ask until it ends."""
+"""Open asks and the contents of answers, with their forms in a snapshot."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
-from undergrowth.core import AskId, Context, State
+from undergrowth.core import AskId, Context, Packet, State
+from undergrowth.core.asks import Lost, Partial, Refused
 from undergrowth.engines import Job, Outcome
 from undergrowth.simulation.clock import Timing
 
@@ -47,3 +50,18 @@ def from_state(state: State) -> OpenAsk:
             "outcome": outcome and Outcome(**outcome),
         }
     )
+
+
+def write_content(content: Packet | Partial | Lost | Refused) -> tuple[str, Any]:
+    """The content of an answer as a pytree, for a snapshot."""
+    if isinstance(content, Packet):
+        return "upload", content
+    return type(content).__name__.lower(), content[0]
+
+
+def read_content(kind: str, value: Any) -> Packet | Partial | Lost | Refused:
+    """The content that `write_content` turned into a pytree."""
+    kinds: dict[str, Callable[[Any], Packet | Partial | Lost | Refused]] = {
+        "upload": lambda packet: packet, "partial": Partial, "lost": Lost, "refused": Refused,
+    }  # fmt: skip
+    return kinds[kind](value)

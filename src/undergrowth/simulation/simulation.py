@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from time import perf_counter
@@ -18,11 +18,12 @@ from typing import Any
 
 from undergrowth.core import Context, Packet, State
 from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
-from undergrowth.core.node import Command, Deadline, Drop, Node, RoundEnd
+from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
+from undergrowth.core.node import Node
 from undergrowth.engines import Engine, Job, Outcome, World
 from undergrowth.exchange import Entry, Ledger, Totals
 from undergrowth.simulation.clock import Clock, Timing
-from undergrowth.simulation.open_asks import OpenAsk, from_state, to_state
+from undergrowth.simulation.open_asks import OpenAsk, from_state, read_content, to_state, write_content
 
 
 class Simulation:
@@ -72,6 +73,18 @@ class Simulation:
                 del touched[deepest]
                 yield from self._advance(self.nodes[deepest])
 
+    def stop(self) -> int:
+        # The root has begun its next round in the same instant. The asks of that round are forgotten, and those of
+        # earlier rounds, which only an asynchronous server has, are given up as after the last round of a run.
+        number = self.root.round
+        for child in [child for child in self._asks if self._asks[child].id.round == number]:
+            if self._asks[child].parent == self.root.name:
+                del self._asks[child]
+                self._waiting.pop(child, None)
+        given_up = [drop for drop in self.root.stop() if drop.id.node in self._asks]
+        self._drop_all(given_up, number)
+        return len(given_up)
+
     def facts(self) -> Mapping[str, float]:
         facts, self._facts = self._facts, {}
         return facts
@@ -92,7 +105,7 @@ class Simulation:
         elif kind == "deadline":
             node.expire(*content)
         elif kind == "node answers":
-            return self._node_answers(node, Answer(AskId(*content[0]), _read_content(*content[1])))
+            return self._node_answers(node, Answer(AskId(*content[0]), read_content(*content[1])))
         elif kind == "group":
             if (node.round, node.phase) != tuple(content):
                 return False
@@ -226,7 +239,7 @@ class Simulation:
                 deadline = command.seconds
                 self._push(self.now + deadline, "deadline", node.name, (command.round, command.phase))
             elif isinstance(command, Answer):
-                content = (tuple(command.id), _write_content(command.content))
+                content = (tuple(command.id), write_content(command.content))
                 self._push(self.now, "node answers", self.parents[node.name], content)
             elif node is self.root:
                 ended.append(command)
@@ -332,17 +345,3 @@ class Simulation:
         self._combined = {
             node: [Outcome(**outcome) for outcome in outcomes] for node, outcomes in snapshot["combined"].items()
         }
-
-
-def _write_content(content: Packet | Partial | Lost | Refused) -> tuple[str, Any]:
-    """The content of an answer as a pytree, for a snapshot."""
-    if isinstance(content, Packet):
-        return "upload", content
-    return type(content).__name__.lower(), content[0]
-
-
-def _read_content(kind: str, value: Any) -> Packet | Partial | Lost | Refused:
-    kinds: dict[str, Callable[[Any], Packet | Partial | Lost | Refused]] = {
-        "upload": lambda packet: packet, "partial": Partial, "lost": Lost, "refused": Refused,
-    }  # fmt: skip
-    return kinds[kind](value)

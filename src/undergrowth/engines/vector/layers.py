@@ -41,6 +41,10 @@ class Stacked(TorchFunctionMode):
         """The long batch as K × B × …"""
         return x.reshape(self.clients, -1, *x.shape[1:])
 
+    def each(self, value: Tensor | None, dimensions: int) -> Any:
+        """A weight with the client as its first dimension. A frozen one has no such dimension: all share it."""
+        return value if value is None or value.dim() > dimensions else value.expand(self.clients, *value.shape)
+
 
 def _shared(*tensors: Tensor | None) -> bool:
     """Whether all clients have the same weights and none trains them, so that the plain layer can be used."""
@@ -48,6 +52,7 @@ def _shared(*tensors: Tensor | None) -> bool:
 
 
 def linear(stack: Stacked, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    weight, bias = stack.each(weight, 2), stack.each(bias, 1)
     if _shared(weight, bias):
         return F.linear(x, weight[0], None if bias is None else bias[0])
     rows = x.reshape(stack.clients, -1, x.shape[-1])
@@ -116,6 +121,7 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
+    weight, bias = stack.each(weight, 4), stack.each(bias, 1)
     if _shared(weight, bias):
         return F.conv2d(x, weight[0], None if bias is None else bias[0], stride, padding, dilation, groups)
     return convolve(x, weight, bias, stride, padding, dilation, groups)
@@ -147,13 +153,15 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    return normalise(x, stack.clients, stack.mask, running_mean, running_var, weight, bias, training, momentum, eps)
+    mean, variance, weight, bias = (stack.each(value, 1) for value in (running_mean, running_var, weight, bias))
+    return normalise(x, stack.clients, stack.mask, mean, variance, weight, bias, training, momentum, eps)
 
 
 def group_norm(
     stack: Stacked, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     out = stack.split(F.group_norm(x, groups, None, None, eps))
+    weight, bias = stack.each(weight, 1), stack.each(bias, 1)
     ones = (1,) * (x.dim() - 2)
     if weight is not None:
         out = out * weight.reshape(stack.clients, 1, -1, *ones)
@@ -166,6 +174,7 @@ def layer_norm(
     stack: Stacked, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     out = stack.split(F.layer_norm(x, shape, None, None, eps))
+    weight, bias = stack.each(weight, len(shape)), stack.each(bias, len(shape))
     ones = (1,) * (x.dim() - len(shape))
     if weight is not None:
         out = out * weight.reshape(stack.clients, *ones, *shape)
@@ -184,6 +193,9 @@ def embedding(
 ) -> Tensor:
     if padding_idx is not None or max_norm is not None or rest.get("sparse"):
         raise NotImplementedError("a stacked embedding supports no padding index, maximum norm or sparse gradients")
+    weight = stack.each(weight, 2)
+    if _shared(weight):
+        return F.embedding(x, weight[0])
     words = weight.shape[1]
     first = torch.arange(stack.clients, device=x.device).mul_(words)
     own = stack.split(x) + first.reshape(-1, *(1,) * x.dim())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from undergrowth.core import InputError, Packet, State, Task, map_tensors
 from undergrowth.core.client import Batch, Carry, LoopClient, Updates, join_updates, split_limit
-from undergrowth.core.names import FINISH
+from undergrowth.core.names import FINISH, STEPS_DONE
 from undergrowth.engines.jobs import FinishedJob, job_error, run_job, send_up
 from undergrowth.engines.states import memory_limit
 from undergrowth.engines.vector.agreement import agree, full_precision
@@ -205,8 +205,9 @@ class StackRunner:
         world, jobs, finished = self.world, [], []
         for each, carry in zip(chunk, carries, strict=True):
             job = each.job
+            carry = {**carry, STEPS_DONE: each.count}
             if FINISH in each.carry:
-                carry = {**carry, FINISH: each.carry[FINISH]}
+                carry[FINISH] = each.carry[FINISH]
             sent = each.client.finish(world.task, job.down, carry, each.shard, each.own, job.context)
             left[job.device] -= 1
             if isinstance(world.client, Updates):

@@ -83,7 +83,7 @@ class FewShotMethod(StragglerOptions, Method):
         classifier = {name: (few_shot[name] + base[name]) / 2 for name in task.model.trainable(self.split)}
         return {"global": few_shot, "base": base, "mixed": {**few_shot, **classifier}}
 
-    def personal(self, task: Task, state: State, own: State) -> Weights:
+    def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
         return self.models(task, state, {})["global"]
 
 

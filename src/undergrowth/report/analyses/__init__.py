@@ -95,13 +95,18 @@ def _check_names(names: Sequence[str]) -> list[str]:
     return list(ANALYSES) if "all" in names else list(dict.fromkeys(names))
 
 
-def add_sections(page: Page, analyses: AnalysisNumbers, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
-    """Add one section per analysis, with all runs; for a run that cannot be analysed, the reason."""
+def add_sections(
+    page: Page, analyses: AnalysisNumbers, records: Sequence[RunRecord], labels: Sequence[str], places: Sequence[int]
+) -> None:
+    """Add one section per analysis, with all runs; for a run that cannot be analysed, the reason.
+
+    `places` are the places of the groups of the runs, which have the colours.
+    """
     for name, by_run in analyses.items():
         analysis = ANALYSES[name]
         page.section(analysis.title, analysis.text)
         analysed = []
-        for place, (record, label) in enumerate(zip(records, labels, strict=True)):
+        for record, label, place in zip(records, labels, places, strict=True):
             numbers = by_run.get(record.run)
             if numbers and PROBLEM in numbers:
                 prefix = f"{label}: " if len(records) > 1 else ""

@@ -20,7 +20,7 @@ COLOUR_SCALE = [[0, "#eef4f0"], [0.5, "#67b492"], [1, "#0f5c3d"]]
 
 @dataclass(frozen=True)
 class RunNumbers:
-    """The numbers of one run, with its place and label on the page."""
+    """The numbers of one run, with its label and the place of its group on the page."""
 
     place: int
     label: str

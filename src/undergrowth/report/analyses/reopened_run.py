@@ -59,14 +59,13 @@ class ReopenedRun:
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """The levels at which the model can be split, lowest first."""
+        """The levels of the model, lowest first."""
         model = self.task.model
-        if not model.stages:
-            name = type(model.module).__name__
-            raise InputError(f"features need a model that is a chain of stages (nn.Sequential), and {name} is not one")
-        # Several levels of a small model can be at the same stage; the last of them is used.
-        names = {stage: level for level, stage in model.levels.items()}
-        return tuple(names[stage] for stage in model.stages if stage in names)
+        if not model.levels:
+            raise InputError(f"features need a model with levels; name submodules of {type(model.module).__name__}")
+        # Several levels of a small model can be at the same place; the last of them is used.
+        names = {name: level for level, name in model.levels.items()}
+        return tuple(sorted(names.values(), key=model.position))
 
     @property
     def devices(self) -> list[str]:
@@ -149,12 +148,14 @@ def reopen_run(
         weights = safetensors.torch.load_file(path, device=federation.world.torch_device)
     except (OSError, SafetensorError) as error:
         raise InputError(f"the model of run '{record.run}' cannot be read: {error}") from None
+    frozen = federation.task.model.constants
+    weights = {name: value for name, value in weights.items() if name not in frozen}
     if not fits_model(federation.task, weights):
         raise InputError(f"'{path}' does not hold the weights of the run's model")
     problem = find_non_finite(Packet(weights))
     if problem:
         raise InputError(f"the final model of run '{record.run}' has diverged: {problem}")
-    return ReopenedRun(federation, weights, described.run.seed, described.train.rounds, max_devices, progress)
+    return ReopenedRun(federation, weights, described.run.seed, result.summary["rounds"], max_devices, progress)
 
 
 def _on_this_machine(described: Experiment) -> Experiment:

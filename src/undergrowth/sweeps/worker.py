@@ -2,6 +2,7 @@
 
 Request:
 {"raw": {...}, "run": null, "out": "runs"}     start a new run; if "run" is an id, resume that run instead
+{..., "cores": [0, 1]}                         use these cores of the CPU only
 
 Replies:
 {"fraction": 0.25}                             this fraction of the rounds is finished
@@ -16,7 +17,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ def run_job(request: Mapping[str, Any], on_progress: Callable[[float], None]) ->
     """Run or resume a job. Returns the last reply: the id of the run, or the reason of its failure."""
 
     def on_round(row: Mapping[str, Any], execution: Execution) -> None:
-        on_progress(row["round"] / execution.experiment.train.rounds)
+        on_progress(execution.fraction(row))
 
     try:
         if request["run"]:
@@ -46,6 +48,20 @@ def run_job(request: Mapping[str, Any], on_progress: Callable[[float], None]) ->
             torch.cuda.empty_cache()
 
 
+@contextmanager
+def use_cores(cores: Sequence[int] | None) -> Iterator[None]:
+    """Restricts this process and those that it starts to some cores of the CPU, where the system can do that."""
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def main() -> None:
     replies, sys.stdout = sys.stdout, sys.stderr  # what runs print must not mix with the replies
     parent = os.getppid()
@@ -58,6 +74,9 @@ def main() -> None:
 
     try:
         for line in sys.stdin:
-            send(run_job(json.loads(line), lambda fraction: send({"fraction": fraction})))
+            request = json.loads(line)
+            with use_cores(request.get("cores")):
+                reply = run_job(request, lambda fraction: send({"fraction": fraction}))
+            send(reply)
     except KeyboardInterrupt:
         sys.exit(130)

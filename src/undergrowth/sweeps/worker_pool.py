@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from undergrowth.reproduce.jobs import Job, RunIndex
-from undergrowth.reproduce.worker import run_job
+from undergrowth.sweeps.jobs import Job, RunIndex
+from undergrowth.sweeps.worker import run_job
 
 PRETRAINING_FAILED = "its pretraining failed: "
+
+_ENGINES_THAT_USE_ALL_CORES = ("auto", "processes")  # runs at the same time must share the cores
 
 OnProgress = Callable[[Job, float], None]
 Reply = dict[str, Any]  # {"run": id}, or {"failed": reason, "input": whether the input is invalid}
@@ -33,12 +36,13 @@ class JobResults(NamedTuple):
 class WorkerProcess:
     """A process that runs one job at a time. It is started when first used, and again after it died."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: int = 0, size: int = 1) -> None:
+        self.cores = share_of_cores(place, size)
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, request: Mapping[str, Any], on_progress: Callable[[float], None]) -> Reply:
         if self._process is None:
-            command = [sys.executable, "-c", "from undergrowth.reproduce.worker import main; main()"]
+            command = [sys.executable, "-c", "from undergrowth.sweeps.worker import main; main()"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         process = self._process
         assert process.stdin and process.stdout
@@ -64,13 +68,21 @@ class WorkerProcess:
                 process.communicate()
 
 
+def share_of_cores(place: int, size: int) -> list[int] | None:
+    """The cores for worker `place` of `size`, at least one; None if the system does not say which cores there are."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[place::size] or [cores[place % len(cores)]]
+
+
 class WorkerPool:
     """Runs jobs on `size` worker processes; with a size of 1, in this process."""
 
     def __init__(self, index: RunIndex, size: int, on_progress: OnProgress) -> None:
         self.index = index
         self.on_progress = on_progress
-        self.workers = [WorkerProcess() for _ in range(size)]
+        self.workers = [WorkerProcess(place, size) for place in range(size)]
         self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
         for worker in self.workers:
             self._idle.put(worker)
@@ -128,13 +140,15 @@ class WorkerPool:
         unfinished = self.index.unfinished_run(described)
         if not unfinished:  # a resumed run reports its first fraction after a round
             self.on_progress(job, 0.0)
-        request = {"raw": described.raw, "run": unfinished, "out": str(self.index.folder)}
+        request: dict[str, Any] = {"raw": described.raw, "run": unfinished, "out": str(self.index.folder)}
         if len(self.workers) == 1:
             return run_job(request, lambda fraction: self.on_progress(job, fraction))
         worker = self._idle.get()
         try:
             if self._stopped:
                 return {"failed": "interrupted", "input": False}
+            if described.experiment.run.engine in _ENGINES_THAT_USE_ALL_CORES:
+                request["cores"] = worker.cores
             return worker.run(request, lambda fraction: self.on_progress(job, fraction))
         finally:
             self._idle.put(worker)

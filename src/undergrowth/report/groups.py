@@ -1,0 +1,77 @@
+"""Runs in groups: which belong together, what a group is called, and the mean and deviation over its runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from undergrowth.core import InputError, suggest
+from undergrowth.report.run_record import RunRecord, differences, distinct_labels, finite
+
+SEED = "run.seed"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same values of some settings, which pages show with one colour."""
+
+    label: str
+    records: tuple[RunRecord, ...]
+
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        """The devices of all runs: a device of three runs is there three times."""
+        return [device for record in self.records for device in record.devices]
+
+    def values(self, key: str) -> list[float]:
+        """The finite totals `key` of the runs; `bytes` are those down and up."""
+        found = [_total(record, key) for record in self.records]
+        return [value for value in found if value is not None]
+
+    def mean_and_deviation(self, key: str) -> tuple[float | None, float | None]:
+        return mean_and_deviation(self.values(key))
+
+
+def group_records(records: Sequence[RunRecord], paths: Sequence[str] = ()) -> list[Group]:
+    """The runs by their values of the settings `paths`, in the order of their first runs.
+
+    `paths` are paths of settings such as train.lr; `method`, `data`, `model` and `fleet` stand for their names. The
+    default is every setting in which the runs differ but the seed; a group then has one run per seed. A second run with
+    the same settings and seed, which may have had another object in place of a name, starts another group.
+    """
+    used = _checked(records, paths) if paths else [path for path in differences(records) if path != SEED]
+    members: dict[str, list[RunRecord]] = {}
+    for record in records:
+        key = repr([record.named_settings.get(path) for path in used])
+        while not paths and record.row["seed"] in [each.row["seed"] for each in members.get(key, ())]:
+            key += " again"
+        members.setdefault(key, []).append(record)
+    first_runs = [each[0] for each in members.values()]
+    labels = distinct_labels(first_runs, used, with_method=not paths)
+    return [Group(label, tuple(each)) for label, each in zip(labels, members.values(), strict=True)]
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The mean, and the standard deviation of a sample (n - 1); None where there are too few values."""
+    mean = statistics.fmean(values) if values else None
+    return mean, statistics.stdev(values) if len(values) > 1 else None
+
+
+def _total(record: RunRecord, key: str) -> float | None:
+    if key == "bytes":
+        down, up = _total(record, "bytes_down"), _total(record, "bytes_up")
+        return None if down is None or up is None else down + up
+    return finite(record.totals.get(key))
+
+
+def _checked(records: Sequence[RunRecord], paths: Sequence[str]) -> list[str]:
+    known = list(dict.fromkeys(path for record in records for path in record.named_settings))
+    found = []
+    for path in paths:
+        whole = f"{path}.name" if f"{path}.name" in known else path
+        if whole not in known:
+            raise InputError(f"group '{path}' is not a setting of these runs; {suggest(path, known)}")
+        found.append(whole)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,74 @@
+"""The key, the cards and the table of the groups on a page about runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from undergrowth.report.figures import colour, legend_group
+from undergrowth.report.groups import Group
+from undergrowth.report.html import Page, escape
+from undergrowth.report.rerun import rerun_command
+from undergrowth.report.run_record import RunRecord
+from undergrowth.report.tables import COSTS, NO_VALUE, duration, energy, operations, score, size, spread, start_line
+
+GROUP_COLUMNS = (
+    ("accuracy", "accuracy", score), ("loss", "loss", score), ("simulated_seconds", "simulated time", duration),
+    ("bytes", "sent", size),
+    ("flops", "computed", operations), ("joules", "energy", energy),
+)  # fmt: skip
+
+
+def add_key(page: Page, groups: Sequence[Group]) -> None:
+    """One key for all figures, which stays visible while scrolling. A click hides or shows a group."""
+    buttons = "".join(
+        f'<button type="button" data-group="{legend_group(place)}">{_swatch(place)}{escape(group.label)}</button>'
+        for place, group in enumerate(groups)
+    )
+    page.add(f'<nav class="legend" title="click to hide or show">{buttons}</nav>')
+
+
+def add_group_table(page: Page, groups: Sequence[Group]) -> None:
+    """Mean and deviation of scores and costs, one row per group."""
+    rows = [
+        (group.label, len(group.records), *(spread(*group.mean_and_deviation(key), formatted)
+         for key, _, formatted in GROUP_COLUMNS))
+        for group in groups
+    ]  # fmt: skip
+    text = "Mean and standard deviation over the runs of a row, at the end of each run."
+    page.section("Results", text)
+    page.table(["", "runs", *(title for _, title, _ in GROUP_COLUMNS)], rows)
+
+
+def add_cards(page: Page, records: Sequence[RunRecord], labels: Sequence[str], places: Sequence[int]) -> None:
+    """One card per run with its numbers and the command that repeats it; folded if there are several.
+
+    `places` are the places of the groups of the runs, which have the colours.
+    """
+    runs = zip(records, labels, places, strict=True)
+    cards = "".join(_card(record, label, place, folded=len(records) > 1) for record, label, place in runs)
+    page.add(f'<div class="cards">{cards}</div>')
+
+
+def _swatch(place: int) -> str:
+    return f'<span class="swatch" style="background:{colour(place)}"></span>'
+
+
+def _card(record: RunRecord, label: str, place: int, folded: bool) -> str:
+    totals = record.totals
+    numbers = [("accuracy", score(totals.get("accuracy"))), ("loss", score(totals.get("loss")))]
+    numbers += [(title, formatted(totals.get(key))) for key, title, formatted in COSTS if key in totals]
+    cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(title)}</span></div>" for title, value in numbers)
+    status = progress = ""
+    if not record.done:
+        status = f'<span class="status">{escape(record.row["status"])}</span>'
+        finished = f"{len(record.rounds)} of {record.row['rounds']} rounds are finished"
+        progress = f'<p class="quiet">{finished}; resume with <code>{escape(record.resume_command)}</code>.</p>'
+    if "start" in totals:
+        progress += f'<p class="quiet">Before the first round: {escape(start_line(totals["start"]))}.</p>'
+    body = f'<div class="numbers">{cells}</div>{progress}<pre>{escape(rerun_command(record))}</pre>'
+    if not folded:
+        return f'<div class="card"><h3>{_swatch(place)}{escape(label)}{status}</h3>{body}</div>'
+    accuracy = "" if numbers[0][1] == NO_VALUE else f' <span class="quiet">accuracy {numbers[0][1]}</span>'
+    heading = f"{_swatch(place)}{escape(label)}{accuracy}{status}"
+    run_id = f'<p class="quiet">{escape(record.run)}</p>'
+    return f'<details class="card"><summary>{heading}</summary>{run_id}{body}</details>'

@@ -1,0 +1,104 @@
+"""The table of a sweep: means and deviations over seeds, and differences from the first variant, seed by seed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from undergrowth.report.run_record import RunRecord, finite
+from undergrowth.runs.stop_section import BUDGETS
+
+
+class Spread(NamedTuple):
+    """The mean of some values and their sample standard deviation, which one value does not have."""
+
+    mean: float
+    deviation: float | None
+
+    def format(self, formatted: Callable[[float], str]) -> str:
+        """Mean ± deviation, both written by `formatted`."""
+        deviation = "" if self.deviation is None else f" ± {formatted(self.deviation)}"
+        return f"{formatted(self.mean)}{deviation}"
+
+
+@dataclass(frozen=True)
+class VariantRuns:
+    """The runs of one variant by their seeds: the finished ones, and why the others failed."""
+
+    name: str
+    records: Mapping[int, RunRecord]
+    failed: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One variant of a sweep. Values over its seeds; None where no run is finished."""
+
+    variant: str
+    seeds: int  # that are finished
+    accuracy: Spread | None
+    difference: Spread | None  # accuracy minus that of the first variant with the same seed; None for the first
+    agreeing: int  # seeds whose difference has the sign of the mean difference
+    compared: int  # seeds that both variants have
+    rounds: Spread | None
+    costs: Mapping[str, Spread]
+    reached: int  # seeds that reached the target accuracy
+    rounds_to_target: Spread | None  # over the seeds that reached it
+    costs_to_target: Mapping[str, Spread]
+
+    def flat(self) -> dict[str, Any]:
+        """The row as one dictionary of numbers and texts."""
+        spreads = {"accuracy": self.accuracy, "difference": self.difference, "rounds": self.rounds}
+        spreads |= {name: self.costs.get(name) for name in BUDGETS}
+        spreads |= {"rounds_to_accuracy": self.rounds_to_target}
+        spreads |= {f"{name}_to_accuracy": self.costs_to_target.get(name) for name in BUDGETS}
+        figures: dict[str, Any] = {}
+        for name, spread in spreads.items():
+            figures[name], figures[f"{name}_deviation"] = spread or (None, None)
+        counts = {"agreeing": self.agreeing, "compared": self.compared, "reached": self.reached}
+        return {"variant": self.variant, "seeds": self.seeds, **counts, **figures}
+
+
+def compare(variants: Sequence[VariantRuns], target: float | None) -> list[ComparisonRow]:
+    """A row for each variant. `target`: the accuracy for the rounds and costs until it is first reached."""
+    first = _accuracies(variants[0])
+    rows = []
+    for variant in variants:
+        records, accuracies = list(variant.records.values()), _accuracies(variant)
+        pairs = (
+            [] if variant is variants[0] else [accuracies[seed] - first[seed] for seed in accuracies if seed in first]
+        )
+        difference = spread(pairs)
+        agreeing = 0 if difference is None else sum(_sign(each) == _sign(difference.mean) for each in pairs)
+        reached = [] if target is None else [row for record in records if (row := record.first_round_with(target))]
+        rows.append(
+            ComparisonRow(
+                variant.name, len(records), spread(accuracies.values()), difference, agreeing, len(pairs),
+                spread(len(record.rounds) for record in records), _costs([record.totals for record in records]),
+                len(reached), spread(row["round"] for row in reached), _costs(reached),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    known = list(values)
+    if not known:
+        return None
+    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+
+def _accuracies(variant: VariantRuns) -> dict[int, float]:
+    found = {seed: finite(record.totals.get("accuracy")) for seed, record in variant.records.items()}
+    return {seed: accuracy for seed, accuracy in found.items() if accuracy is not None}
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> dict[str, Spread]:
+    spreads = {name: spread(cost(row) for row in rows) for name, cost in BUDGETS.items()}
+    return {name: each for name, each in spreads.items() if each is not None}
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)

@@ -1,0 +1,74 @@
+"""The result of a sweep: its runs, its table and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from undergrowth.core import RunError
+from undergrowth.report import write_report
+from undergrowth.report.run_record import common_accuracy
+from undergrowth.runs import Result, Store
+from undergrowth.runs.result import result_of
+from undergrowth.sweeps.comparison import ComparisonRow, VariantRuns, compare
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The runs of a sweep by variant and seed."""
+
+    variants: Sequence[VariantRuns]
+    folder: Path  # of the runs
+    target: float | None = None  # the accuracy that was asked for; None: see `accuracy`
+
+    @property
+    def runs(self) -> list[str]:
+        """The ids of the finished runs, by variant and seed."""
+        return [record.run for variant in self.variants for record in variant.records.values()]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The reason of every run that failed, by variant and seed."""
+        return {
+            f"{variant.name}, seed {seed}": reason
+            for variant in self.variants
+            for seed, reason in variant.failed.items()
+        }
+
+    @cached_property
+    def results(self) -> list[Result]:
+        """The results of the finished runs, by variant and seed, as `ug.load` returns them."""
+        with closing(Store(self.folder)) as store:
+            return [result_of(store, run) for run in self.runs]
+
+    @cached_property
+    def accuracy(self) -> float | None:
+        """The accuracy for the rounds and costs to reach it: the target, or the highest that every run reached."""
+        if self.target is not None:
+            return self.target
+        return common_accuracy([record for variant in self.variants for record in variant.records.values()])
+
+    @cached_property
+    def comparison(self) -> list[ComparisonRow]:
+        """A row for each variant: means and deviations over its seeds, differences from the first variant."""
+        return compare(self.variants, self.accuracy)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The comparison as plain dictionaries."""
+        return [row.flat() for row in self.comparison]
+
+    def page(self, target: str | PathLike[str]) -> Path:
+        """Write the HTML page about all finished runs to `target` and return its path."""
+        if not self.runs:
+            raise RunError("no run of the sweep is finished, so there is nothing to write a page about")
+        return write_report(self.runs, self.folder, Path(target))
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"SweepResult({len(self.variants)} variants, {len(self.runs)} runs{failed})"

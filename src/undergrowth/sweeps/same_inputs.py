@@ -1,0 +1,50 @@
+"""Whether a stored run was made from the data and the source files that its experiment names now."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from undergrowth.core import InputError
+from undergrowth.data import describe
+from undergrowth.runs.config import Experiment
+from undergrowth.runs.federation import federate
+from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.own_objects import changed_sources
+from undergrowth.sweeps.jobs import StoredRun
+
+
+class SameInputs:
+    """Compares fingerprints and hashes. The data of runs with the same data sets and the same seed is built once."""
+
+    def __init__(self) -> None:
+        self._fingerprints: dict[str, dict[str, Any] | None] = {}
+
+    def __call__(self, run: StoredRun) -> bool:
+        try:
+            if changed_sources(run.kept.get("sources", ())):
+                return False
+        except InputError:  # a module is missing
+            return False
+        if _is_embedded(run.described):
+            return True
+        before, now = run.kept.get("fingerprint"), self._fingerprint(run.described)
+        return before is not None and now is not None and not differ(before, now)
+
+    def _fingerprint(self, described: Experiment) -> dict[str, Any] | None:
+        """The fingerprint of the data that an experiment names; None if the data cannot be built any more."""
+        sections = described.model_dump(mode="json", include={"data", "public"})
+        key = json.dumps([sections, described.run.seed, described.method.name == "central"])
+        if key not in self._fingerprints:
+            self._fingerprints[key] = None
+            with suppress(InputError):
+                self._fingerprints[key] = fingerprint(federate(described).population)
+        return self._fingerprints[key]
+
+
+def _is_embedded(described: Experiment) -> bool:
+    """Whether the data comes with the package, so that it cannot have changed."""
+    with suppress(InputError):
+        return describe(described.data.name).embedded
+    return False

@@ -1,0 +1,76 @@
+"""A setting that the method does not use is told in a note of the run; a setting that it uses is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+import undergrowth as ug
+from tests.runs.conftest import Run
+from undergrowth.core import Method
+from undergrowth.learning import Adam, AveragingServer, GradientClient
+from undergrowth.methods import METHODS
+from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.federation import federate
+from undergrowth.runs.unused_settings import _value_at
+
+TINY = {"data": {"clients": 4, "train_samples": 40}, "model": "logistic"}
+
+
+def notes(**raw: Any) -> list[str]:
+    return federate(parse_experiment({**TINY, **raw})).notes
+
+
+@pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
+def test_methods_without_rounds_do_not_use_deadline_and_sample(method: str) -> None:
+    found = notes(method=method, fleet={"deadline": 60}, train={"sample": 0.5, "epochs": 2})
+    assert found == [f"{method} does not use fleet.deadline 60.0 and train.sample 0.5; they have no effect"]
+    assert notes(method=method, train={"epochs": 2}) == []
+
+
+def test_a_deadline_that_the_sampler_uses_is_used() -> None:
+    assert notes(method="fedbuff", fleet={"deadline": 60}, train={"sampler": "fedcs"}) == []
+
+
+def test_a_selector_of_the_method_replaces_that_of_the_run() -> None:
+    train = {"selector": "random:0.5", "epochs": 3}
+    assert notes(method="fedft-eds", train=train) == [
+        "fedft-eds does not use train.selector random:0.5; it has no effect"
+    ]
+    assert notes(method={"name": "fedft", "epochs": 2}, train=train) == [
+        "fedft does not use train.epochs 3; it has no effect"
+    ]
+    assert notes(method="fedft", train=train) == []
+
+
+def test_all_data_in_one_place_has_no_fleet_and_no_topology() -> None:
+    (note,) = notes(method="central", fleet="phones", topology="tree:2x2")
+    assert note == "central does not use fleet.name phones and topology tree:2x2; they have no effect"
+
+
+def test_the_fields_of_a_client_say_what_they_replace() -> None:
+    client = GradientClient(optimiser=Adam(), lr=0.1, batch=8)
+    assert client.ignored_settings == {
+        "train.optimiser", "train.momentum", "train.weight_decay", "train.lr", "train.schedule", "train.batch",
+    }  # fmt: skip
+    assert GradientClient().ignored_settings == replace(client, optimiser=None, lr=None, batch=None).ignored_settings
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_ignored_setting_of_a_method_is_a_setting(name: str) -> None:
+    for path in METHODS[name]().ignored_settings:
+        _value_at(Experiment(), path)
+
+
+@dataclass(frozen=True)
+class OneEpoch(Method):
+    client = GradientClient(epochs=1)
+    server = AveragingServer()
+
+
+def test_the_note_is_in_the_result_of_a_run(run: Run) -> None:
+    result = run(method=OneEpoch(), epochs=5, rounds=1)
+    assert "oneepoch does not use train.epochs 5; it has no effect" in result.notes
+    assert ug.load(result.run, result.folder.parent, model=None).notes == result.notes

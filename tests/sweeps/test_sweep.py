@@ -1,0 +1,192 @@
+"""A sweep: finished runs are reused, interrupted ones resumed, failures told, and everything is checked first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import undergrowth as ug
+from undergrowth.core import InputError
+from undergrowth.runs import Store
+from undergrowth.sweeps import worker, worker_pool
+from undergrowth.sweeps.api import run_sweep
+from undergrowth.sweeps.planned_sweep import plan_sweep
+
+SMALL: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 3, "train_samples": 60, "test_samples": 50},
+    "model": "logistic",
+    "train": {"rounds": 2},
+    "run": {"engine": "serial"},
+}
+GRID = {**SMALL, "method": ["fedavg", {"name": "fedprox", "mu": [10.0]}], "run": {"engine": "serial", "seed": [0, 1]}}
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Records every run that is started or resumed in this process."""
+    calls: list[tuple[str, Any]] = []
+    start, resume = worker.start, worker.resume
+    monkeypatch.setattr(worker, "start", lambda raw, **hooks: (calls.append(("start", raw)), start(raw, **hooks))[1])
+    monkeypatch.setattr(
+        worker, "resume", lambda run, out, **hooks: (calls.append(("resume", run)), resume(run, out, **hooks))[1]
+    )
+    return calls
+
+
+def digests(result: ug.SweepResult) -> list[str]:
+    return [each.summary["model_digest"] for each in result.results]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> ug.SweepResult:
+    """The result of the grid, run without interruption."""
+    return ug.sweep(GRID, out=tmp_path_factory.mktemp("whole"))
+
+
+def test_a_sweep_gives_what_single_runs_give(whole: ug.SweepResult) -> None:
+    data = {key: value for key, value in SMALL["data"].items() if key.endswith("samples")}
+    small = {"clients": 3, "data_options": data, "model": "logistic", "rounds": 2, "engine": "serial"}
+    alone = ug.run("fedprox", options={"mu": 10.0}, seed=1, **small)
+    assert whole.results[-1].summary["model_digest"] == alone.summary["model_digest"]
+    fedavg, fedprox = whole.rows
+    assert (fedavg["variant"], fedprox["variant"]) == ("fedavg", "fedprox, mu 10.0")
+    accuracies = [[each.accuracy for each in whole.results[at : at + 2]] for at in (0, 2)]
+    assert fedavg["accuracy"] == pytest.approx(np.mean(accuracies[0]))
+    assert fedprox["difference"] == pytest.approx(np.mean(np.subtract(accuracies[1], accuracies[0])))
+    assert f"{whole!r}" == "SweepResult(2 variants, 4 runs)"
+
+
+def test_finished_runs_are_taken_from_the_store(whole: ug.SweepResult, executed: list[Any]) -> None:
+    assert ug.sweep(GRID, out=whole.folder).runs == whole.runs and not executed
+    # With another seed and another engine, only the run with that seed is missing.
+    more = {**GRID, "method": "fedavg", "run": {"seed": [0, 1, 2], "engine": "vector", "threads": 2}}
+    assert ug.sweep(more, out=whole.folder).runs[:2] == whole.runs[:2] and len(executed) == 1
+
+
+def test_an_interrupted_run_is_resumed(whole: ug.SweepResult, executed: list[Any]) -> None:
+    raw = {**GRID, "run": {"engine": "serial", "seed": 1}}
+
+    def interrupt(job: Any, fraction: float) -> None:
+        if job.experiment.method.name == "fedprox" and fraction == 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(plan_sweep(raw), 1, None, interrupt)
+    assert [row["status"] for row in Store("runs").runs()] == ["done", "interrupted"]
+    executed.clear()
+    assert digests(ug.sweep(raw)) == digests(whole)[1::2]
+    assert [kind for kind, _ in executed] == ["resume"]
+
+
+@pytest.mark.slow
+def test_several_runs_at_a_time_give_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+    raw = {**SMALL, "run": {"seed": [0, 1]}}
+    assert digests(ug.sweep(raw, jobs=2, out="two", progress=True)) == digests(ug.sweep(raw, out="one"))
+    assert "2 of 2 runs: fedavg, seed" in capfd.readouterr().err
+
+
+def test_a_run_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = worker.start
+
+    def start_or_fail(raw: Any, **hooks: Any) -> Any:
+        if raw["run"]["seed"] == 0:
+            raise RuntimeError("no luck")
+        return start(raw, **hooks)
+
+    monkeypatch.setattr(worker, "start", start_or_fail)
+    with pytest.warns(UserWarning, match="1 of 2 runs failed; fedavg, seed 0: RuntimeError: no luck"):
+        result = ug.sweep({**SMALL, "run": {"engine": "serial", "seed": [0, 1]}})
+    assert result.failed == {"fedavg, seed 0": "RuntimeError: no luck"} and len(result.runs) == 1
+    assert result.rows[0]["seeds"] == 1
+
+
+def test_a_run_on_other_data_is_not_reused(executed: list[Any]) -> None:
+    random = np.random.default_rng(0)
+    for name, shift in (("a", 0.0), ("b", 1.0)):
+        x = random.normal(shift, size=(40, 1, 4, 4)).astype("float32")
+        np.savez(f"{name}.npz", x=x, y=np.arange(40) % 2)
+    raw = {**SMALL, "data": {"name": "npz", "path": ["a.npz", "b.npz"], "clients": 2}}
+    first = ug.sweep(raw)
+    assert [row["variant"] for row in first.rows] == ["path a.npz", "path b.npz"]
+    assert len(executed) == 2 and ug.sweep(raw).runs == first.runs and len(executed) == 2
+    Path("b.npz").rename("a.npz")
+    assert len(ug.sweep({**raw, "data": {**raw["data"], "path": "a.npz"}}).runs) == 1 and len(executed) == 3
+
+
+def test_a_run_of_an_own_model_is_reused_until_its_source_changes(
+    executed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    body = "    return nn.Sequential(nn.Flatten(), nn.Linear(*sizes))\n"
+    source = f"from torch import nn\n\ndef Net(sizes: list[int]):\n{body}"
+    Path("swept_model.py").write_text(source, encoding="utf-8")
+    raw = {**SMALL, "model": {"name": "swept_model:Net", "sizes": [64, 10]}}
+    first = ug.sweep(raw)
+    assert ug.sweep(raw).runs == first.runs and len(executed) == 1
+    Path("swept_model.py").write_text(f"{source}\n# changed\n", encoding="utf-8")
+    assert ug.sweep(raw).runs != first.runs and len(executed) == 2
+
+
+def test_choices_that_do_not_change_a_result_are_told_apart(executed: list[Any]) -> None:
+    raw = {**SMALL, "run": [{"engine": "serial"}, {"engine": "vector"}, {"engine": "vector", "chunk": 2}]}
+    assert [each.summary["engine"] for each in ug.sweep(raw).results] == ["serial", "vector", "vector"]
+    assert len(executed) == 3 and ug.sweep(raw).runs and len(executed) == 3
+
+
+def test_the_accuracy_to_reach(whole: ug.SweepResult) -> None:
+    best = [max(row["accuracy"] for row in each.history) for each in whole.results]
+    assert whole.accuracy == min(best)  # the highest that every run reached
+    assert [row["reached"] for row in whole.rows] == [2, 2]
+    assert ug.sweep(GRID, out=whole.folder, accuracy=0.01).rows[0]["rounds_to_accuracy"] == 1
+    assert plan_sweep({**GRID, "stop": {"accuracy": 0.3}}).target == 0.3
+    assert plan_sweep({**GRID, "stop": {"accuracy": [0.3, 0.4]}}).target is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"method": ["fedavg", "fedporx"]}, "variant 'fedporx': method 'fedporx' is not known; did you mean 'fedprox'"),
+        ({"method": ["fedavg", {"name": "fedprox", "mu": [0.1, -1]}]}, "variant 'fedprox, mu -1': method.mu -1"),
+        ({"train": {"lr": [0.1, "fast"]}}, "variant 'lr fast': train.lr 'fast' should be a valid number"),
+        ({"run": {"seed": [[0], [1]]}}, r"run.seed \[0\] should be a valid integer"),
+        ({"run": {"seed": [0, -1]}}, "run.seed -1 should be greater than or equal to 0"),
+        ({"fleet": {"deadline": [60, 1e-6]}}, "variant 'deadline 1e-06': fleet.deadline 1e-06: no device can do"),
+        (
+            {"method": ["fedprox", {"name": "fedprox", "mu": 0.01}]},
+            "variants 'fedprox' and 'fedprox, mu 0.01' are the sa",
+        ),
+        ({"run": {"out": ["a", "b"]}}, r"run.out \['a', 'b'\]: all runs of a sweep are in one folder"),
+        ({5: 1}, "the key 5 must be a word, such as method"),
+        ({"train": {True: [1, 2]}}, "train: the key True must be a word"),
+        ({"metod": "fedavg"}, "metod is not a known key; did you mean 'method'"),
+    ],
+)
+def test_everything_is_checked_before_anything_starts(raw: dict[str, Any], message: str, executed: list[Any]) -> None:
+    with pytest.raises(InputError, match=message):
+        ug.sweep({**SMALL, **raw})
+    assert not executed and not list(Path().iterdir())
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(InputError, match="jobs 0 must be a whole number of at least 1"):
+        ug.sweep(SMALL, jobs=0)
+    with pytest.raises(InputError, match="accuracy 90 must be above 0 and at most 1"):
+        ug.sweep(SMALL, accuracy=90)
+    with pytest.raises(InputError, match=r"there is no experiment file 'nowhere\.yaml'"):
+        ug.sweep("nowhere.yaml")
+
+
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool.os, "sched_getaffinity", lambda _: {0, 2, 4, 6, 8}, raising=False)
+    assert [worker_pool.share_of_cores(place, 2) for place in range(2)] == [[0, 4, 8], [2, 6]]
+    assert [worker_pool.share_of_cores(place, 7) for place in (0, 4, 5, 6)] == [[0], [8], [0], [2]]
+    monkeypatch.delattr(worker_pool.os, "sched_getaffinity")
+    assert worker_pool.share_of_cores(0, 2) is None
