@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from undergrowth.core import InputError, Method
+from undergrowth.core import InputError, Method, RunWarning
 from undergrowth.data import Dataset, Population
 from undergrowth.report.plan_advice import advise
 from undergrowth.report.plan_page import write_plan_page
@@ -63,7 +63,7 @@ def plan(method: str | Method | Sequence[str | Method] | None = None, **argument
     raw, objects = parse_arguments({"data": "digits", "model": "cnn", **arguments, "method": named})
     found = build_plan(parse_experiment(raw), methods, objects["data"], objects["model"])
     for note in found.notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, RunWarning, stacklevel=2)
     return found
 
 
