@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from undergrowth import simulation as simulation
     from undergrowth import topology as topology
     from undergrowth.core import InputError, RunError, RunWarning
-    from undergrowth.runs import Result, list, load, plan, resume, run
+    from undergrowth.report import plan
+    from undergrowth.runs import Result, list, load, resume, run
     from undergrowth.sweeps import SweepResult, sweep
 
 # Names and packages are imported when they are first used, so that `undergrowth --help` does not wait for torch.
@@ -40,7 +41,7 @@ _NAMES = {
     "resume": "undergrowth.runs",
     "load": "undergrowth.runs",
     "list": "undergrowth.runs",
-    "plan": "undergrowth.runs",
+    "plan": "undergrowth.report",
     "sweep": "undergrowth.sweeps",
     "Result": "undergrowth.runs",
     "SweepResult": "undergrowth.sweeps",

@@ -10,8 +10,9 @@ import undergrowth as ug
 from tests.cli.conftest import last_json
 from tests.packed_pages import figures_of
 from undergrowth.core import InputError
+from undergrowth.report.tables import duration, size
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.planning import Outline, population_or_outline
+from undergrowth.runs.outline import Outline, population_or_outline
 
 KEYS = [
     "method", "device", "devices", "flops", "memory_bytes", "bytes_down", "bytes_up", "seconds", "joules", "verdict",
@@ -31,6 +32,22 @@ def test_tables_and_page(type_command) -> None:
     assert "Possible participants" in text
     assert "heatmap" in [trace["type"] for figure in figures_of(text).values() for trace in figure["data"]]
     assert type_command("plan", *SMALL, "-o", ".").exit_code == 2
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_names_and_figures_are_whole_in_a_terminal_of_80_columns(type_command, monkeypatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = type_command("plan", *SMALL, "--deadline", "0.011")
+    lines = done.stdout.splitlines()
+    assert max(len(line) for line in lines) <= width
+    names = [line.split()[0] for line in lines if line.strip()]
+    for row in ug.plan(["fedavg", "fedasync"], model="logistic", clients=10, fleet="mixed-edge", deadline=0.011):
+        assert row["method"] in names
+        line = next(line for line in lines if row["device"] in line)
+        assert duration(row["seconds"]) in line and size(row["runtime_bytes"]) in line
+    advice = " ".join(done.stdout.split())
+    assert "Most devices can take part by the deadline with fedasync: 10 of 10 devices" in advice
+    assert "A full battery lasts with fedavg: phone-mid" in advice and "The next class for fedavg is" in advice
 
 
 def test_json(type_command) -> None:

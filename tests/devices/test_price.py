@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from undergrowth.devices import Profile, Work, price_work
@@ -23,3 +25,9 @@ def test_seconds_and_joules():
 
 def test_work_larger_than_the_memory_does_not_fit():
     assert not price_work(DEVICE, Work(0.0, 1001, 0, 0), 0, 0).fits
+
+
+def test_the_runtime_and_the_work_share_the_memory():
+    device = replace(DEVICE, runtime=400)
+    assert price_work(device, Work(0.0, 600, 0, 0), 0, 0).fits
+    assert not price_work(device, Work(0.0, 601, 0, 0), 0, 0).fits

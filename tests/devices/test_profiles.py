@@ -23,6 +23,12 @@ def test_every_shipped_profile_names_its_source():
     assert all(found.source and found.name == name for name, found in PROFILES.items())
 
 
+def test_every_real_device_has_a_runtime_and_memory_beside_it():
+    invented = {name for name in PROFILES if name.startswith("reft-")} | {"uniform"}
+    assert {name for name, found in PROFILES.items() if not found.runtime} == invented
+    assert all(found.runtime < 0.7 * found.memory for found in PROFILES.values())
+
+
 def test_reft_profiles_have_the_speeds_of_the_paper():
     assert [PROFILES[f"reft-{n}"].achieved_flops for n in (10, 20, 40, 60, 100)] == [10e9, 20e9, 40e9, 60e9, 100e9]
 
@@ -52,7 +58,9 @@ def test_an_unknown_name_suggests_the_nearest():
         find_profile("raspbery-pi-4")
 
 
-@pytest.mark.parametrize("field", ["flops", "share", "memory", "down", "up", "latency", "compute_watts", "radio_watts"])
+@pytest.mark.parametrize(
+    "field", ["flops", "share", "memory", "down", "up", "latency", "compute_watts", "radio_watts", "runtime"]
+)
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, None, "fast", True])
 def test_a_value_that_is_not_a_valid_number_is_refused(field, value):
     with pytest.raises(InputError, match=f"profile 'uniform': {field} is {value!r} and must be a number"):

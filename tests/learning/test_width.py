@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ from undergrowth.core import InputError, Model, Packet, Task, View
 from undergrowth.learning import WidthOptions, WidthServer, widths_of
 from undergrowth.learning.planning import PacketKnowledge
 from undergrowth.learning.slice_client import RATIOS
-from undergrowth.learning.slices import assign_ratios
+from undergrowth.learning.slices import assign_ratios, assign_slices
 from undergrowth.learning.width import Channels, Widths
 from undergrowth.models import builder
 
@@ -168,6 +169,28 @@ def test_a_device_gets_the_ratio_that_suits_its_speed() -> None:
     assert ratios(mlp, "100", "60", "25", "7", "0.001") == [1.0, 0.5, 0.25, 0.0625, 0.0625]
     assert ratios(cnn, "5", "5.0", "5.00", "5e0", "05", "005") == [*RATIOS, 1.0], "all alike: in turn"
     assert assign_ratios(View(("a", "b")), cnn, (0.5, 0.25)) == {"a": 0.5, "b": 0.25}, "nothing known: in turn"
+
+
+@pytest.mark.parametrize("deadline", [None, 50.0, 200.0, 1000.0, 1e9])
+def test_a_device_gets_the_largest_slice_that_memory_link_and_deadline_allow(deadline: float | None) -> None:
+    @dataclass(frozen=True)
+    class KnownWithMemory(Known):
+        def seconds(self, device: str, down: Packet) -> float:
+            return math.inf if device == "8" and down.nbytes > 20_000 else super().seconds(device, down)
+
+    whole, knowledge = model("cnn"), KnownWithMemory()
+    widths, devices = widths_of(whole), ("100", "60", "25", "8", "0.001")
+    cuts = {ratio: Packet(widths.cut(whole.initial(0), ratio)) for ratio in RATIOS}
+    wanted = assign_ratios(View(devices, knowledge=knowledge), widths, RATIOS)
+    found = assign_slices(View(devices, knowledge=knowledge), wanted, RATIOS, cuts.__getitem__, deadline)
+    for device in devices:
+        able = [
+            ratio
+            for ratio in RATIOS
+            if ratio <= wanted[device] and knowledge.seconds(device, cuts[ratio]) < math.inf
+            if deadline is None or knowledge.seconds(device, cuts[ratio]) <= deadline
+        ]
+        assert found[device] is cuts[max(able, default=min(RATIOS))]
 
 
 def test_a_selection_is_told_the_seconds_of_the_slice() -> None:

@@ -244,3 +244,26 @@ def test_a_model_that_cannot_be_sliced_is_refused_before_anything_starts(method,
     with pytest.raises(InputError, match="cannot be sliced by width"):
         ug.run(method, model=odd, out=out)
     assert METHODS[method]().ratios == (1.0, 0.5, 0.25, 0.125, 0.0625)  # type: ignore[attr-defined]
+
+
+@THREE
+def test_a_fast_device_with_a_slow_link_gets_a_slice_that_arrives_by_the_deadline(method, out, tmp_path) -> None:
+    """Its speed alone would give it the whole model, which its link cannot carry in time."""
+    near, far = {"flops": 17e9, "down": 10e6, "up": 4e6}, {"flops": 46e9, "down": 0.2e6, "up": 0.05e6}
+    fleet = fleet_file(tmp_path, near={**near, "share": 0.5}, far={**far, "share": 0.5})
+    free = run(out, method, fleet=fleet, train={"rounds": 1})
+    pressed = run(out, method, fleet={"name": fleet, "deadline": 1.0}, train={"rounds": 1})
+    late = {row.child for row in free.ledger.rows() if row.end - row.start > 1.0}
+    assert len(late) == 2 and {row.outcome for row in pressed.ledger.rows()} == {"arrived"}
+    before, after = ({row.child: row.bytes_down for row in each.ledger.rows()} for each in (free, pressed))
+    assert late == {device for device in before if after[device] < before[device]}
+    assert all(before[device] == after[device] for device in before.keys() - late)
+
+
+def test_a_device_gets_a_slice_that_fits_beside_its_runtime(out, tmp_path) -> None:
+    fast, slow, iid = {"flops": 2e9, "share": 0.5}, {"share": 0.5}, {"data": {"clients": 4, "partition": "iid"}}
+    free = run(out, "heterofl", fleet=fleet_file(tmp_path, fast=fast, slow=slow), **iid)
+    small, large = sorted({row.memory for row in free.ledger.rows()})
+    full = {**fast, "runtime": 1_000_000, "memory": 1_000_000 + large - 1}
+    rows = list(run(out, "heterofl", fleet=fleet_file(tmp_path, full=full, slow=slow), **iid).ledger.rows())
+    assert {row.outcome for row in rows} == {"arrived"} and {row.memory for row in rows} == {small}

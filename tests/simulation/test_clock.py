@@ -190,6 +190,15 @@ def test_a_device_that_cannot_hold_the_work_is_lost_and_told_both_figures(tmp_pa
     assert [row["lost"] for row in result.history] == [1, 1]
 
 
+def test_what_the_runtime_takes_is_missing_for_the_work(tmp_path, out):
+    """The ledger books the memory of the training; the runtime only decides whether the device can hold it."""
+    busy = fleet_file(tmp_path, large={}, small={"memory": 300e6, "runtime": 299.99e6})
+    result = ug.run(partition="iid", clients=2, model="logistic", rounds=1, fleet=busy, out=out)
+    (lost,) = rows_of(result, "lost")
+    needs = f"the work needs {lost.memory / 1e6:.2f} MB beside 299.99 MB of the runtime and it has 300.00 MB"
+    assert lost.reason == needs and result.ledger.peak_device_bytes == lost.memory < 1e6
+
+
 def test_what_was_done_in_the_first_seconds_of_a_job():
     job = Timing(2.0, 4.0, 1.0, flops=8.0, memory=5, joules=14.0)
     assert job.seconds == 7.0

@@ -40,13 +40,14 @@ def _print_fleet(name: str, rows: list[dict[str, Any]]) -> None:
     from undergrowth.report.tables import duration, energy, facts, size, table
 
     columns = (
-        "device", "number", "spread", "GFLOP/s", "usable", "memory", "MB/s down", "up", "latency", "watts",
+        "device", "number", "spread", "GFLOP/s", "usable", "memory", "runtime", "MB/s down", "up", "latency", "watts",
         "radio", "battery",
     )  # fmt: skip
     shown = [
         (
             row["device"], _number(row), f"{row['spread']:g}", f"{row['flops'] / 1e9:.4g}",
-            f"{row['achieved_flops'] / 1e9:.3g}", size(row["memory_bytes"]), f"{row['down'] / 1e6:.3g}",
+            f"{row['achieved_flops'] / 1e9:.3g}", size(row["memory_bytes"]), size(row["runtime_bytes"]),
+            f"{row['down'] / 1e6:.3g}",
             f"{row['up'] / 1e6:.3g}", duration(row["latency"]), f"{row['compute_watts']:g}", f"{row['radio_watts']:g}",
             "mains" if row["battery"] is None else energy(row["battery"]),
         )

@@ -13,7 +13,10 @@ from undergrowth.cli import run
 from undergrowth.cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
-    from undergrowth.runs.config import Experiment
+    from undergrowth.report import PlanReport
+
+
+_MAX_WIDTH = 10_000  # of a table that is measured
 
 
 def plan(
@@ -39,7 +42,8 @@ def plan(
 ) -> None:
     """Print what one round costs each device class with each method, and which devices can take part.
 
-    Nothing is trained. A row shows the device of its class whose round takes the median time.
+    Nothing is trained. A row shows the device of its class whose round takes the median time. Sentences below the table
+    say who can take part, the energy of the run, how long batteries last, and what to change for one more class.
 
     Examples:
 
@@ -47,9 +51,9 @@ def plan(
 
       undergrowth plan --method fedavg --method fedbuff --data cifar10 --model wrn-40-1 --fleet phones -o plan.html
     """
-    from undergrowth.report.plan_page import write_plan_page
+    from undergrowth.report.plan_report import build_plan
     from undergrowth.runs.config import parse_experiment
-    from undergrowth.runs.planning import Outline, default_methods, describe_left_out, plan_rows, population_or_outline
+    from undergrowth.runs.planning import default_methods
 
     methods = list(dict.fromkeys(method or ()))
     flags = {
@@ -60,26 +64,15 @@ def plan(
     raw, dropped = run.build_raw_experiment(file, settings or [], flags)
     run.print_dropped(dropped, file)
     planned = parse_experiment(raw)
-    population = population_or_outline(planned)
-    notes = list(getattr(getattr(population, "dataset", None), "notes", ()))
-    if isinstance(population, Outline):
-        notes.append(
-            f"data set '{population.name}' is not on this machine: the plan assumes its published size in equal parts, "
-            f"{population.samples} samples on each of {population.clients} devices"
-        )
-    if planned.start.trains:
-        notes.append(f"not in these prices: {planned.start}, before the first round")
-    left_out: dict[str, str] = {}
-    found = plan_rows(planned, methods, population, left_out=left_out)
-    rows = list(_show_progress(found, len(methods or default_methods(planned))))
-    notes += describe_left_out(left_out)
-    path = write_plan_page(rows, planned, notes, target) if target is not None else None
-    for note in notes:
+    total = len(methods or default_methods(planned))
+    found = build_plan(planned, methods, watch=lambda rows: _show_progress(rows, total))
+    path = found.page(target) if target is not None else None
+    for note in found.notes:
         typer.echo(f"note: {note}", err=True)
     if json:
-        print_json(rows)
+        print_json(found.rows)
     else:
-        _print_plan(rows, planned)
+        _print_plan(found)
     if path is not None:
         typer.echo(f"wrote the page to '{path}'", err=True)
 
@@ -99,20 +92,15 @@ def _show_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[
             bar.update(task, description=f"planning: {name}", completed=done)
 
 
-def _print_plan(rows: list[dict[str, Any]], planned: Experiment) -> None:
-    from undergrowth.report.plan_page import COLUMNS, heading, row_cells
-    from undergrowth.report.tables import count, table
-    from undergrowth.runs.planning import takes_part
+def _print_plan(found: PlanReport) -> None:
+    """Print the table, on two lines a row if the terminal is narrow, and the advice."""
+    from undergrowth.report.plan_page import heading
+    from undergrowth.report.plan_table import narrow_table, wide_table
 
-    able = takes_part(rows)
-    shown: list[tuple[Any, ...]] = []
-    for name, group in groupby(rows, key=lambda row: row["method"]):
-        members = list(group)
-        shown += [(name if place == 0 else "", *row_cells(row)) for place, row in enumerate(members)]
-        total = count(sum(row["devices"] for row in members))
-        blank = [""] * (len(COLUMNS) - 4)
-        shown.append(("", "together", total, *blank, f"{count(able[name])} of {total}"))
-        shown.append(("",) * len(COLUMNS))
     screen = console()
-    screen.print(heading(planned))
-    screen.print(table(COLUMNS, shown[:-1], right=(*range(2, 9), 10)))
+    wide = wide_table(found)
+    screen.print(heading(found.planned))
+    needed = screen.measure(wide, options=screen.options.update(max_width=_MAX_WIDTH)).maximum
+    screen.print(wide if needed <= screen.width else narrow_table(found))
+    for sentence in found.advice:
+        screen.print(sentence)

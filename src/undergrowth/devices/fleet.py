@@ -89,6 +89,7 @@ def describe(name_or_path: str | Path) -> list[dict[str, object]]:
             "compute_watts": entry.profile.compute_watts,
             "radio_watts": entry.profile.radio_watts,
             "battery": entry.profile.battery,
+            "runtime_bytes": entry.profile.runtime,
             "source": entry.profile.source,
         }
         for entry in find_entries(name_or_path)

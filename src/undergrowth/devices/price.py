@@ -13,7 +13,7 @@ class Price(NamedTuple):  # a tuple, because a simulation creates a million of t
     seconds_compute: float
     seconds_up: float
     joules: float
-    fits: bool  # in the memory of the device
+    fits: bool  # in the memory of the device, beside its runtime
 
     @property
     def seconds(self) -> float:
@@ -33,5 +33,5 @@ def price_work(profile: Profile, work: Work, bytes_down: int, bytes_up: int) -> 
         computing,
         profile.latency + sending,
         profile.compute_watts * computing + profile.radio_watts * (receiving + sending),
-        work.memory <= profile.memory,
+        profile.runtime + work.memory <= profile.memory,
     )

@@ -24,6 +24,7 @@ _NUMBERS = {
     "compute_watts": (True, "watts"),
     "radio_watts": (True, "watts"),
     "battery": (False, "joules; leave it out for a device on mains power"),
+    "runtime": (True, "bytes"),
 }
 
 
@@ -37,13 +38,14 @@ class Profile:
     name: str
     flops: float  # peak, FLOP/s in float32
     share: float  # fraction of the peak that training reaches
-    memory: int  # bytes that training may use
+    memory: int  # bytes that the operating system leaves for the runtime and the training
     down: float  # bytes/s
     up: float  # bytes/s
     latency: float  # seconds one way
     compute_watts: float
     radio_watts: float
     battery: float | None = None  # joules; None: mains power
+    runtime: int = 0  # bytes that the program takes before it trains: the interpreter and its libraries
     source: str = "given by the user"  # where the figures come from
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class Profile:
 
 
 def read_profile(values: Mapping[str, object]) -> Profile:
-    """The profile with these keys of a YAML file. `share` defaults to 1 and `latency` to 0."""
+    """The profile with these keys of a YAML file. `share` defaults to 1, `latency` and `runtime` to 0."""
     values = {"share": 1.0, "latency": 0.0, **values}
     name = values.get("name", "without a name")
     known = {field.name: field for field in fields(Profile)}
@@ -89,7 +91,7 @@ def _number(key: str, value: object) -> object:
         number = float(value)
     except ValueError:
         return value  # Profile refuses it and names the field
-    return int(number) if key == "memory" and number.is_integer() else number
+    return int(number) if key in ("memory", "runtime") and number.is_integer() else number
 
 
 @cache

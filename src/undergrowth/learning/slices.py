@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -68,20 +69,21 @@ class WidthServer(Server):
         if STATISTICS in (view.phase, state.get(PHASE)):
             return self._plan_statistics(task, state, view)
         widths = widths_of(task.model)
-        ratios = assign_ratios(view, widths, self.options.ratios)
         offset = int(state.get(OFFSET, context.round)) if self.rolls else 0
         whole = Packet(state[MODEL], {OFFSET: float(offset)} if self.rolls else {})
         packets = dict.fromkeys(view.nodes.intersection(view.idle), whole)
-        # One packet for all devices with the same slice: links and prices cache the latest packet.
-        for ratio in sorted(set(ratios.values()), reverse=True):
-            cut = Packet(widths.cut(state[MODEL], ratio, offset), {RATIO: ratio, OFFSET: float(offset)})
-            packets.update({device: cut for device, own in ratios.items() if own == ratio})
+
+        def cut(ratio: float) -> Packet:
+            return Packet(widths.cut(state[MODEL], ratio, offset), {RATIO: ratio, OFFSET: float(offset)})
+
+        wanted = assign_ratios(view, widths, self.options.ratios)
+        packets.update(assign_slices(view, wanted, self.options.ratios, cut, task.train.deadline))
         return ask_each(self, task, view, context, packets)
 
     def _plan_statistics(self, task: Task, state: State, view: View) -> Plan:
         """Asks the children that trained, without devices that cannot hold the whole model or would be late."""
         packet, deadline, trained = Packet(state[MODEL], tags={PHASE: STATISTICS}), task.train.deadline, view.answered
-        latest = math.inf if deadline is None else math.nextafter(deadline, math.inf)
+        latest = _latest(deadline)
         children = [
             child
             for child in view.idle
@@ -151,3 +153,35 @@ def assign_ratios(view: View, widths: Widths, ratios: tuple[float, ...]) -> dict
         for rate in set(rates.values())
     }
     return {device: fitting[rate] for device, rate in rates.items()}
+
+
+def assign_slices(
+    view: View,
+    wanted: Mapping[str, float],
+    ratios: tuple[float, ...],
+    cut: Callable[[float], Packet],
+    deadline: float | None,
+) -> dict[str, Packet]:
+    """Device → the packet with its slice: that of the ratio `wanted`, or the next smaller one that the device can do.
+
+    A device can do a slice if it has the memory for it, and if download, training and upload end by the deadline. A
+    device that can do none gets the smallest. `cut` makes the packet of a ratio.
+    """
+    packets: dict[str, Packet] = {}
+    left, latest = dict(wanted), _latest(deadline)
+    # Ratio by ratio, one packet for all devices with the same slice: links and prices cache the latest packet.
+    for ratio in ratios:
+        tried = [device for device, largest in left.items() if ratio <= largest]
+        if not tried:
+            continue
+        packet = cut(ratio)
+        for device in tried:
+            if ratio == ratios[-1] or view.knowledge.seconds(device, packet) < latest:
+                packets[device] = packet
+                del left[device]
+    return packets
+
+
+def _latest(deadline: float | None) -> float:
+    """Less than this is in time. Infinity, the time of a device without enough memory, never is."""
+    return math.inf if deadline is None else math.nextafter(deadline, math.inf)

@@ -6,8 +6,9 @@ Server: every coordinate i ← Σ n_k·w_k,i / Σ n_k over the devices k whose w
 its value. In C rounds even the narrowest window covers all channels, so slow devices train every part of the model.
 
 r is chosen as in HeteroFL: by the device's speed divided by that of the fastest device of the same server, or in turn
-if all are equally fast. Layers of GroupNorm roll by one of their groups. `statistics`, `scaler` and `masked` are as in
-heterofl. With ratios=(1.0,) and statistics=False it is FedAvg, bit for bit.
+if all are equally fast, and smaller where memory or deadline require it. Layers of GroupNorm roll by one of their
+groups. `statistics`, `scaler` and `masked` are as in heterofl. With ratios=(1.0,) and statistics=False it is FedAvg,
+bit for bit.
 
 Departures: coordinates are weighed by samples, where the paper weighs all devices equally; the scaler and the masked
 cross-entropy of its experiments are options. A lossy codec with error feedback would add its error to the channels of

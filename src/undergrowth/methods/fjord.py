@@ -7,8 +7,8 @@ Server: every coordinate i ← Σ n_k·w_k,i / Σ n_k over the devices k whose s
 its value. The first channels learn to work without the others, so a narrow slice of the result is a usable model.
 
 r is chosen as in HeteroFL: by the device's speed divided by that of the fastest device of the same server, or in turn
-if all are equally fast. `statistics` is as in heterofl. With ratios=(1.0,) and statistics=False it is FedAvg, bit for
-bit.
+if all are equally fast, and smaller where memory or deadline require it. `statistics` is as in heterofl. With
+ratios=(1.0,) and statistics=False it is FedAvg, bit for bit.
 
 distill (self-distillation): every step trains the whole slice and the drawn ratio p together. The loss is
 CE(z_r, y) + KL(softmax(z_r) ‖ softmax(z_p)): the whole slice learns the labels, and its first p·C channels learn its

@@ -18,7 +18,7 @@ from undergrowth.runs.planning import takes_part
 Row = dict[str, Any]
 
 COLUMNS = (
-    "method", "device class", "devices", "time", "memory", "down", "up", "computed", "energy", "verdict",
+    "method", "device class", "devices", "time", "runtime", "training", "down", "up", "computed", "energy", "verdict",
     "can take part",
 )  # fmt: skip
 
@@ -31,9 +31,9 @@ _PIXELS_PER_PATCH = 70  # of the legend
 def row_cells(row: Row) -> tuple[Any, ...]:
     """The formatted cells of a row, without its method."""
     return (
-        row["device"], count(row["devices"]), duration(row["seconds"]), size(row["memory_bytes"]),
-        size(row["bytes_down"]), size(row["bytes_up"]), operations(row["flops"]), energy(row["joules"]), row["verdict"],
-        f"{count(row['fitting'])} of {count(row['devices'])}",
+        row["device"], count(row["devices"]), duration(row["seconds"]), size(row["runtime_bytes"]),
+        size(row["memory_bytes"]), size(row["bytes_down"]), size(row["bytes_up"]), operations(row["flops"]),
+        energy(row["joules"]), row["verdict"], f"{count(row['fitting'])} of {count(row['devices'])}",
     )  # fmt: skip
 
 
@@ -42,19 +42,28 @@ def heading(planned: Experiment) -> str:
     return f"One round of {planned.model.name} on {planned.data.name}, fleet {planned.fleet.name}, {deadline}"
 
 
-def write_plan_page(rows: Sequence[Row], planned: Experiment, notes: Sequence[str], target: str | Path) -> Path:
+def write_plan_page(
+    rows: Sequence[Row], planned: Experiment, notes: Sequence[str], advice: Sequence[str], target: str | Path
+) -> Path:
+    """Writes the page to the file `target` and returns its path."""
     path = Path(target).expanduser()
     if path.is_dir():
         raise InputError(f"'{target}' is a folder; name a file for the plan, such as '{path / 'plan.html'}'")
-    replace_file(path, build_plan_page(rows, planned, notes).render().encode("utf-8"))
+    replace_file(path, build_plan_page(rows, planned, notes, advice).render().encode("utf-8"))
     return path
 
 
-def build_plan_page(rows: Sequence[Row], planned: Experiment, notes: Sequence[str] = ()) -> Page:
+def build_plan_page(
+    rows: Sequence[Row], planned: Experiment, notes: Sequence[str] = (), advice: Sequence[str] = ()
+) -> Page:
     page = Page(f"Plan: {planned.model.name} on {planned.data.name}, {planned.fleet.name}")
     page.section(page.title, f"{heading(planned)}. Nothing was trained.", level=1)
     for note in notes:
         page.text(f"Note: {note}.")
+    if advice:
+        page.section("Advice", "Every change was priced.")
+        for sentence in advice:
+            page.text(sentence)
     text = "For the device of each class whose round takes the median time. Darker: longer."
     page.section("Time of a round", text)
     page.figures([time_figure(rows)])
@@ -131,9 +140,10 @@ def _cell_text(row: Row) -> str:
 
 
 def _hover_text(row: Row) -> str:
-    _, _, time, memory, down, up, computed, joules, verdict, fitting = row_cells(row)
+    _, _, time, runtime, training, down, up, computed, joules, verdict, fitting = row_cells(row)
     return (
-        f"{verdict}: {fitting} devices can take part<br>{time}, {memory} of memory<br>{down} down, {up} up<br>"
+        f"{verdict}: {fitting} devices can take part<br>{time}<br>memory: {runtime} runtime, {training} training<br>"
+        f"{down} down, {up} up<br>"
         f"{computed}, {joules}"
     )
 

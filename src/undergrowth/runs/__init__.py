@@ -1,8 +1,8 @@
 """Configuration → run; the run store, checkpoints, resume."""
 
-from undergrowth.runs.api import plan, resume, run
+from undergrowth.runs.api import resume, run
 from undergrowth.runs.listing import list_runs as list
 from undergrowth.runs.result import Result, load
 from undergrowth.runs.store import Store
 
-__all__ = ["Result", "Store", "list", "load", "plan", "resume", "run"]
+__all__ = ["Result", "Store", "list", "load", "resume", "run"]

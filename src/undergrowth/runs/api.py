@@ -1,4 +1,4 @@
-"""The functions that Python users call: `run`, `plan`, `resume`."""
+"""The functions that Python users call: `run` and `resume`. `plan` is in `report`, because its result has a page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from torch import nn
 from undergrowth.core import InputError, Method, RunWarning, suggest
 from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
-from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.formats import RENAMES
 from undergrowth.runs.opening import AUTO
-from undergrowth.runs.planning import describe_left_out, plan_rows
 from undergrowth.runs.progress import show_progress
 from undergrowth.runs.result import Result
 
@@ -102,25 +100,6 @@ def run(
     return result
 
 
-def plan(method: str | Method | Sequence[str | Method] | None = None, **arguments: Any) -> list[dict[str, Any]]:
-    """The price of taking part, without training: one row per method and class of devices.
-
-    Takes the arguments of `run`. `method` may also be a list; without it, all methods are priced. A warning says which
-    of these are left out, and why.
-    """
-    several = isinstance(method, Iterable) and not isinstance(method, str)
-    methods: list[Any] = list(method) if several else [] if method is None else [method]  # type: ignore[arg-type]
-    for each in methods:
-        _check_kind("method", each)
-    named = next((name for name in methods if isinstance(name, str)), "fedavg")
-    raw, objects = parse_arguments({"data": "digits", "model": "cnn", **arguments, "method": named})
-    left_out: dict[str, str] = {}
-    rows = list(plan_rows(parse_experiment(raw), methods, objects["data"], objects["model"], left_out))
-    for note in describe_left_out(left_out):
-        warnings.warn(note, stacklevel=2)
-    return rows
-
-
 def resume(
     run: str = "last",
     out: str | PathLike[str] = "runs",
@@ -192,7 +171,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     objects: dict[str, Any] = {}
     for name in _KINDS:
         part = arguments[name]
-        _check_kind(name, part)
+        check_kind(name, part)
         options = _mapping(arguments, "options" if name == "method" else f"{name}_options")
         objects[name] = None if isinstance(part, str) else part
         # The experiment spreads a Dataset over devices, which `holdout` is a setting of, and augments any data.
@@ -221,7 +200,8 @@ def _warn_of(notes: Iterable[str]) -> None:
             warnings.warn(note, RunWarning, stacklevel=3)
 
 
-def _check_kind(name: str, part: Any) -> None:
+def check_kind(name: str, part: Any) -> None:
+    """Raises `InputError` unless `part` is a name or an object that may stand for the argument `name`."""
     kind, words, command = _KINDS[name]
     if not isinstance(part, str) and not isinstance(part, kind) and not (name == "data" and is_hugging_face(part)):
         what = "None" if part is None else f"a {type(part).__name__}"

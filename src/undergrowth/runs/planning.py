@@ -2,70 +2,107 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Shard
-from undergrowth.data import Dataset, Population, describe, parse_rule
+from undergrowth.core import Client, InputError, Method, Model, Progress, Train
+from undergrowth.core.samplers import count_of
+from undergrowth.data import Dataset, Population
 from undergrowth.devices import Tracer
 from undergrowth.methods import METHODS
-from undergrowth.runs.builders import DEFAULT_CLIENTS, build_method, build_population, named_model
-from undergrowth.runs.config import Experiment, PublicSection
-from undergrowth.runs.federation import federate
+from undergrowth.runs.builders import build_method, build_population, named_model
+from undergrowth.runs.config import Experiment, LinksSection, PublicSection
+from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.outline import Outline, population_or_outline
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.preview import Prospect, price_devices
 
+MAX_ARRIVALS = 10_000  # that a round of an asynchronous server is taken to need
+
 Row = dict[str, Any]
+Settings = tuple[Client, Train, LinksSection]  # what the work of a client depends on
 
 
-def plan_rows(
-    experiment: Experiment,
-    methods: Sequence[str | Method] = (),
-    data: Dataset | Population | None = None,
-    model: Callable[[], nn.Module] | None = None,
-    left_out: dict[str, str] | None = None,
-) -> Iterator[Row]:
-    """One row per method and class of devices, with the price of one round of one device.
+class Planner:
+    """Prices methods on the devices of one experiment. The population and the model are built once for all methods."""
 
-    That device is the one with the median time in its class. `fitting` counts the devices of the class that could take
-    part. Without `methods`, prices every method that runs on devices and works with the model, after the user's own
-    method if the experiment names one; `left_out` gets the other methods, each with the reason.
-    """
-    if getattr(data, "public", None) is not None:
-        # The public samples are taken out already.
-        experiment = experiment.model_copy(update={"public": PublicSection()})
-    population = build_population(experiment, data) if data is not None else population_or_outline(experiment)
-    prepared: Callable[[], nn.Module] | Model = model or named_model(experiment.model, population)
-    experiment = experiment.with_population()
-    tracers: list[Tracer] = []
-    for method in methods or default_methods(experiment):
-        options = experiment.method.options if method == experiment.method.name else {}
-        chosen = build_method(method, options) if isinstance(method, str) else method
-        try:
-            federation = federate(experiment, chosen, population, prepared)
-            prepared = federation.task.model  # built and checked once for all methods
-            # Methods that differ only at the server share a tracer, so that the work of their client is traced once.
-            clock = federation.clock
-            clock.tracer = next((known for known in tracers if known.client == chosen.client), clock.tracer)
-            tracers.append(clock.tracer)
-            prospects = {each.device: each for each in price_devices(federation, chosen.server.accepts_partial)}
-        except InputError as error:
-            if methods or not isinstance(prepared, Model):
-                raise
-            if left_out is not None:
-                left_out[str(method)] = str(error)
-            continue  # this method does not work with the model, and the user did not ask for it by name
-        name = method if isinstance(method, str) else type(method).__name__.lower()
-        deadline = None if chosen.server.asynchronous else experiment.fleet.deadline
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: Dataset | Population | None = None,
+        model: Callable[[], nn.Module] | None = None,
+    ) -> None:
+        if getattr(data, "public", None) is not None:
+            # The public samples are taken out already.
+            experiment = experiment.model_copy(update={"public": PublicSection()})
+        self.planned = experiment
+        self.population = population_or_outline(experiment) if data is None else build_population(experiment, data)
+        self.experiment = experiment.with_population()
+        self.left_out: dict[str, str] = {}  # method → why it cannot be priced
+        self.methods: dict[str, Method] = {}  # the priced methods, by the name in their rows
+        self._model: Callable[[], nn.Module] | Model = model or named_model(experiment.model, self.population)
+        self._tracers: list[tuple[Settings, Tracer]] = []
+
+    def price_all(self, methods: Sequence[str | Method] = ()) -> Iterator[Row]:
+        """The rows of `methods`. By default, those of every method that runs on devices and works with the model.
+
+        The user's own method comes first if the experiment names one. `left_out` says which methods do not work.
+        """
+        for method in methods or default_methods(self.planned):
+            name = method if isinstance(method, str) else type(method).__name__.lower()
+            options = self.planned.method.options if name == self.planned.method.name else {}
+            chosen = build_method(method, options) if isinstance(method, str) else method
+            try:
+                rows = self.price(name, chosen)
+            except InputError as error:
+                if methods or not isinstance(self._model, Model):
+                    raise
+                self.left_out[name] = str(error)
+                continue
+            self.methods[name] = chosen
+            yield from rows
+
+    def price(self, name: str, method: Method, experiment: Experiment | None = None) -> list[Row]:
+        """One row per class of devices, with the price of one round of the device whose time is the median.
+
+        `experiment`: the planner's experiment with other settings of the same data and model.
+        """
+        experiment = experiment or self.experiment
+        federation = federate(experiment, method, self.population, self._model)
+        self._model = federation.task.model  # built and checked once for all methods
+        self._share_tracer(federation, experiment)
+        priced = price_devices(federation, method.server.accepts_partial)
+        prospects, jobs = {each.device: each for each in priced}, count_jobs(federation, priced)
+        deadline = None if method.server.asynchronous else experiment.fleet.deadline
+        rows = []
         for tier, devices in federation.fleet.classes.items():
-            priced = [prospects[device] for device in devices if device in prospects]
-            if priced:
-                yield _row(name, tier, devices, priced, federation.population, deadline)
+            members = [prospects[device] for device in devices if device in prospects]
+            if members:
+                row = {"method": name, "device": tier, "devices": len(devices)}
+                rows.append({**row, **_price_class(federation, devices, members, jobs, deadline)})
+        return rows
+
+    def _share_tracer(self, federation: Federation, experiment: Experiment) -> None:
+        """Methods that differ only at the server share a tracer, so that the work of their client is traced once."""
+        clock, settings = federation.clock, (federation.method.client, federation.task.train, experiment.links)
+        clock.tracer = next((tracer for known, tracer in self._tracers if known == settings), clock.tracer)
+        self._tracers.append((settings, clock.tracer))
+
+    def notes(self) -> list[str]:
+        """What a reader of the prices should know: assumptions, and the methods that are left out."""
+        notes = list(getattr(getattr(self.population, "dataset", None), "notes", ()))
+        if isinstance(self.population, Outline):
+            notes.append(
+                f"data set '{self.population.name}' is not on this machine: the plan assumes its published size in "
+                f"equal parts, {self.population.samples} samples on each of {self.population.clients} devices"
+            )
+        if self.planned.start.trains:
+            notes.append(f"not in these prices: {self.planned.start}, before the first round")
+        return notes + describe_left_out(self.left_out)
 
 
 def describe_left_out(left_out: Mapping[str, str]) -> list[str]:
@@ -82,89 +119,56 @@ def default_methods(experiment: Experiment) -> list[str]:
     return own + [name for name, kind in METHODS.items() if not kind.pooled]
 
 
-def _row(
-    method: str,
-    tier: str,
+def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, float]:
+    """Device → the expected number of its jobs in the whole run.
+
+    A synchronous server asks a sample of all devices every round. A round of an asynchronous server is a number of
+    arrivals: if all devices are at work at any time, fast devices have more of them.
+    """
+    server, train, asked = federation.method.server, federation.task.train, federation.first_round.packets
+    if server.asynchronous:
+        able = [each for each in priced if not each.timing.lost]
+        numbers = range(1, MAX_ARRIVALS + 1)
+        ready = (number for number in numbers if server.ready(Progress(number, 0, len(asked), False)))
+        needed = next(ready, len(asked))  # a server that never says so steps when all are back
+        everybody = len(asked) >= len(priced)
+        rates = {each.device: 1 / max(each.timing.seconds, 1e-9) if everybody else 1.0 for each in able}
+        return {device: train.rounds * needed * rate / sum(rates.values()) for device, rate in rates.items()}
+    devices = sum(federation.population.size(device) > 0 for device in federation.population.devices)
+    sampled = min(devices, math.ceil(round(count_of(train.sample, devices) * train.over_select, 9)))
+    return {each.device: train.rounds * sampled / len(priced) for each in priced if each.device in asked}
+
+
+def _price_class(
+    federation: Federation,
     devices: Sequence[str],
     priced: list[Prospect],
-    population: Population,
+    jobs: Mapping[str, float],
     deadline: float | None,
 ) -> Row:
     by_time = sorted(priced, key=lambda prospect: prospect.timing.seconds)
     typical = by_time[(len(by_time) - 1) // 2]
     fitting = sum(prospect.verdict(deadline) == "fits" for prospect in priced)
-    able = sum(population.size(device) > 0 for device in devices)  # devices without samples are never asked
+    able = sum(federation.population.size(device) > 0 for device in devices)  # devices without samples are never asked
+    profile, joules = federation.fleet.profile(typical.device), typical.total.joules
     return {
-        "method": method,
-        "device": tier,
-        "devices": len(devices),
         "flops": typical.total.flops,
         "memory_bytes": typical.total.memory,
         "bytes_down": typical.bytes_down,
         "bytes_up": typical.bytes_up,
         "seconds": typical.total.seconds,
-        "joules": typical.total.joules,
+        "joules": joules,
         "verdict": typical.verdict(deadline),
         "fitting": round(fitting * able / len(priced)),
         "example": typical.device,
+        "runtime_bytes": profile.runtime,
+        "device_bytes": profile.memory,
+        "shortest_deadline": typical.shortest_deadline,
+        "ratio": typical.ratio,
+        "run_jobs": sum(jobs.get(each.device, 0.0) for each in priced),
+        "run_joules": sum(each.spent(deadline) * jobs.get(each.device, 0.0) for each in priced),
+        "battery_rounds": None if profile.battery is None or not joules else int(profile.battery / joules),
     }
-
-
-def population_or_outline(experiment: Experiment) -> Population:
-    """The population; if the data set is not on this machine, an outline with its published size in equal parts."""
-    try:
-        return build_population(experiment, None)
-    except InputError:
-        section = experiment.data
-        if is_reference(section.name):
-            raise
-        entry = describe(section.name)
-        if section.path is not None or entry.shape is None or entry.classes is None or entry.train is None:
-            raise
-        # An outline replaces missing files only; a wrong partition or option is still an error.
-        if entry.embedded or set(section.options) - set(entry.options):
-            raise
-        parse_rule(section.partition)
-        clients = section.clients or DEFAULT_CLIENTS
-        public = experiment.public
-        taken = (public.samples or round((public.share or 0) * entry.train)) if public.of_the_devices else 0
-        size = round((entry.train - taken) * (1 - section.holdout) / clients)
-        return Outline(section.name, entry.shape, entry.classes, clients, size, taken)
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A population of which only the sizes are known."""
-
-    name: str
-    shape: tuple[int, ...]
-    classes: int
-    clients: int
-    samples: int
-    taken: int = 0  # samples that the server holds
-
-    @property
-    def public(self) -> Shard | None:
-        one = self.train("")
-        return Shard(one.x.expand(self.taken, *self.shape), one.y.expand(self.taken)) if self.taken else None
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        width = max(3, len(str(self.clients - 1)))
-        return tuple(f"device-{number:0{width}d}" for number in range(self.clients))
-
-    def size(self, device: str) -> int:
-        return self.samples
-
-    def train(self, device: str) -> Shard:
-        dtype = torch.int64 if len(self.shape) == 1 else torch.float32
-        return Shard(torch.zeros(1, *self.shape, dtype=dtype), torch.zeros(1, dtype=torch.int64))
-
-    def test(self, device: str) -> Shard:
-        return self.train(device)
-
-    def central_test(self) -> Shard:
-        return self.train("")
 
 
 def takes_part(rows: Iterable[Row]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from undergrowth.core import Ask, Deadline, InputError, Model, Node, Packet, Server, State, View
+from undergrowth.learning.slice_client import RATIO
 from undergrowth.simulation import Timing
 
 if TYPE_CHECKING:  # federation.py imports this module
@@ -30,6 +31,8 @@ class Prospect:
     """The job of one device in a typical round, and its price.
 
     timing: of the first phase, by which the device can take part or not. Bytes and `total` are of all phases.
+    shortest_deadline: the seconds of the least work that the server accepts: all of it, or one step.
+    ratio: the fraction of the channels that the device gets from a method that slices the model; None otherwise.
     """
 
     device: str
@@ -37,11 +40,21 @@ class Prospect:
     bytes_up: int
     timing: Timing
     total: Timing
+    shortest_deadline: float
+    ratio: float | None
 
     def verdict(self, deadline: float | None) -> str:
         if self.timing.lost:
             return "too big"
         return "too slow" if deadline is not None and self.timing.seconds > deadline else "fits"
+
+    def spent(self, deadline: float | None) -> float:
+        """The joules that the round takes. A device that is too slow works until the deadline."""
+        if self.timing.lost:
+            return 0.0
+        if deadline is not None and self.timing.seconds > deadline:
+            return self.timing.cut(deadline).joules
+        return self.total.joules
 
 
 def preview_first_round(root: Node, server: Server, devices: tuple[str, ...]) -> FirstRound:
@@ -97,15 +110,20 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
     by = federation.task.train.deadline if partial else None
     prospects = []
     for device in devices[:: math.ceil(len(devices) / MAX_DEVICES_PRICED)]:
-        down, size = federation.world.links.down(packets.get(device, typical))
+        packet = packets.get(device, typical)
+        down, size = federation.world.links.down(packet)
         work, timing = federation.clock.plain_timing(device, down, size, by)
+        shortest = timing.seconds
+        if partial and work.steps:  # a job that was cut short has the compute time of `limit` steps
+            shortest -= timing.seconds_compute * (1 - 1 / (timing.limit or work.steps))
         total, bytes_down, bytes_up = timing, size, work.bytes_up
         for phase in later if not timing.lost else ():
             if device in phase:
                 down, size = federation.world.links.down(phase[device])
                 work, more = federation.clock.plain_timing(device, down, size, None)
                 total, bytes_down, bytes_up = _add(total, more), bytes_down + size, bytes_up + work.bytes_up
-        prospects.append(Prospect(device, bytes_down, bytes_up, timing, total))
+        ratio = packet.scalars.get(RATIO)
+        prospects.append(Prospect(device, bytes_down, bytes_up, timing, total, shortest, ratio))
     return prospects
 
 

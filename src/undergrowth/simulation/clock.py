@@ -150,7 +150,8 @@ class FleetClock(Clock):
         cost = price_work(profile, work, size, work.bytes_up)
         timing = Timing(*cost[:3], work.flops, work.memory, cost.joules)
         if not cost.fits:
-            needs = f"the work needs {work.memory / 1e6:.2f} MB and it has {profile.memory / 1e6:.2f} MB"
+            beside = f" beside {profile.runtime / 1e6:.2f} MB of the runtime" if profile.runtime else ""
+            needs = f"the work needs {work.memory / 1e6:.2f} MB{beside} and it has {profile.memory / 1e6:.2f} MB"
             return timing._replace(lost=needs)
         if by is not None and timing.seconds > by and work.steps:
             room = by - timing.seconds_down - timing.seconds_up
