@@ -47,6 +47,8 @@ DIFFERENT_METHODS = {"local", "fedavg", "fedbuff", "fedfsc", "fedft-eds", "heter
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # Warnings are errors, but notes of a run are none: tests that are about one expect it.
+    config.addinivalue_line("filterwarnings", "ignore::undergrowth.core.RunWarning")
 
 
 @pytest.hookimpl(wrapper=True)

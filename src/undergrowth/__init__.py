@@ -15,10 +15,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from undergrowth import core, data, devices, engines, learning, methods, models, report, reproduce, sweeps
+    from undergrowth import (
+        callbacks,
+        core,
+        data,
+        devices,
+        engines,
+        learning,
+        methods,
+        models,
+        report,
+        reproduce,
+        sweeps,
+    )
     from undergrowth import simulation as simulation
     from undergrowth import topology as topology
-    from undergrowth.core import InputError, RunError
+    from undergrowth.core import InputError, RunError, RunWarning
     from undergrowth.runs import Result, list, load, plan, resume, run
     from undergrowth.sweeps import SweepResult, sweep
 
@@ -34,15 +46,17 @@ _NAMES = {
     "SweepResult": "undergrowth.sweeps",
     "InputError": "undergrowth.core",
     "RunError": "undergrowth.core",
+    "RunWarning": "undergrowth.core",
 }
 _PACKAGES = (
-    "core", "data", "devices", "engines", "learning", "methods", "models", "report", "reproduce", "runs", "simulation",
-    "sweeps", "topology",
+    "callbacks", "core", "data", "devices", "engines", "learning", "methods", "models", "report", "reproduce", "runs",
+    "simulation", "sweeps", "topology",
 )  # fmt: skip
 
 __all__ = [
-    "InputError", "Result", "RunError", "SweepResult", "core", "data", "devices", "engines", "learning", "list", "load",
-    "methods", "models", "plan", "report", "reproduce", "resume", "run", "simulation", "sweep", "sweeps", "topology",
+    "InputError", "Result", "RunError", "RunWarning", "SweepResult", "callbacks", "core", "data", "devices", "engines",
+    "learning", "list", "load", "methods", "models", "plan", "report", "reproduce", "resume", "run", "simulation",
+    "sweep", "sweeps", "topology",
 ]  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_a_failed_run(type_command, fail_in_round_2) -> None:
 @pytest.mark.parametrize("error", [RuntimeError("out of\nmemory"), OSError(errno.ENOSPC, "No space left on device")])
 def test_an_unexpected_exception(type_command, fail_in_round_2, error: Exception) -> None:
     fail_in_round_2(error)
-    done = type_command("run", *TINY)
+    done = type_command("run", "--quiet", *TINY)
     run = Store("runs").find("last")
     assert done.exit_code == 3
     assert len(done.stderr.splitlines()) == 1

@@ -36,6 +36,8 @@ def reference(layer: nn.Module, init: str, last: bool) -> tuple[str, float, str]
     fan_in, fan_out = inputs * pixels, outputs * pixels // (layer.groups if isinstance(layer, nn.Conv2d) else 1)
     if init == "torch" or (init == "he-out" and not convolves):
         return "uniform", math.sqrt(1 / (3 * fan_in)), "uniform"
+    if init == "lecun":
+        return "normal", math.sqrt(1 / fan_in), "zero"
     if init == "he-in" and last:
         return "uniform", math.sqrt(2 / (inputs + outputs)), "zero"
     return "normal", math.sqrt(2 / (fan_out if init == "he-out" else fan_in)), "zero"
@@ -109,7 +111,7 @@ def test_the_default_is_a_line_of_the_architecture() -> None:
     ("init", "sentence"),
     [
         ("he_out", "model cnn: init 'he_out' is not known; did you mean 'he-out'?"),
-        ("xavier", "init 'xavier' is not known; choose one of: he-in, he-out, torch"),
+        ("xavier", "init 'xavier' is not known; choose one of: he-in, he-out, lecun, torch"),
         (3, "init 3 is not known; choose one of"),
     ],
 )

@@ -189,14 +189,14 @@ def test_an_upload_without_an_own_state_is_refused_before_the_run_starts(run):
 
 
 def test_names_that_the_model_does_not_have_are_named(run):
-    result = run(method=Given(client=RenamingClient()), rounds=1)
-    assert any("'my.head.weight' is not a tensor of the model" in note for note in result.notes)
+    found = sentence(run, RunError, Given(client=RenamingClient()))
+    assert "every update was refused" in found and "'my.head.weight' is not a tensor of the model" in found
 
 
 def test_tensors_outside_of_all_parts_are_named(run):
     server = PartServer(reducer=Named({"model": WeightedMean(), "maps": Sum()}))
-    result = run(method=Given(server=server), rounds=1)
-    assert any("'head.weight' is in no part, and the method reduces model, maps" in note for note in result.notes)
+    found = sentence(run, RunError, Given(server=server))
+    assert "'head.weight' is in no part, and the method reduces model, maps" in found
 
 
 def test_a_server_that_expects_other_names_says_which_there_are(run):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from undergrowth.cli.output import AsJson, OutFolder, RunName, open_store
-from undergrowth.cli.run import WriteReport
+from undergrowth.cli.run import Quiet, Trackers, WriteReport
 
 
 def resume(
@@ -16,6 +16,8 @@ def resume(
     allow_changed_source: Annotated[
         bool, typer.Option("--allow-changed-source", help="Go on if the source of your model, method or data changed.")
     ] = False,
+    track: Trackers = None,
+    quiet: Quiet = False,
     json: AsJson = False,
     report: WriteReport = None,
 ) -> None:
@@ -25,6 +27,7 @@ def resume(
 
     Example: undergrowth resume last
     """
+    from undergrowth.callbacks import build_trackers
     from undergrowth.cli.run_summary import print_summary
     from undergrowth.cli.run_tracking import track_run
     from undergrowth.runs.execution import resume as resume_run
@@ -33,6 +36,7 @@ def resume(
         name = store.find(run)
         if store.run(name)["status"] == "done":
             typer.echo(f"note: run {name} was already finished", err=True)
-    with track_run() as hooks:
-        result = resume_run(name, out, allow_changed_source=allow_changed_source, **hooks)
+    with track_run(quiet) as hooks:
+        trackers = build_trackers(track or ())
+        result = resume_run(name, out, allow_changed_source=allow_changed_source, **hooks, callbacks=trackers)
     print_summary(result, json=json, report=not json if report is None else report)

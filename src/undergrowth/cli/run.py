@@ -38,6 +38,11 @@ WriteReport = Annotated[
     bool | None,
     typer.Option("--report/--no-report", help="Write an HTML page into the run's folder. (Default: unless --json.)"),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the progress on standard error.")]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="NAME", help="Log to tensorboard, mlflow or wandb (extras). Repeatable."),
+]
 
 
 def run(
@@ -69,6 +74,8 @@ def run(
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for runs. (Default: runs.)")] = None,
     settings: SettingOptions = None,
+    track: Trackers = None,
+    quiet: Quiet = False,
     json: AsJson = False,
     report: WriteReport = None,
 ) -> None:
@@ -92,6 +99,7 @@ def run(
 
       undergrowth run --json | tail -n 1
     """
+    from undergrowth.callbacks import build_trackers
     from undergrowth.cli.run_summary import print_summary
     from undergrowth.cli.run_tracking import track_run
     from undergrowth.runs.execution import start
@@ -104,8 +112,8 @@ def run(
     }  # fmt: skip
     raw, dropped = build_raw_experiment(file, settings or [], flags)
     print_dropped(dropped, file)
-    with track_run() as hooks:
-        result = start(raw, **hooks)
+    with track_run(quiet) as hooks:
+        result = start(raw, **hooks, callbacks=build_trackers(track or ()))
     print_summary(result, json=json, report=not json if report is None else report)
 
 

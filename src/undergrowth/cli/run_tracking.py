@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,21 +10,20 @@ from typing import Any
 from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError, describe_error
 from undergrowth.core import InputError, RunError
 from undergrowth.runs.execution import Execution
-from undergrowth.runs.progress import Progress
+from undergrowth.runs.progress import show_progress
 
 ERROR_FILE = "error.log"
 
 
 @contextmanager
-def track_run() -> Iterator[dict[str, Any]]:
-    """Yield the hooks of a run that show its progress on standard error, if that is a terminal.
+def track_run(quiet: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the hooks of a run that show its progress on standard error, unless `quiet`.
 
     An interrupt or an unexpected exception in the block becomes a `CommandError` with the command that resumes the
     run. Input and run errors pass unchanged: their messages are complete.
     """
     started: list[Execution] = []
-    with Progress(sys.stderr.isatty()) as display:
-        progress_hooks = display.hooks()
+    with show_progress(not quiet) as progress_hooks:
 
         def on_start(execution: Execution) -> None:
             started.append(execution)

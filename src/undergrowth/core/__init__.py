@@ -6,7 +6,7 @@ from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Upd
 from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
-from undergrowth.core.errors import InputError, RunError, describe_error, find_meant, suggest
+from undergrowth.core.errors import InputError, RunError, RunWarning, describe_error, find_meant, suggest
 from undergrowth.core.method import Method, ModelWeights, check_parts, check_state, personal_model
 from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Node
@@ -34,7 +34,7 @@ __all__ = [
     "Collect", "Command", "Context", "Deadline", "DeviceKnowledge", "Drop", "Grouped", "InnerServer", "InputError",
     "LazyMapping", "LoopClient", "Lost", "Method", "Model", "ModelWeights", "Named", "Node", "Output", "Packet",
     "Partial", "PerCoordinateMean", "Plan", "Progress", "Receipt", "Reducer", "Refused", "RoundEnd", "RunError",
-    "Sampler", "Selector", "Server", "Shard", "State", "Steps", "Sum", "Task", "TiltedMean", "Train",
+    "RunWarning", "Sampler", "Selector", "Server", "Shard", "State", "Steps", "Sum", "Task", "TiltedMean", "Train",
     "UniformSampler", "Updates", "View", "WeightedMean", "Weights", "add_upload", "are_finite", "check_options",
     "check_parts", "check_state", "describe_error", "describe_misfit", "find_meant", "find_non_finite",
     "join_updates", "map_leaves", "map_tensors", "model_in", "move_to", "option", "pack", "personal_model",

@@ -1,4 +1,4 @@
-"""The two errors that end a run, each with one sentence for the user."""
+"""The two errors that end a run, and the warning for what does not end it, each with one sentence for the user."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
     """A run failed for a reason that is not the user's input: a full disk, a model that diverged."""
+
+
+class RunWarning(UserWarning):
+    """A note of a run: something that the user should know and that does not end the run."""
 
 
 def describe_error(error: Exception) -> str:

@@ -140,7 +140,7 @@ def builder(
 ) -> Callable[[], nn.Module]:
     """A callable that builds a new module. It draws from torch's global random state, which the caller seeds.
 
-    `shape` is that of one sample. `norm` is batch, group or none, `init` he-out, he-in or torch (see
+    `shape` is that of one sample. `norm` is batch, group or none, `init` he-out, he-in, lecun or torch (see
     `initialisation.py`); the defaults depend on the architecture. `weights` is a file of initial weights; with
     `skip_head` the last layer is not loaded. `projection` is the number of outputs of a projection head before the last
     layer. Wrong arguments raise an `InputError` here, not when the module is built.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
@@ -10,13 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from undergrowth.core import InputError, Method, suggest
+from undergrowth.core import InputError, Method, RunWarning, suggest
 from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.formats import RENAMES
+from undergrowth.runs.opening import AUTO
 from undergrowth.runs.planning import describe_left_out, plan_rows
-from undergrowth.runs.progress import Progress
+from undergrowth.runs.progress import show_progress
 from undergrowth.runs.result import Result
 
 
@@ -68,7 +68,9 @@ def run(
     threads: int | None = None,
     evaluate_every: int | str | None = None,
     checkpoint_every: int | None = None,
-    progress: bool | None = None,
+    if_all_refused: str | None = None,
+    callbacks: Sequence[Any] | None = None,
+    progress: bool = True,
     **unknown: Any,
 ) -> Result:
     """Runs one experiment and returns its result.
@@ -86,13 +88,18 @@ def run(
     of which ends the run, such as {"simulated_seconds": 600, "bytes": "1GB", "accuracy": 0.9}. `options`,
     `data_options`, `model_options`: options of the named method, data set and model. Each of the three may also be
     named as `module:object`, an object in a Python file of the current folder; these options are then its arguments.
-    `progress`: a progress bar on standard error; by default if that is a terminal.
+    `callbacks`: objects that are told of the start, of
+    every round and of the end, such as [ug.callbacks.EarlyStopping(patience=5)]; see `ug.callbacks.Callback`.
+    `progress`: a progress bar on standard error, or a line a round if that is not a terminal. Notes of the run are
+    issued as warnings of the category `ug.RunWarning`.
     """
     arguments = locals()
     arguments |= arguments.pop("unknown")
     raw, objects = parse_arguments(arguments)
-    with _display(progress) as display:
-        return execution.start(raw, **objects, **display.hooks())
+    with show_progress(progress) as hooks:
+        result = execution.start(raw, **objects, **hooks, callbacks=callbacks)
+    _warn_of(result.notes)
+    return result
 
 
 def plan(method: str | Method | Sequence[str | Method] | None = None, **arguments: Any) -> list[dict[str, Any]]:
@@ -122,7 +129,8 @@ def resume(
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
     allow_changed_source: bool = False,
-    progress: bool | None = None,
+    callbacks: Sequence[Any] | None = None,
+    progress: bool = True,
 ) -> Result:
     """Continues a run after its last checkpoint; the result is bit for bit that of an uninterrupted run.
 
@@ -130,8 +138,10 @@ def resume(
     `module:object` imports them; if their source has changed since, it is refused unless `allow_changed_source` is set.
     """
     given = {"method": method, "data": data, "model": model, "allow_changed_source": allow_changed_source}
-    with _display(progress) as display:
-        return execution.resume(run, out, **given, **display.hooks())  # type: ignore[arg-type]
+    with show_progress(progress) as hooks:
+        result = execution.resume(run, out, **given, **hooks, callbacks=callbacks)  # type: ignore[arg-type]
+    _warn_of(result.notes)
+    return result
 
 
 # The section of an experiment for each argument of `run`.
@@ -145,7 +155,7 @@ _PLACES = {
     "run": (
         "seed", "engine", "workers", "placement", "precision", "stack", "chunk", "address", "device", "out",
         "threads",
-        "evaluate_every", "checkpoint_every",
+        "evaluate_every", "checkpoint_every", "if_all_refused",
     ),
 }  # fmt: skip
 
@@ -171,7 +181,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
     settings = {name: section for section, names in _PLACES.items() for name in names}
     known = {*_PLACES, *settings, *_KINDS, "links", "public", "start", "stop", "topology"}
-    extra = set(arguments) - known - {"options", "data_options", "model_options", "progress"}
+    extra = set(arguments) - known - {"options", "data_options", "model_options", "callbacks", "progress"}
     for rename in RENAMES:
         if rename.section in _PLACES and rename.old in extra:
             raise InputError(f"the argument {rename.old} is now called {rename.new}")
@@ -201,8 +211,14 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     return {**raw, **{name: given[name] for name in ("public", "topology") if name in given}}, objects
 
 
-def _display(progress: bool | None) -> Progress:
-    return Progress(sys.stderr.isatty() if progress is None else progress)
+# Notes that begin like this tell what was decided, and nothing is wrong.
+_INFORMATION = (AUTO, "processes: ", "stopped after round")
+
+
+def _warn_of(notes: Iterable[str]) -> None:
+    for note in notes:
+        if not note.startswith(_INFORMATION):
+            warnings.warn(note, RunWarning, stacklevel=3)
 
 
 def _check_kind(name: str, part: Any) -> None:

@@ -189,6 +189,7 @@ class RunSection(Section):
     threads: Annotated[Count, Field(le=1024)] = 1
     evaluate_every: CountOrAuto = 1
     checkpoint_every: Count = 1
+    if_all_refused: Literal["stop", "continue"] = "stop"
 
 
 class Experiment(Section):

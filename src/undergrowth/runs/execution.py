@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import zip_longest
 from os import PathLike
@@ -15,6 +15,7 @@ from undergrowth.core import InputError, Method
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
+from undergrowth.runs.callback import Callbacks
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.evaluation_interval import choose_interval
 from undergrowth.runs.federation import Federation, federate
@@ -43,12 +44,14 @@ def start(
     on_start: Callable[[Execution], None] | None = None,
     on_round: OnRound | None = None,
     on_phase: OnPhase | None = None,
+    callbacks: Iterable[Any] | None = None,
 ) -> Result:
     """The result of a new run of the experiment that `raw` describes; objects stand in for names.
 
     `on_start` is called when the run exists in the store; `on_phase` and `on_round` when a round of the phase before
-    the first round, or of the method, is stored.
+    the first round, or of the method, is stored. `callbacks`: objects of the user, see `Callback`.
     """
+    told = Callbacks(callbacks)
     experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model)
     if experiment.run.evaluate_every == "auto":
@@ -57,15 +60,18 @@ def start(
         steps = prepare_phase(experiment, federation, model)
         experiment = open_federation(experiment, federation)
         with closing(Store(experiment.run.out, create=True)) as store:
-            run = enter_run(store, experiment, federation, {"method": method, "data": data, "model": model})
+            given = {"method": method, "data": data, "model": model}
+            run = enter_run(store, experiment, federation, given, told.names)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 execution = Execution(store, run, experiment, federation)
                 if steps:
                     execution = _after_phase(execution, steps, model, on_start, on_phase)
                     federation = execution.federation
-                return _carry_out(execution, model, on_start, on_round)
+                result = _carry_out(execution, model, on_start, on_round, told)
     finally:
         federation.driver.close()
+    told.end(result)
+    return result
 
 
 def _with_interval(
@@ -92,11 +98,13 @@ def resume(
     on_start: Callable[[Execution], None] | None = None,
     on_round: OnRound | None = None,
     on_phase: OnPhase | None = None,
+    callbacks: Iterable[Any] | None = None,
 ) -> Result:
     """The result of a run that continues after its last finished round. It needs the same objects as at its start.
 
     A run that names objects of the user is refused if their source has changed, unless `allow_changed_source` is set.
     """
+    told = Callbacks(callbacks)
     with closing(Store(out, write=True)) as store:
         name = store.find(run)
         row = store.run(name)
@@ -120,6 +128,8 @@ def resume(
         federation = federate(experiment.starting_from(None) if has_phase else experiment, method, data, model)
         if changed:
             federation.notes.append(f"resumed with another source of {changed} than the run began with")
+        if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in told.names]:
+            federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
         check_same_data(row, federation)
         with lock_run(store.folder / name), record_status(store, name, federation.notes):
             execution = Execution(store, name, experiment, federation)
@@ -132,9 +142,11 @@ def resume(
                     federation.driver.start()
                 execution.restore()
                 federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
-                return _carry_out(execution, model, on_start, on_round)
+                result = _carry_out(execution, model, on_start, on_round, told)
             finally:
                 execution.federation.driver.close()
+    told.end(result)
+    return result
 
 
 def _after_phase(
@@ -207,11 +219,13 @@ def _carry_out(
     model: Callable[[], nn.Module] | None,
     on_start: Callable[[Execution], None] | None,
     on_round: OnRound | None,
+    callbacks: Callbacks | None = None,
 ) -> Result:
     set_torch(execution.experiment.run.precision != "float32", execution.experiment.run.threads)
     try:
         if on_start:
             on_start(execution)
+        execution.begin(callbacks or Callbacks())
         execution.go(on_round)
         execution.finish()
     finally:

@@ -102,11 +102,17 @@ def _add_new_options(document: Raw) -> Raw:
     return {**document, "defaults": {**defaults, "method": {**defaults.get("method", {}), **added}}}
 
 
+def _go_on_if_all_refused(document: Raw) -> Raw:
+    settings = document["settings"]
+    return {**document, "settings": {**settings, "run": {**settings.get("run", {}), "if_all_refused": "continue"}}}
+
+
 EXPERIMENT_UPGRADES: dict[int, tuple[Callable[[Raw], Raw], ...]] = {
     0: (_add_defaults,),
     1: (_add_init, _add_new_options, _move_warm_rounds),
+    2: (_go_on_if_all_refused,),
 }
-EXPERIMENT_FORMAT = 2
+EXPERIMENT_FORMAT = 3
 
 
 # Upgrades take and return the state that a run saves. A checkpoint without a number has format 1.

@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from torch import Tensor
 
-from undergrowth.core import RoundEnd, RunError, Weights, move_to
+from undergrowth.core import InputError, ModelWeights, RoundEnd, RunError, Weights, move_to
+from undergrowth.exchange import Entry
 from undergrowth.runs.atomic_files import replace_file
+from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.diagnosis import DIVERGED, describe_guessing
 from undergrowth.runs.evaluation import digest, evaluated_models, score_all, score_devices, with_model
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.opening import run_facts
 from undergrowth.runs.result import MODEL_FILE
 from undergrowth.runs.start_phase import FOLDER, start_costs
-from undergrowth.runs.stop_section import ROUNDS
+from undergrowth.runs.stop_section import CALLBACK, ROUNDS
 from undergrowth.runs.store import Store
 
 MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
-
-DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
 _COSTS_OF_A_ROUND = ("simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
 OnRound = Callable[[Mapping[str, Any], "Execution"], None]
 
 
 class Execution:
-    """One run under way."""
+    """One run under way. Callbacks see it as an `OngoingRun`."""
 
     def __init__(self, store: Store, run: str, experiment: Experiment, federation: Federation) -> None:
         self.store = store
@@ -41,14 +41,39 @@ class Execution:
         self.federation = federation
         self.checkpoints = Checkpoints(store.folder / run / "checkpoints")
         federation.world.states.folder = store.folder / run
+        self.callbacks = Callbacks()
+        self.history: list[dict[str, Any]] = []  # of the finished rounds, if there are callbacks
+        self.stopped = ""  # why a callback has ended the run
         self.scores: dict[str, float] = {}
+        self._evaluated = 0  # the round of `scores`
+        self._failure: InputError | RunError | None = None  # of a callback, raised when the round is stored
         self.wall_before = 0.0  # seconds of earlier sittings
         self.began = time.perf_counter()
 
     @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.store.folder / self.run
+
+    @property
     def phase_folder(self) -> Path:
         """The folder of what is trained before the first round."""
-        return self.store.folder / self.run / FOLDER
+        return self.folder / FOLDER
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of the model that the run is about, after the last finished round."""
+        model, weights = final_model(self.federation)
+        return model.complete(weights)
+
+    def is_evaluated(self, row: Row) -> bool:
+        """Whether the model was evaluated in that round. Other rows repeat the figures of the last evaluation."""
+        number = row["round"]
+        return number in (1, self._evaluated) or number % self.experiment.run.evaluate_every == 0
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after the round that has just finished (before the first round: after that one)."""
+        self.stopped = self.stopped or reason
 
     @property
     def wall_seconds(self) -> float:
@@ -68,12 +93,19 @@ class Execution:
             federation.driver.restore(move_to(kept["simulation"], federation.world.torch_device))
             federation.world.states.restore(written, order)
             self.scores, self.wall_before = kept["scores"], kept["wall_seconds"]
+            self.stopped = kept.get("stopped", "")
             done = number
             break
         after = "went back to the checkpoint before it" if done else "started again from the first round"
         federation.notes.extend(f"{problem}; {after}" for problem in unread)
         store.rewind(run, done)
         store.set_status(run, "running")
+
+    def begin(self, callbacks: Callbacks) -> None:
+        """Tells callbacks of the start. They are called in every round from now on."""
+        self.callbacks = callbacks
+        self.history = self.store.rounds(self.run) if callbacks.names else []
+        callbacks.start(self)
 
     def go(self, on_round: OnRound | None = None) -> None:
         """Does the remaining rounds. Each is completely in the store before the next one starts."""
@@ -86,6 +118,7 @@ class Execution:
             checkpoint = None
             if last % self.experiment.run.checkpoint_every == 0 or driver.root.done:
                 kept = {"simulation": driver.snapshot(), "scores": self.scores, "wall_seconds": self.wall_seconds}
+                kept |= {"stopped": self.stopped} if self.stopped else {}
                 checkpoint = self.checkpoints.save(last, kept, self.federation.world.states)
             self.store.finish_round(self.run, rows, entries, checkpoint)
             if len(self.federation.notes) > noted:
@@ -96,13 +129,15 @@ class Execution:
             if on_round:
                 for row in rows:
                     on_round(row, self)
+            self._raise_problem(ends[: len(rows)], entries)
 
     def finish(self) -> None:
         """Evaluates, writes the model and marks the run as done."""
         federation = self.federation
         root, own = federation.driver.root, federation.world.states.all()
-        weights = final_model(federation)
-        path = self.store.folder / self.run / MODEL_FILE
+        weights = self.weights
+        self._note_guessing()
+        path = self.folder / MODEL_FILE
         replace_file(path, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
         accuracies = score_devices(
             federation.method, federation.task, root.state, own, federation.population, federation.world.torch_device
@@ -130,15 +165,42 @@ class Execution:
             row = {"round": end.round + 1, **self._costs(), **{name: len(each) for name, each in answers.items()}}
             due = row["round"] % int(self.experiment.run.evaluate_every) == 0 or not self.scores
             if due or driver.root.done or stop.exhausted(row):
-                self._evaluate()
+                self._evaluate(row["round"])
             rows.append({**row, **self.scores, "wall_seconds": self.wall_seconds, **facts})
-            if stop.reason_to_end(rows[-1]):
+            self._tell_callbacks(rows[-1])
+            if self.stopped or stop.reason_to_end(rows[-1]):
+                if not self.is_evaluated(row):
+                    self._evaluate(row["round"])
+                    rows[-1].update(self.scores)
                 rows[-1]["late"] += driver.stop()
                 rows[-1].update(self._costs())
                 break
         return rows
 
-    def _evaluate(self) -> None:
+    def _tell_callbacks(self, row: dict[str, Any]) -> None:
+        if not self.callbacks.names or self._failure:
+            return
+        self.history.append(row)
+        try:
+            self.callbacks.round(row, self)
+        except (InputError, RunError) as error:
+            self._failure = error
+
+    def _raise_problem(self, ends: Sequence[RoundEnd], entries: Sequence[Entry]) -> None:
+        """Raises what ends the run early: an exception in a callback, or a round in which every update was refused."""
+        if self._failure:
+            raise self._failure
+        refused = [entry for entry in entries if entry.outcome == "refused"]
+        if refused and ends[-1].abandoned and self.experiment.run.if_all_refused == "stop":
+            first, round = refused[0], ends[-1].round + 1
+            cause = f": {DIVERGED}" if not isfinite(self.scores["loss"]) or "finite" in first.reason else ""
+            raise RunError(
+                f"round {round}: every update was refused; that of {first.child}: {first.reason}{cause}. "
+                f"run.if_all_refused=continue goes on with the model as it is"
+            )
+
+    def _evaluate(self, round: int) -> None:
+        self._evaluated = round
         federation = self.federation
         root, own = federation.driver.root, federation.world.states.all()
         self.scores = score_all(federation.method, federation.task, root.state, own, federation.test)
@@ -163,16 +225,23 @@ class Execution:
         if not isfinite(self.scores["loss"]) and not any(DIVERGED in note for note in notes):
             notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")
 
+    def _note_guessing(self) -> None:
+        federation = self.federation
+        note = describe_guessing(self.scores, final_model(federation), federation.test, self.experiment)
+        if note and note not in federation.notes:
+            federation.notes.append(note)
+
     def _end(self) -> dict[str, Any]:
         """How many rounds were done and, if the experiment has limits, which one ended the run, with a note about it.
 
         This is found from the stored history, because a run may be resumed after its last round.
         """
         stop, last = self.experiment.stop, self.store.rounds(self.run)[-1]
-        if not stop.given:
+        if not stop.given and not self.stopped:
             return {"rounds": last["round"]}
-        reason = stop.reason_to_end(last) or ROUNDS
-        note = stop.describe(reason, last)
+        reason = CALLBACK if self.stopped else stop.reason_to_end(last) or ROUNDS
+        stopped = f"stopped after round {last['round']}: {self.stopped}"
+        note = stopped if self.stopped else stop.describe(reason, last)
         if note not in self.federation.notes:
             self.federation.notes.append(note)
         return {"rounds": last["round"], "stopped": reason}
@@ -193,7 +262,7 @@ class Execution:
         }
 
 
-def final_model(federation: Federation) -> Mapping[str, Tensor]:
+def final_model(federation: Federation) -> ModelWeights:
     """The model that the run is about; where every device has its own, that of the device with most samples."""
     root, own = federation.driver.root, federation.world.states.all()
     models = evaluated_models(federation.method, federation.task, root.state, own)
@@ -201,5 +270,4 @@ def final_model(federation: Federation) -> Mapping[str, Tensor]:
     owners = {name: name.removeprefix("devices/") for name in models}
     sizes = {name: population.size(owner) if owner in devices else 0 for name, owner in owners.items()}
     chosen = "global" if "global" in models else max(sizes, key=lambda name: sizes[name])
-    model, weights = with_model(federation.task, models[chosen], chosen)
-    return model.complete(weights)
+    return with_model(federation.task, models[chosen], chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from undergrowth.core import InputError, check_state
@@ -47,14 +47,21 @@ def _with_run(experiment: Experiment, chosen: Mapping[str, Any]) -> Experiment:
     return experiment.model_copy(update={"run": experiment.run.model_copy(update=chosen)})
 
 
-def enter_run(store: Store, experiment: Experiment, federation: Federation, given: Mapping[str, Any]) -> str:
-    """Enters the run in the store; returns its id."""
+def enter_run(
+    store: Store,
+    experiment: Experiment,
+    federation: Federation,
+    given: Mapping[str, Any],
+    callbacks: Sequence[str] = (),
+) -> str:
+    """Enters the run in the store, with the names of its callbacks; returns its id."""
     population = federation.population
     kept = {
         "settings": json.loads(experiment.model_dump_json()),
         "defaults": option_defaults(experiment),
         "objects": {part: used and getattr(used, "__name__", type(used).__name__) for part, used in given.items()},
         "sources": source_records(experiment, given),
+        "callbacks": list(callbacks),
         "shape": list(population.shape),
         "classes": population.classes,
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),

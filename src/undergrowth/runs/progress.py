@@ -1,9 +1,11 @@
-"""The progress bar of a run: rounds, accuracy, remaining time."""
+"""The progress of a run on standard error: a bar on a terminal, or else a line a round."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import TracebackType
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -12,46 +14,79 @@ from rich.progress import Progress as Bar
 
 from undergrowth.runs.execution import Execution
 
+SECONDS_BETWEEN_LINES = 1.0
 
-class Progress:
-    """A progress bar on standard error. Prints nothing unless `shown`."""
 
-    def __init__(self, shown: bool) -> None:
-        self.shown = shown
+@contextmanager
+def show_progress(shown: bool = True) -> Iterator[dict[str, Any]]:
+    """Yields the hooks for `start` and `resume` that show how a run goes on; none unless `shown`."""
+    if not shown:
+        yield {}
+    elif sys.stderr.isatty():
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
         )  # fmt: skip
-        self._bar = Bar(*columns, console=Console(stderr=True), disable=not shown, transient=True)
-        self._task = self._bar.add_task("starting", total=None, status="")
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+            yield _hooks(ProgressBar(bar))
+    else:
+        yield _hooks(ProgressLines())
 
-    def __enter__(self) -> Progress:
-        if self.shown:  # some versions of rich print an empty line for a disabled bar
-            self._bar.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.shown:
-            self._bar.stop()
+class ProgressBar:
+    """Rounds, accuracy and remaining time in a bar that disappears at the end."""
 
-    def hooks(self) -> dict[str, Any]:
-        """The callbacks for `start` and `resume`."""
-        if not self.shown:
-            return {}
-        return {"on_start": self._on_start, "on_round": self._on_round, "on_phase": self._on_phase}
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._task = bar.add_task("starting", total=None, status="")
 
-    def _on_start(self, execution: Execution) -> None:
+    def on_start(self, execution: Execution) -> None:
         done = execution.federation.driver.root.round
-        rounds = execution.experiment.max_rounds
-        self._bar.update(self._task, description=execution.run, total=rounds, completed=done)
+        self._bar.update(self._task, description=execution.run, total=execution.experiment.max_rounds, completed=done)
 
-    def _on_round(self, row: Mapping[str, Any], execution: Execution) -> None:
+    def on_round(self, row: Mapping[str, Any], execution: Execution) -> None:
         status = f"accuracy {row['accuracy']:.3f}"
-        # A budget may end the run earlier: about as many rounds as at this rate use it up.
-        expected = max(row["round"], round(row["round"] / execution.fraction(row)))
-        self._bar.update(self._task, completed=row["round"], total=expected, status=status)
+        self._bar.update(self._task, completed=row["round"], total=_expected_rounds(row, execution), status=status)
 
-    def _on_phase(self, step: str, done: int, rounds: int) -> None:
+    def on_phase(self, step: str, done: int, rounds: int) -> None:
         self._bar.update(self._task, description=step, total=rounds, completed=done, status="")
+
+
+class ProgressLines:
+    """A line for every round, but at most one a second. The first and the last round always have one."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, seconds_between: float = SECONDS_BETWEEN_LINES
+    ) -> None:
+        self._clock = clock
+        self._seconds_between = seconds_between
+        self._next = clock()
+
+    def on_start(self, execution: Execution) -> None:
+        """Nothing: the first line has the id of the run."""
+
+    def on_round(self, row: Mapping[str, Any], execution: Execution) -> None:
+        done = execution.federation.driver.root.done
+        expected = row["round"] if done else _expected_rounds(row, execution)
+        scores = f"accuracy {row['accuracy']:.3f}, loss {row['loss']:.3f}, {row['wall_seconds']:.0f} s"
+        self._print(f"{execution.run}: round {row['round']} of {expected}, {scores}", always=done)
+
+    def on_phase(self, step: str, done: int, rounds: int) -> None:
+        if done:
+            self._print(f"{step}: round {done} of {rounds}", always=done == rounds)
+
+    def _print(self, line: str, always: bool) -> None:
+        now = self._clock()
+        if always or now >= self._next:
+            self._next = now + self._seconds_between
+            print(line, file=sys.stderr, flush=True)
+
+
+def _hooks(display: ProgressBar | ProgressLines) -> dict[str, Any]:
+    return {"on_start": display.on_start, "on_round": display.on_round, "on_phase": display.on_phase}
+
+
+def _expected_rounds(row: Mapping[str, Any], execution: Execution) -> int:
+    """The rounds that the run will have. A budget may end it earlier: then about as many as use it up at this rate."""
+    number = int(row["round"])
+    return max(number, round(number / execution.fraction(row)))

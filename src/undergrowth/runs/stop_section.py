@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from undergrowth.runs.fields import Above0, Count, FractionAbove0, Whole
 from undergrowth.runs.sections import Section
 
-ROUNDS, NOBODY = "rounds", "no device"  # reasons for the end of a run besides the limits below
+ROUNDS, NOBODY, CALLBACK = "rounds", "no device", "callback"  # reasons for the end of a run besides the limits below
 DEFAULT_MAX_ROUNDS = 10_000  # of a run with another limit and without a number of rounds; no run goes on for ever
 
 # What a run has used of each budget after a row of its history. Bytes are those of both directions.

@@ -1,0 +1,118 @@
+"""Callbacks: objects of the user that are told of the start, of every round and of the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from undergrowth.core import InputError, RunError, Weights
+
+if TYPE_CHECKING:
+    from undergrowth.runs.config import Experiment
+    from undergrowth.runs.result import Result
+
+HOOKS = ("on_start", "on_round", "on_end")
+Row = Mapping[str, Any]
+
+
+class OngoingRun(Protocol):
+    """The run under way, as callbacks see it."""
+
+    @property
+    def run(self) -> str:
+        """The id of the run."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        ...
+
+    @property
+    def experiment(self) -> Experiment:
+        """The settings of the run: `experiment.train.lr`, `experiment.model_dump()`."""
+        ...
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of the rounds so far, the oldest first. A resumed run has those of its earlier sittings, too."""
+        ...
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of the model that the run is about, after the last finished round."""
+        ...
+
+    def is_evaluated(self, row: Row) -> bool:
+        """Whether the model was evaluated in that round. Other rows repeat the figures of the last evaluation."""
+        ...
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after the round that has just finished, or, from `on_start`, after the next one.
+
+        The result is that of a run with as many rounds, and `reason` is in its notes.
+        """
+        ...
+
+
+class Callback:
+    """An object that is told how a run goes on. Subclasses define the hooks that they need."""
+
+    def on_start(self, run: OngoingRun) -> None:
+        """Called before the first round, and when a run is resumed: `run.history` then has the rounds before."""
+
+    def on_round(self, row: Row, run: OngoingRun) -> None:
+        """Called when a round has ended; `row` is its row of the history. It is stored whatever happens here."""
+
+    def on_end(self, result: Result) -> None:
+        """Called with the result of the finished run."""
+
+
+class Callbacks:
+    """Calls the hooks of several callbacks in order. An exception in one becomes a `RunError` that names it."""
+
+    def __init__(self, callbacks: Iterable[Any] | None = None) -> None:
+        self._callbacks = _check(callbacks)
+
+    @property
+    def names(self) -> list[str]:
+        """The classes of the callbacks."""
+        return [type(callback).__name__ for callback in self._callbacks]
+
+    def start(self, run: OngoingRun) -> None:
+        self._call("on_start", run)
+
+    def round(self, row: Row, run: OngoingRun) -> None:
+        self._call("on_round", row, run)
+
+    def end(self, result: Result) -> None:
+        self._call("on_end", result)
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            function: Callable[..., object] | None = getattr(callback, hook, None)
+            if function is None:
+                continue
+            try:
+                function(*arguments)
+            except (InputError, RunError):  # their message is complete
+                raise
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                raise RunError(f"the callback {type(callback).__name__} failed in {hook}: {what}") from error
+
+
+def _check(callbacks: Iterable[Any] | None) -> Sequence[Any]:
+    if callbacks is None:
+        return ()
+    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+        raise InputError(f"callbacks {callbacks!r} must be a list, such as [EarlyStopping(patience=5)]")
+    found = list(callbacks)
+    for callback in found:
+        if isinstance(callback, type):
+            name = callback.__name__
+            raise InputError(f"callbacks: {name} is a class and must be an object; write {name}(...)")
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            raise InputError(f"callbacks: {callback!r} has none of the functions {', '.join(HOOKS)}")
+    return found

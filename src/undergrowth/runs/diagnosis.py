@@ -1,0 +1,84 @@
+"""Why a run has not learned anything, where that can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite, log, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from undergrowth.core import ModelWeights, Shard
+from undergrowth.runs.config import Experiment
+
+DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
+
+_SAMPLES = 512  # on which units are tried
+_DEAD = 0.9  # a layer with more dead units than this fraction does not learn
+
+
+def describe_guessing(
+    scores: Mapping[str, float], model: ModelWeights, test: Shard, experiment: Experiment
+) -> str | None:
+    """A sentence about a model that is no better than guessing, with the likely cause; None if it is better.
+
+    Guessing means always naming the most common class of the test set. A model counts as better if its accuracy is more
+    than two standard errors above that.
+    """
+    _, counts = torch.unique(test.y, return_counts=True)
+    share = int(counts.max()) / len(test)
+    if scores["accuracy"] > share + 2 * sqrt(share * (1 - share) / len(test)):
+        return None
+    found = f"the accuracy {scores['accuracy']:.3f} is no better than guessing ({share:.3f})"
+    cause = _cause(scores["loss"], log(max(2, len(counts))), model, test, experiment)
+    return f"{found}: {cause}"
+
+
+def _cause(loss: float, uniform: float, model: ModelWeights, test: Shard, experiment: Experiment) -> str:
+    if not isfinite(loss):
+        return f"the loss is {loss}; {DIVERGED}"
+    rate = f"train.lr ({experiment.train.lr:g})"
+    for layer, (dead, units) in count_dead_units(model, test).items():
+        if dead > _DEAD * units:
+            init = experiment.model.options.get("init")
+            other = f"another model.init than {init}" if init else "another start of the weights"
+            return (
+                f"{dead} of {units} units of '{layer}' are dead (0 for every sample); a smaller {rate} or {other} helps"
+            )
+    if loss > 2 * uniform:
+        return f"the loss {loss:.3g} is far above that of a uniform guess ({uniform:.3g}); {rate} may be too large"
+    if loss > 0.95 * uniform:
+        return (
+            f"the loss {loss:.3g} is about that of a uniform guess ({uniform:.3g}); more rounds may help, or another "
+            f"{rate}"
+        )
+    return f"more rounds may help, or another {rate}"
+
+
+def count_dead_units(model: ModelWeights, test: Shard) -> dict[str, tuple[int, int]]:
+    """For each ReLU layer, how many of its units are 0 for every one of some test samples, and how many it has.
+
+    A unit is a channel of a feature map, or an output of a linear layer.
+    """
+    counted: dict[str, tuple[int, int]] = {}
+
+    def counting(name: str) -> Any:
+        def count(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if output.dim() > 1:
+                alive = (output > 0).any(0).flatten(1).any(1) if output.dim() > 2 else (output > 0).any(0)
+                dead = int((~alive).sum())
+                # A layer that is used several times counts with its most alive use.
+                counted[name] = min(counted.get(name, (dead, alive.numel())), (dead, alive.numel()))
+
+        return count
+
+    relus = [(name, each) for name, each in model.model.module.named_modules() if isinstance(each, nn.ReLU)]
+    hooks = [module.register_forward_hook(counting(name)) for name, module in relus]
+    try:
+        with torch.no_grad():
+            model.model(model.weights, test.x[:_SAMPLES])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counted
