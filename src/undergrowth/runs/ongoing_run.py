@@ -187,11 +187,16 @@ class Execution:
             self._failure = error
 
     def _raise_problem(self, ends: Sequence[RoundEnd], entries: Sequence[Entry]) -> None:
-        """Raises what ends the run early: an exception in a callback, or a round in which every update was refused."""
+        """Raises what ends the run early: an exception in a callback, or a round in which every update was refused.
+
+        That is, at least half of those asked sent an update, and none could be used.
+        """
         if self._failure:
             raise self._failure
         refused = [entry for entry in entries if entry.outcome == "refused"]
-        if refused and ends[-1].abandoned and self.experiment.run.if_all_refused == "stop":
+        # A round in which most were lost and the one answer was of a broken device says nothing about the method.
+        most = refused and 2 * len(refused) >= len(entries)
+        if most and ends[-1].abandoned and self.experiment.run.if_all_refused == "stop":
             first, round = refused[0], ends[-1].round + 1
             cause = f": {DIVERGED}" if not isfinite(self.scores["loss"]) or "finite" in first.reason else ""
             raise RunError(
