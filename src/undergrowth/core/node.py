@@ -140,7 +140,8 @@ class Node:
         """
         out, answered, heard = self._out, self._answered, self._heard  # a simulation comes here a million times
         for ask in uploads:
-            if out.get(ask[0]) != ask:
+            known = out.get(ask[0])
+            if known is not ask and known != ask:
                 return self._ignored(ask)
         for ask, scalars in uploads.items():
             child = ask[0]
@@ -251,15 +252,15 @@ class Node:
         context = self.context()._replace(turn=self._plans)
         plan = next_plan(self.server, self._all_children, self.task, self.state, view, context)
         self._plans += 1
-        turns, out, round = self._turns, self._out, self.round
+        turns, out, round, number = self._turns, self._out, self.round, self.phase
         for child, packet in plan.packets.items():
             turn = turns.get(child, 0)
-            if self.phase:
-                turn += self.phase - 1  # not counted, so that random numbers of other rounds do not depend on it
+            if number:
+                turn += number - 1  # not counted, so that random numbers of other rounds do not depend on it
             else:
                 turns[child] = turn + 1
             out[child] = ask = AskId(child, round, turn)
-            commands.append(Ask(ask, packet, self.phase))
+            commands.append(Ask(ask, packet, number))
         self._enough = plan.enough
         if plan.deadline is not None:
             commands.append(Deadline(self.round, plan.deadline, self.phase))

@@ -121,9 +121,10 @@ class FleetClock(Clock):
         _, timing = self.plain_timing(device, down, size, by)
         if timing.lost:
             return timing.cut(0.0)
-        if self.failures is None and self.availability is None and not self._batteries:
+        battery = self.fleet.profile(device).battery if self._batteries else None
+        if battery is None and self.failures is None and self.availability is None:
             return timing
-        return self._interrupted(device, timing, context, now, self.fleet.profile(device).battery)
+        return self._interrupted(device, timing, context, now, battery)
 
     def plain_timing(self, device: str, down: Packet, size: int, by: float | None) -> tuple[Work, Timing]:
         """The work of a job, and how it goes without interruptions. A device without enough memory is lost."""
