@@ -119,6 +119,7 @@ def test_an_opponent_trains_the_same_thing(opponent: str, name: str, folder: Pat
     assert abs(loop.loss - theirs.loss) < 0.02 < contest.loss(contest.initial()) - theirs.loss
 
 
+@pytest.mark.slow
 def test_the_start_of_a_run_is_measured(folder: Path) -> None:
     measured = measure_startup(folder)
     assert measured.what == "undergrowth run, 6 devices"

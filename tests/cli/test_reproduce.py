@@ -82,6 +82,7 @@ def test_wrong_input(type_command, monkeypatch: pytest.MonkeyPatch, words: list[
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_workers(process, tmp_path: Path) -> None:
     running = process(["reproduce", "4.5", "--jobs", "2", "--seeds", "1000"])  # cannot finish before it is interrupted
     wait_until(lambda: any(tmp_path.glob("runs/*/checkpoints/*.safetensors")), running)

@@ -45,7 +45,8 @@ HALF = {"ratios": [0.5]}
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "options"), [("mobilenetv3-small", "fedavg", {}), ("efficientnet-b0", "heterofl", HALF)]
+    ("name", "method", "options"),
+    [("mobilenetv3-small", "fedavg", {}), pytest.param("efficientnet-b0", "heterofl", HALF, marks=pytest.mark.slow)],
 )
 def test_a_stack_trains_like_single_devices(name: str, method: str, options: dict[str, Any], tmp_path: Path) -> None:
     alone = run(tmp_path, name, method, options=options)
