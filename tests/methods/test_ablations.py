@@ -25,6 +25,7 @@ def digest(tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_fedkad_without_prototypes_for_devices(digest: Any) -> None:
     fast = {"pretrain_epochs": 1, "server_epochs": 1, "beta": 0.5}
     assert digest("fedkad", 2, device_beta=0.5, **fast) == digest("fedkad", 2, **fast)

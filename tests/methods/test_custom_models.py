@@ -136,6 +136,7 @@ def test_prototypes_are_a_hundredth_of_the_maps(tmp_path: Path) -> None:
     assert extra["fedkad"] < 0.01 * extra["fedat"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedat", "fedkad"])
 def test_a_tree_gives_what_a_star_gives(method: str, tmp_path: Path) -> None:
     same = {"model": {"name": "cnn", "hidden": 8}}

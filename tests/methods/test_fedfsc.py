@@ -265,6 +265,7 @@ def deadline_of(seed: int, able: int = 8) -> float:
     return times[able - 1] * 1.0001 if able else times[0] * 0.9999
 
 
+@pytest.mark.slow
 def test_stragglers_that_train_the_classifier_beat_those_that_are_dropped(run: Run) -> None:
     """60 % of the devices miss the deadline with the full update.
 

@@ -240,6 +240,7 @@ def test_what_cannot_be_is_refused(run: Run, options: dict[str, Any], words: str
         run(**options)
 
 
+@pytest.mark.slow
 def test_the_composed_model_is_ahead_of_the_average_and_all_maps_are_better_than_some(run: Run) -> None:
     """Two classes a device, the source's hard case: averages are slow to learn, and maps of all classes are not."""
     settings = {"clients": 10, "partition": "classes:2", "rounds": 3, "engine": "vector", "evaluate_every": 3}

@@ -79,6 +79,7 @@ def double_precision_wrn() -> torch.nn.Module:
     return net
 
 
+@pytest.mark.slow
 def test_the_vector_engine_gives_the_same_with_batchnorm(tmp_path: Path) -> None:
     """In double precision: in single precision, rounding changes the sign of activations on some CPUs."""
     small = {"clients": 3, "model": double_precision_wrn, "rounds": 2, "batch": 64, "lr": 0.01, "out": str(tmp_path)}

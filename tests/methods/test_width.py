@@ -154,6 +154,7 @@ def test_a_tree_gives_what_a_star_gives(method, out) -> None:
     torch.testing.assert_close(weights(tree), weights(star), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @THREE
 def test_vector_and_serial_agree_also_with_samples_of_devices_and_codecs(method, out) -> None:
     sections = {
@@ -208,6 +209,7 @@ def test_a_narrow_step_of_fjord_is_a_step_of_the_narrow_slice(name, options) -> 
     assert all(torch.equal(found.tensors[key][~masks[key]], whole[key][~masks[key]]) for key in whole)
 
 
+@pytest.mark.slow
 def test_weak_devices_stay_in_and_bring_their_classes(tmp_path, out) -> None:
     """60 % of the devices are ten times slower, and the whole model is too much for those with many samples."""
     fast = {"down": 1e8, "up": 1e8}

@@ -70,6 +70,7 @@ def test_half_the_width_is_a_quarter_of_the_weights(name: str) -> None:
     assert widths.fraction(0.5) == pytest.approx(0.26, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [("mobilenetv3-small", 20), ("efficientnet-b0", 9)])
 def test_it_learns(name: str, steps: int) -> None:
     torch.manual_seed(0)

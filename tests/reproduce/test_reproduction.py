@@ -143,6 +143,7 @@ def test_published_numbers_are_those_of_the_same_pretraining(monkeypatch: pytest
     assert {each.cell.row: each.published for each in drawn.cells}["FedAvg, pretrained"] == (60, None)
 
 
+@pytest.mark.slow
 def test_small_gaps_get_four_seeds(table: Table, executed: list, monkeypatch: pytest.MonkeyPatch) -> None:
     accuracies = {"fedavg": [50, 50, 50, 50], "fedprox": [50.1, 52, 51, 51]}
 
@@ -184,6 +185,7 @@ def test_interrupted_runs_are_resumed(table: Table, finished: TableResult, execu
     assert [before[run] for run in resumed] == ["interrupted"] and len(executed) == 3
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_values(table: Table, finished: TableResult) -> None:
     fractions: dict[str, float] = {}
     planned: list[int] = []

@@ -31,6 +31,7 @@ def receive_round(pipe, number: int) -> None:
             assert pipe.poll(120)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_a_run_resumes_to_the_same_model(out, never_killed):
     """Each kill comes while a later round is computed or saved."""
     child, pipe = begin(run, out)

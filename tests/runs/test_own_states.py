@@ -45,6 +45,7 @@ def files(result: ug.Result) -> list[str]:
     return sorted(path.name for path in result.folder.glob("checkpoints/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_is_the_same_if_all_states_are_in_a_file(method, engine, tmp_path, monkeypatch):
