@@ -8,10 +8,13 @@ Torch computes with one thread. The models of the tests are so small that severa
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
+# A shell ignores Ctrl-C in the background, and processes that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # before any conftest.py below this folder imports torch
 
 # Tests that claim equality, bit for bit or up to rounding. `make test-arithmetic` runs them once more as a CPU without
