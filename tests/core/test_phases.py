@@ -1,4 +1,4 @@
-"""Rounds of several phases: what is asked, what ends a phase, and how its asks are told apart."""
+"""Rounds of several phases: what is asked, what ends a phase, and how its asks are distinguished."""
 
 from __future__ import annotations
 

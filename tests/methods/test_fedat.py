@@ -166,15 +166,15 @@ def test_a_round_at_the_server_is_what_the_formulas_say(case: str, changes: dict
         three_steps(copy, own[device], pairs, task, options)  # type: ignore[arg-type]
         for name, value in copy.state_dict().items():
             expected[name] += SIZES[device] / sum(SIZES.values()) * value  # eq. 5.18
-    close(model, expected)
+    assert_close(model, expected)
 
     teacher = attention_of(module_of(task.model, model), task.public.x)
     for device, net in own.items():
         transfer(net, teacher, 3, task, options.form)  # eq. 5.19
-        close(devices[device], net.state_dict())
+        assert_close(devices[device], net.state_dict())
 
 
-def close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in found.items():
         if value.is_floating_point():

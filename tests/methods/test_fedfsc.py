@@ -251,7 +251,7 @@ def settings_of(seed: int, **more: Any) -> dict[str, Any]:
 
 
 def deadline_of(seed: int, able: int = 8) -> float:
-    """The seconds in which so many of twenty devices can do a round of FedAvg."""
+    """The deadline in seconds by which `able` of twenty devices finish a round of FedAvg."""
     settings = parse_experiment(
         {
             "data": {"clients": 20, "partition": "dirichlet:0.1"},

@@ -177,7 +177,7 @@ def test_fedavgm() -> None:
     assert_same(simulate(FedAvgM(momentum=0.8, server_lr=0.5), 3)[0]["model"], model)
 
 
-def adaptive(method: FedOpt, square: Callable[[Tensor, Tensor], Tensor]) -> None:
+def assert_adaptive(method: FedOpt, square: Callable[[Tensor, Tensor], Tensor]) -> None:
     """m ← β1·m + (1 − β1)·Δ; v by `square`; w ← w + η·m / (√v + τ)."""
     model, beta1, tau = initial(), method.beta1, method.tau
     m = {name: torch.zeros_like(model[name]) for name in TASK.model.parameters}
@@ -195,17 +195,17 @@ def adaptive(method: FedOpt, square: Callable[[Tensor, Tensor], Tensor]) -> None
 
 
 def test_fedadam() -> None:
-    adaptive(FedAdam(server_lr=0.05), lambda v, delta: 0.99 * v + 0.01 * delta**2)
+    assert_adaptive(FedAdam(server_lr=0.05), lambda v, delta: 0.99 * v + 0.01 * delta**2)
 
 
 def test_fedyogi() -> None:
-    adaptive(FedYogi(server_lr=0.05), lambda v, delta: v - 0.01 * delta**2 * torch.sign(v - delta**2))
+    assert_adaptive(FedYogi(server_lr=0.05), lambda v, delta: v - 0.01 * delta**2 * torch.sign(v - delta**2))
 
 
 @pytest.mark.parametrize("options", [{}, {"beta1": 0.6}], ids=["default", "momentum"])
 def test_fedadagrad(options: dict[str, float]) -> None:
     """Squares of all changes add up."""
-    adaptive(FedAdagrad(server_lr=0.05, **options), lambda v, delta: v + delta**2)
+    assert_adaptive(FedAdagrad(server_lr=0.05, **options), lambda v, delta: v + delta**2)
 
 
 def test_defaults_of_the_server_optimisers_are_those_of_the_paper() -> None:

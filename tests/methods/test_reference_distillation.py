@@ -149,7 +149,7 @@ def fedkad(rounds: int, loss: str, beta: float, device_beta: float, classes: str
     return weights_of(model), {device: weights_of(module) for device, module in devices.items()}
 
 
-def check(method: FedKAD, expected: tuple[Weights, dict[str, Weights]]) -> None:
+def assert_equals_loop(method: FedKAD, expected: tuple[Weights, dict[str, Weights]]) -> None:
     state, _ = simulate(method, 2, TWO_SIZES)
     assert_same(state["model"], expected[0])
     for device, weights in expected[1].items():
@@ -161,16 +161,16 @@ def test_fedkad(loss: str) -> None:
     """Device c does not hold class 2: it has no part in that prototype."""
     assert 2 not in SHARDS["c"].y and 2 in SHARDS["a"].y
     method = FedKAD(beta=0.7, loss=loss, level="mid", **OPTIONS)
-    check(method, fedkad(2, loss, 0.7, 0.7, "mean"))
+    assert_equals_loop(method, fedkad(2, loss, 0.7, 0.7, "mean"))
 
 
 def test_fedkad_with_the_sum_over_classes_and_another_beta_for_devices() -> None:
     method = FedKAD(beta=0.7, device_beta=0.2, prototype_reduction="sum", level="mid", **OPTIONS)
-    check(method, fedkad(2, "l1", 0.7, 0.2, "sum"))
+    assert_equals_loop(method, fedkad(2, "l1", 0.7, 0.2, "sum"))
 
 
 def test_a_class_that_no_device_holds_has_no_prototype(monkeypatch: pytest.MonkeyPatch) -> None:
     for device, shard in list(SHARDS.items()):
         monkeypatch.setitem(SHARDS, device, replace(shard, y=shard.y.clamp_max(1)))
     method = FedKAD(beta=0.7, prototype_reduction="sum", level="mid", **OPTIONS)
-    check(method, fedkad(2, "l1", 0.7, 0.7, "sum"))
+    assert_equals_loop(method, fedkad(2, "l1", 0.7, 0.7, "sum"))

@@ -51,7 +51,9 @@ def able_devices(number: int, f_n: float) -> list[str]:
     return drawn[: round(f_n * len(drawn))]
 
 
-def check(method: Any, rounds: int, *, everybody: bool, reduced: int = 0, mu: float = 0.0, towards: str = "") -> None:
+def assert_equals_loop(
+    method: Any, rounds: int, *, everybody: bool, reduced: int = 0, mu: float = 0.0, towards: str = ""
+) -> None:
     """Runs `method` and the loop. `everybody`: all devices do both updates; else stragglers do the few-shot update."""
     base, composed, anchor = initial(), initial(), None
     turns = dict.fromkeys(SHARDS, 0)
@@ -89,16 +91,16 @@ def check(method: Any, rounds: int, *, everybody: bool, reduced: int = 0, mu: fl
 
 def test_fedfsc() -> None:
     """Global model {θ_fs, φ}: θ_fs has equal weights, and φ is that of the base model it was trained on."""
-    check(FedFSC(**FEW_SHOT), 3, everybody=True)
+    assert_equals_loop(FedFSC(**FEW_SHOT), 3, everybody=True)
 
 
 @pytest.mark.parametrize("reduced", [0, 1], ids=["few-shot only", "and one full epoch"])
 def test_fedfsc_plus(reduced: int) -> None:
-    check(FedFSCPlus(**FEW_SHOT, f_n=2 / 3, reduced_epochs=reduced), 3, everybody=False, reduced=reduced)
+    assert_equals_loop(FedFSCPlus(**FEW_SHOT, f_n=2 / 3, reduced_epochs=reduced), 3, everybody=False, reduced=reduced)
 
 
 @pytest.mark.parametrize("towards", ["few-shot", "base"])
 def test_fscprox(towards: str) -> None:
     """mu·‖θ − θ_fs‖² towards the last few-shot classifier, or (baseProx) towards the received classifier."""
     method = FSCProx(**FEW_SHOT, f_n=2 / 3, mu=0.6, towards=towards)
-    check(method, 4, everybody=False, mu=0.6, towards=towards)
+    assert_equals_loop(method, 4, everybody=False, mu=0.6, towards=towards)

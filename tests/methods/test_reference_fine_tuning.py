@@ -65,7 +65,7 @@ def fine_tuning(pick: Pick, epochs: int, rounds: int = 2) -> dict[str, Tensor]:
 CACHED = pytest.mark.parametrize("cached", [False, True], ids=["features again", "features cached"])
 
 
-def check(method: Any, expected: Weights) -> None:
+def assert_equals_loop(method: Any, expected: Weights) -> None:
     found = simulate(method, 2)[0]["model"]
     assert_same(found, expected)
     assert all(torch.equal(found[name], initial()[name]) for name in LOWER), "the lower part is fixed"
@@ -73,7 +73,9 @@ def check(method: Any, expected: Weights) -> None:
 
 @CACHED
 def test_fedft(cached: bool) -> None:
-    check(FedFT(cache_features=cached, epochs=3), fine_tuning(lambda _, shard, __: torch.arange(len(shard)), 3))
+    assert_equals_loop(
+        FedFT(cache_features=cached, epochs=3), fine_tuning(lambda _, shard, __: torch.arange(len(shard)), 3)
+    )
 
 
 @CACHED
@@ -83,7 +85,7 @@ def test_fedft_rds(cached: bool) -> None:
     def pick(_: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
         return torch.randperm(len(shard), generator=generator)[: round(0.4 * len(shard))].sort().values
 
-    check(FedFTRDS(share=0.4, epochs=2, cache_features=cached), fine_tuning(pick, 2))
+    assert_equals_loop(FedFTRDS(share=0.4, epochs=2, cache_features=cached), fine_tuning(pick, 2))
 
 
 @CACHED
@@ -96,7 +98,7 @@ def test_fedft_eds(cached: bool) -> None:
         entropy = -(p * p.log()).sum(1)
         return torch.tensor(sorted(entropy.argsort(descending=True)[: round(0.4 * len(shard))].tolist()))
 
-    check(FedFTEDS(share=0.4, temperature=0.5, epochs=2, cache_features=cached), fine_tuning(pick, 2))
+    assert_equals_loop(FedFTEDS(share=0.4, temperature=0.5, epochs=2, cache_features=cached), fine_tuning(pick, 2))
 
 
 @pytest.mark.parametrize("selector", ["all", "kmeans"])

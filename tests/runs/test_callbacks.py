@@ -1,4 +1,4 @@
-"""Callbacks are told of the start, every round and the end of a run, and can end it; nothing finished is lost."""
+"""Callbacks are called at the start, after every round and at the end of a run. They can end it without a loss."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Diary(Callback):
-    """Writes down what it is told."""
+    """Records the calls that it receives."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def on_start(self, run: OngoingRun) -> None:
-        self.told.append(("start", run.run, len(run.history), run.experiment.train.rounds))
+        self.calls.append(("start", run.run, len(run.history), run.experiment.train.rounds))
 
     def on_round(self, row: Mapping[str, Any], run: OngoingRun) -> None:
         assert run.history[-1] == row and run.folder.name == run.run
-        self.told.append(("round", row["round"], sorted(run.weights)))
+        self.calls.append(("round", row["round"], sorted(run.weights)))
 
     def on_end(self, result: ug.Result) -> None:
-        self.told.append(("end", result.run, result.accuracy))
+        self.calls.append(("end", result.run, result.accuracy))
 
 
 class Stopper:
@@ -74,7 +74,7 @@ def test_callbacks_are_told_of_the_start_of_every_round_and_of_the_end(tmp_path:
     diary = Diary()
     result = start(tmp_path, [diary], rounds=2)
     names = ["head.bias", "head.weight"]
-    assert diary.told == [
+    assert diary.calls == [
         ("start", result.run, 0, 2), ("round", 1, names), ("round", 2, names), ("end", result.run, result.accuracy),
     ]  # fmt: skip
 

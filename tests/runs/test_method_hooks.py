@@ -1,4 +1,4 @@
-"""What the hooks of a method are told: steps and samples, devices and asks, the device of a personal model."""
+"""What the hooks of a method receive: steps and samples, devices and asks, the device of a personal model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_scaffold_of_a_user_is_that_of_the_package(run, topology):
 
 
 class TellingClient(GradientClient):
-    """Sends what `upload` is told, under the name of the device."""
+    """Sends the figures that `upload` receives, under the name of the device."""
 
     def start(self, task: Any, down: Packet, own: Any) -> Any:
         return {**down.tensors, "added": down.tensors["bias"] + own.get("turns", 0)}
@@ -52,23 +52,23 @@ class TellingClient(GradientClient):
     def upload(self, trained: Any) -> Any:
         device = trained.context.node
         added = float((trained.received["added"] - trained.down.tensors["bias"]).mean())
-        told = {"steps": trained.steps, "samples": trained.samples, "lr": trained.lr, "added": added}
-        return Packet(scalars={f"{device}/{name}": float(value) for name, value in told.items()}), {
+        received = {"steps": trained.steps, "samples": trained.samples, "lr": trained.lr, "added": added}
+        return Packet(scalars={f"{device}/{name}": float(value) for name, value in received.items()}), {
             "turns": trained.own.get("turns", 0) + 1
         }
 
 
 @dataclass(frozen=True)
 class ListeningServer(Server):
-    """Keeps what devices told."""
+    """Keeps the figures that devices sent."""
 
     reducer = Sum()
     accepts_partial = True
 
     def step(self, task: Any, state: Any, combined: Packet, context: Context) -> Any:
         count = {"devices": context.devices, "samples": context.samples, "asked": context.asked}
-        told = {name: dict(part.scalars) for name, part in combined.parts().items()}
-        return {**state, "told": [*state.get("told", []), {**told, "server": count}]}
+        received = {name: dict(part.scalars) for name, part in combined.parts().items()}
+        return {**state, "received": [*state.get("received", []), {**received, "server": count}]}
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class Telling(Method):
     server = ListeningServer()
 
     def models(self, task: Any, state: Any, own: Any) -> Any:
-        TOLD[:] = state.get("told", [])
+        RECEIVED[:] = state.get("received", [])
         return super().models(task, state, own)
 
 
-TOLD: list[Mapping[str, Any]] = []
+RECEIVED: list[Mapping[str, Any]] = []
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -94,22 +94,22 @@ def test_upload_is_told_steps_samples_rate_and_what_start_added(run, tmp_path, e
     seconds = max(row["seconds"] for row in ug.plan(Telling(), **settings)) if deadline else None
     run(method=Telling(), deadline=seconds and 0.6 * seconds, rounds=2, **settings, **workers)
     planned = {device: EPOCHS * -(-Own().size(device) // BATCH) for device in Own().devices}
-    assert len(TOLD) == 2
-    for number, told in enumerate(TOLD):
+    assert len(RECEIVED) == 2
+    for number, received in enumerate(RECEIVED):
         for device, steps in planned.items():
-            done = told[device]["steps"]
-            assert told[device] == pytest.approx(
+            done = received[device]["steps"]
+            assert received[device] == pytest.approx(
                 {"steps": done, "samples": Own().size(device), "lr": 0.05, "added": number}
             )
             assert 0 < done <= steps
-        assert (sum(told[device]["steps"] for device in planned) < sum(planned.values())) == (deadline is not None)
+        assert (sum(received[device]["steps"] for device in planned) < sum(planned.values())) == (deadline is not None)
 
 
 @pytest.mark.parametrize(("topology", "asked"), [("star", 2), ("tree:2x2", 2)])
 def test_a_step_is_told_the_devices_their_samples_and_how_many_were_asked(run, topology, asked):
     run(method=Telling(), data=Own((8, 0, 16, 20, 4)[:4]), model=linear, sample=0.67, rounds=2, topology=topology)
     # A device without samples is not part of the federation. In a tree, the server asks the two edge servers.
-    assert [told["server"] for told in TOLD] == [{"devices": 3, "samples": 44, "asked": asked}] * 2
+    assert [received["server"] for received in RECEIVED] == [{"devices": 3, "samples": 44, "asked": asked}] * 2
 
 
 # What is evaluated ---------------------------------------------------------------------------------------------

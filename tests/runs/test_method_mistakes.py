@@ -1,4 +1,4 @@
-"""Mistakes in a method of the user's are told in one sentence, before the run starts where that is possible."""
+"""Mistakes in a method of the user's are reported in one sentence, before the run starts where that is possible."""
 
 from __future__ import annotations
 

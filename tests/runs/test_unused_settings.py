@@ -1,4 +1,4 @@
-"""A setting that the method does not use is told in a note of the run; a setting that it uses is not."""
+"""A setting that the method ignores is named in a note of the run; a setting that it uses is not."""
 
 from __future__ import annotations
 

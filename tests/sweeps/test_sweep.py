@@ -1,4 +1,4 @@
-"""A sweep: finished runs are reused, interrupted ones resumed, failures told, and everything is checked first."""
+"""A sweep: finished runs are reused, interrupted ones resumed, failures reported, and everything is checked first."""
 
 from __future__ import annotations
 

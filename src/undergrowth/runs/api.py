@@ -86,8 +86,8 @@ def run(
     of which ends the run, such as {"simulated_seconds": 600, "bytes": "1GB", "accuracy": 0.9}. `options`,
     `data_options`, `model_options`: options of the named method, data set and model. Each of the three may also be
     named as `module:object`, an object in a Python file of the current folder; these options are then its arguments.
-    `callbacks`: objects that are told of the start, of
-    every round and of the end, such as [ug.callbacks.EarlyStopping(patience=5)]; see `ug.callbacks.Callback`.
+    `callbacks`: objects whose functions are called at the start, after every round and at the end, such as
+    [ug.callbacks.EarlyStopping(patience=5)]; see `ug.callbacks.Callback`.
     `progress`: a progress bar on standard error, or a line a round if that is not a terminal. Notes of the run are
     issued as warnings of the category `ug.RunWarning`.
     """

@@ -1,4 +1,4 @@
-"""Callbacks: objects of the user that are told of the start, of every round and of the end of a run."""
+"""Callbacks: objects of the user with functions that a run calls at its start, after every round and at its end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OngoingRun(Protocol):
 
 
 class Callback:
-    """An object that is told how a run goes on. Subclasses define the hooks that they need."""
+    """A base class for callbacks. Subclasses override the hooks that they need; the others do nothing."""
 
     def on_start(self, run: OngoingRun) -> None:
         """Called before the first round, and when a run is resumed: `run.history` then has the rounds before."""

@@ -51,7 +51,7 @@ def start(
     `on_start` is called when the run exists in the store; `on_phase` and `on_round` when a round of the phase before
     the first round, or of the method, is stored. `callbacks`: objects of the user, see `Callback`.
     """
-    told = Callbacks(callbacks)
+    hooks = Callbacks(callbacks)
     experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model)
     if experiment.run.evaluate_every == "auto":
@@ -61,16 +61,16 @@ def start(
         experiment = open_federation(experiment, federation)
         with closing(Store(experiment.run.out, create=True)) as store:
             given = {"method": method, "data": data, "model": model}
-            run = enter_run(store, experiment, federation, given, told.names)
+            run = enter_run(store, experiment, federation, given, hooks.names)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 execution = Execution(store, run, experiment, federation)
                 if steps:
                     execution = _after_phase(execution, steps, model, on_start, on_phase)
                     federation = execution.federation
-                result = _carry_out(execution, model, on_start, on_round, told)
+                result = _carry_out(execution, model, on_start, on_round, hooks)
     finally:
         federation.driver.close()
-    told.end(result)
+    hooks.end(result)
     return result
 
 
@@ -104,7 +104,7 @@ def resume(
 
     A run that names objects of the user is refused if their source has changed, unless `allow_changed_source` is set.
     """
-    told = Callbacks(callbacks)
+    hooks = Callbacks(callbacks)
     with closing(Store(out, write=True)) as store:
         name = store.find(run)
         row = store.run(name)
@@ -128,7 +128,7 @@ def resume(
         federation = federate(experiment.starting_from(None) if has_phase else experiment, method, data, model)
         if changed:
             federation.notes.append(f"resumed with another source of {changed} than the run began with")
-        if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in told.names]:
+        if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in hooks.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
         check_same_data(row, federation)
         with lock_run(store.folder / name), record_status(store, name, federation.notes):
@@ -142,10 +142,10 @@ def resume(
                     federation.driver.start()
                 execution.restore()
                 federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
-                result = _carry_out(execution, model, on_start, on_round, told)
+                result = _carry_out(execution, model, on_start, on_round, hooks)
             finally:
                 execution.federation.driver.close()
-    told.end(result)
+    hooks.end(result)
     return result
 
 
