@@ -87,7 +87,7 @@ def happen(drive: Drive, event: str, child: str, number: float) -> None:
     happenings[event]()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(RULES, st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
 def test_a_node_never_deadlocks_and_accounts_for_everybody(
     linear_task: Task, rule: Rule, count: int, cycles: int, is_root: bool, data: st.DataObject
@@ -285,7 +285,7 @@ def test_receipts_say_why_an_answer_was_ignored(linear_task: Task) -> None:
     assert one.receive(Answer(second["c0"], Lost("gone"))) is Receipt.LOST
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
 def test_order_repetition_replay_and_loss_of_answers_do_not_change_what_a_round_is_made_of(
     linear_task: Task, count: int, cycles: int, data: st.DataObject

@@ -46,7 +46,7 @@ def tree(method: str, out: Path, **sections: Any) -> dict[str, Any]:
         "method": {"name": method, **QUICK[method], **sections.pop("options", {})},
         "public": 0.05,
         "model": sections.pop("model", CNN),
-        "data": {"clients": 6, "partition": "dirichlet:1", **sections.pop("data", {})},
+        "data": {"clients": 6, "partition": "dirichlet:1", "train_samples": 400, **sections.pop("data", {})},
         "train": {"rounds": 2, "lr": 0.05, "batch": 64, **sections.pop("train", {})},
         "run": {"out": str(out)},
         **sections,
@@ -125,7 +125,8 @@ def test_fedmd_digests_before_it_trains() -> None:
 
 def test_prototypes_are_a_hundredth_of_the_maps(tmp_path: Path) -> None:
     """Table 5.10 of the source: 99.6 % less on CIFAR-10. Here one device has all samples of ten classes."""
-    settings = {"public": {"samples": 40}, "data": {"clients": 1, "partition": "iid"}, "train": {"rounds": 1}}
+    data = {"clients": 1, "partition": "iid", "train_samples": 1300}
+    settings = {"public": {"samples": 40}, "data": data, "train": {"rounds": 1}}
     extra = {}
     for method, options in (("fedat", {"level": "up"}), ("fedkad", {"pretrain_epochs": 0})):
         result = start(tree(method, tmp_path, options=options, model={"name": "cnn", "hidden": 8}, **settings))
