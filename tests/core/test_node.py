@@ -27,7 +27,7 @@ from undergrowth.core import (
     WeightedMean,
 )
 
-from .driving import Drive, Rule, same, upload
+from .driving import Drive, Rule, ends, node, same, upload
 
 BAD = {
     "not a number": Packet({"w": torch.tensor([1.0, math.nan])}, {"samples": 1.0}),
@@ -119,19 +119,9 @@ def test_a_node_never_deadlocks_and_accounts_for_everybody(
         drive.replay(id)
 
 
-def node(task: Task, rule: Rule, count: int = 3, cycles: int = 2) -> Node:
-    made = Node("root", rule, task, tuple(f"c{i}" for i in range(count)), cycles)
-    made.start()
-    return made
-
-
 def answer(one: Node, child: str, content: Any) -> Receipt:
     """Answers the open ask of a child."""
     return one.receive(Answer(one._out[child], content))
-
-
-def ends(commands: list[object]) -> list[RoundEnd]:
-    return [command for command in commands if isinstance(command, RoundEnd)]
 
 
 def test_a_round_in_which_all_are_lost_is_abandoned(linear_task: Task) -> None:
