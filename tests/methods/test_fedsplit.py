@@ -197,7 +197,7 @@ def test_the_work_is_that_of_real_execution() -> None:
 
 @pytest.mark.parametrize("topology", ["star", "tree:2x3"])
 def test_maps_only_travel_when_they_are_used(run: Run, topology: str) -> None:
-    settings = {"rounds": 5, "topology": topology}
+    settings = {"rounds": 5, "topology": topology, "data_options": None}  # enough test samples to tell models apart
     result = run(settings=settings, meta_every=2)
     model = next(run("fedavg", {"rounds": 1}).ledger.rows()).bytes_up
     rows = [row for row in result.ledger.rows() if row.child.startswith("device")]
