@@ -16,7 +16,7 @@ def example_table(**changes: Any) -> Table:
         "source": "invented",
         "experiment": {"model": "logistic", "data": {"clients": 4, "holdout": 0}, "train": {"rounds": 3}},
         "columns": {
-            "digits, even": {"data": {"name": "digits", "partition": "iid", "train_samples": 400}},
+            "digits, even": {"data": {"name": "digits", "partition": "iid"}},
             "pictures, even": {"data": {"name": "cifar10", "partition": "iid"}},
         },
         "rows": {
