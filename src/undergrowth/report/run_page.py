@@ -59,11 +59,32 @@ def write_report(
 def build_page(
     records: Sequence[RunRecord], analyses: AnalysisNumbers | None = None, group: Sequence[str] = ()
 ) -> Page:
-    """The page: for one run its card first, for several runs the curves first."""
+    """The page: the summary of the runs, then devices, participation, analyses and settings."""
     groups, labels = group_records(records, group), short_labels(records)
-    place_of = {record.run: place for place, each in enumerate(groups) for record in each.records}
-    places = [place_of[record.run] for record in records]
+    places = _places(records, groups)
     page = Page(_title(records))
+    page.add('<div id="summary">')
+    _add_summary(page, records, groups, labels)
+    page.add("</div>")
+    _add_devices(page, groups)
+    _add_details(page, groups)
+    add_sections(page, analyses or {}, records, labels, places)
+    _add_settings(page, records, labels)
+    _add_notes(page, records, labels)
+    _add_device_tables(page, records, labels)
+    return page
+
+
+def build_summary(records: Sequence[RunRecord]) -> Page:
+    """The first part of the page of `build_page` about the same runs: what changes with every round."""
+    page = Page(_title(records))
+    _add_summary(page, records, group_records(records), short_labels(records))
+    return page
+
+
+def _add_summary(page: Page, records: Sequence[RunRecord], groups: Sequence[Group], labels: Sequence[str]) -> None:
+    """For one run its card first, for several runs the curves first."""
+    places = _places(records, groups)
     page.section(page.title, _subtitle(records), level=1)
     if len(records) == 1:
         add_cards(page, records, labels, places)
@@ -74,13 +95,12 @@ def build_page(
         add_group_table(page, groups)
         page.section("Runs")
         add_cards(page, records, labels, places)
-    _add_devices(page, groups)
-    _add_details(page, groups)
-    add_sections(page, analyses or {}, records, labels, places)
-    _add_settings(page, records, labels)
-    _add_notes(page, records, labels)
-    _add_device_tables(page, records, labels)
-    return page
+
+
+def _places(records: Sequence[RunRecord], groups: Sequence[Group]) -> list[int]:
+    """For every run, the place of its group, which has the colour."""
+    place_of = {record.run: place for place, group in enumerate(groups) for record in group.records}
+    return [place_of[record.run] for record in records]
 
 
 def _title(records: Sequence[RunRecord]) -> str:
