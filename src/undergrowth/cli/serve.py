@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+import webbrowser
 from typing import Annotated
 
 import typer
@@ -38,17 +42,11 @@ def serve(
 
 
 def _has_desktop() -> bool:
-    """Whether somebody sits in front of a screen on which a browser could open."""
-    import os
-    import sys
-
+    """Whether the command was typed where a browser can open a window."""
     screen = sys.platform in ("darwin", "win32") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
     return sys.stdout.isatty() and screen
 
 
 def _open_browser(address: str) -> None:
-    """Opens a browser from a thread: it waits for the first answer, which comes only after this function returns."""
-    import threading
-    import webbrowser
-
+    """Opens a browser from a thread: it may wait for the first answer, which comes after this function returns."""
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

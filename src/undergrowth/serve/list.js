@@ -9,7 +9,8 @@ const heads = [...document.querySelectorAll("#runs .sort")];
 const filter = document.getElementById("filter");
 const every = document.getElementById("every");
 const compare = document.getElementById("compare");
-let sorted = { column: 0, descending: true }; // ids of runs begin with their time
+// The newest run is first. Runs of the same second stay in the order in which the server sends them.
+let sorted = { column: heads.length - 1, descending: true };
 let rows = body.innerHTML;
 
 const boxes = () => [...body.querySelectorAll("input[type=checkbox]")];
@@ -87,5 +88,7 @@ every.addEventListener("change", () => {
 });
 // Enter in the filter must not send the form.
 filter.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); });
+// After the button `Back`, a browser ticks the boxes again.
+window.addEventListener("pageshow", countTicks);
 arrange();
 setTimeout(follow, shortestPause);

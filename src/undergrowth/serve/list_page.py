@@ -8,11 +8,12 @@ from typing import Any
 from urllib.parse import quote
 
 from undergrowth.report.html import escape
+from undergrowth.report.run_record import finite
 from undergrowth.report.tables import duration, score
 from undergrowth.runs import Store
 from undergrowth.runs.listing import list_runs
 from undergrowth.runs.store import FILE
-from undergrowth.serve.run_state import RUNNING, run_progress
+from undergrowth.serve.run_state import DONE, RUNNING, run_progress
 from undergrowth.serve.template import render
 
 # Title and whether it holds numbers, which are aligned to the right and start with the largest when sorted.
@@ -72,7 +73,7 @@ def _kind(numbers: bool) -> str:
 
 def _row(row: dict[str, Any], fraction: float | None) -> str:
     run, status = row["run"], str(row["status"])
-    rounds = f"{row['rounds_done']} of {row['rounds']}"
+    rounds = f"{row['rounds_done']}" if status == DONE else f"{row['rounds_done']} of {row['rounds']}"
     bar = "" if fraction is None else f'<progress value="{fraction:.4f}"></progress>'
     # Markup, and the value to sort by.
     cells = (
@@ -81,8 +82,8 @@ def _row(row: dict[str, Any], fraction: float | None) -> str:
         *((escape(row[key]), row[key]) for key in ("data", "model", "seed")),
         (f'<span class="state {escape(status)}">{escape(status)}</span>', status),
         (escape(rounds) + bar, row["rounds_done"]),
-        (score(row["accuracy"]), row["accuracy"]),
-        (duration(row["simulated_seconds"]), row["simulated_seconds"]),
+        (score(row["accuracy"]), finite(row["accuracy"])),
+        (duration(row["simulated_seconds"]), finite(row["simulated_seconds"])),
         (escape(str(row["created"])[: len("2026-01-02 10:15")]), row["created"]),
     )
     box = f'<input type="checkbox" name="run" value="{escape(run)}" aria-label="compare {escape(run)}">'

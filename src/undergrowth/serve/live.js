@@ -1,6 +1,6 @@
 "use strict";
 
-// Keeps a page about running runs up to date. It runs after page.js, whose functions it uses.
+// Keeps a page about runs that are not done up to date. It runs after page.js, whose functions it uses.
 // It asks for news instead of being sent them: so the server holds nothing open, and ends at once.
 
 const shortestPause = 1000; // milliseconds
@@ -41,8 +41,9 @@ async function update() {
   if (news.version === version) return;
   version = news.version;
   const drawn = document.querySelectorAll("#summary .figure").length;
-  // The end of a run adds sections to the page, and the first round adds figures.
-  if (!news.running || Object.keys(news.figures).length !== drawn) return location.reload();
+  // The end of a run adds sections to the page, and its first round adds figures.
+  const changed = news.statuses !== document.body.dataset.statuses || Object.keys(news.figures).length !== drawn;
+  if (changed) return location.reload();
   replaceSummary(news.summary);
   redraw(news.figures);
 }

@@ -20,7 +20,6 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "connect-src 'self'; img-src 'self' data: blob:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -35,7 +34,7 @@ class ProtectionMiddleware:
     def __init__(self, app: ASGIApp, host: str) -> None:
         self.app = app
         own = socket.gethostname()
-        self.names = {name.lower() for name in ("localhost", host, own, f"{own}.local")}
+        self.names = {name.lower() for name in ("localhost", host, own, f"{own}.local") if name}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_protected(message: Message) -> None:
@@ -43,7 +42,7 @@ class ProtectionMiddleware:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        host = Headers(scope=scope).get("host", "")
+        host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else "localhost"
         if self._is_own(host):
             await self.app(scope, receive, send_protected)
         else:
@@ -51,9 +50,10 @@ class ProtectionMiddleware:
             await PlainTextResponse(sentence, status_code=403)(scope, receive, send_protected)
 
     def _is_own(self, host: str) -> bool:
+        name = ""
         try:
             name = urlsplit(f"//{host}").hostname or ""
             ip_address(name)
-        except ValueError:  # not an IP address
+        except ValueError:  # not an IP address, or not a host at all
             return name in self.names
         return True

@@ -15,7 +15,7 @@ from undergrowth.report.tables import count
 from undergrowth.runs import Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
-RUNNING = "running"
+RUNNING, DONE = "running", "done"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def run_progress(row: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
 
 def version(states: Sequence[RunState]) -> str:
     """A short text that changes when one of the runs does."""
-    return hashlib.sha256(repr(states).encode("utf-8")).hexdigest()[:16]
+    return hashlib.sha256(repr(tuple(states)).encode("utf-8")).hexdigest()[:16]
 
 
 def progress_markup(states: Sequence[RunState]) -> str:

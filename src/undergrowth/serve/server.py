@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,6 @@ from pathlib import Path
 
 from undergrowth.core import InputError
 
-DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8765
 _SECONDS_TO_END = 2  # for answers that are being sent when Ctrl-C is pressed
 _MAX_REQUEST_BYTES = 1 << 20  # the address of a comparison names all its runs
 
@@ -18,8 +18,8 @@ _MAX_REQUEST_BYTES = 1 << 20  # the address of a comparison names all its runs
 def serve_runs(
     folder: str | PathLike[str] = "runs",
     *,
-    host: str = DEFAULT_HOST,
-    port: int = DEFAULT_PORT,
+    host: str = "127.0.0.1",
+    port: int = 8765,
     on_start: Callable[[str], None] = print,
 ) -> None:
     """Serve the pages of all runs in `folder` until Ctrl-C.
@@ -53,12 +53,12 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        reason = error.strerror or str(error)
-        if isinstance(error, socket.gaierror):
-            raise InputError(f"host '{host}' is not an address of this machine ({reason}); try 127.0.0.1") from None
-        raise InputError(
-            f"port {port} of host '{host}' cannot be used ({reason}); try another port, or 0 for any free port"
-        ) from None
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            reason = "another program uses it" if error.errno == errno.EADDRINUSE else "it needs more rights"
+            raise InputError(
+                f"port {port} cannot be used: {reason}; name another one, or 0 for any free port"
+            ) from None
+        raise InputError(f"host '{host}' is not an address of this machine; 127.0.0.1 is one") from None
 
 
 def _address(listener: socket.socket, host: str) -> str:

@@ -15,10 +15,10 @@ from urllib.parse import urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from undergrowth.core import InputError
 from undergrowth.report.html import escape
@@ -79,7 +79,7 @@ class Site:
         return run_page(self.folder, states, live_address)
 
 
-def build_app(folder: Path, host: str = "127.0.0.1") -> Starlette:
+def build_app(folder: Path, host: str = "127.0.0.1") -> ASGIApp:
     """The application that serves the runs in `folder` under the name `host`."""
     site = Site(folder)
     routes = [
@@ -91,9 +91,7 @@ def build_app(folder: Path, host: str = "127.0.0.1") -> Starlette:
         Route("/assets/{name}", site.asset),
     ]
     handlers = {HTTPException: _http_error, InputError: _error, Exception: _error}
-    return Starlette(
-        routes=routes, middleware=[Middleware(ProtectionMiddleware, host=host)], exception_handlers=handlers
-    )
+    return ProtectionMiddleware(Starlette(routes=routes, exception_handlers=handlers), host)
 
 
 def _answer(request: Request, etag: str, build: Callable[[], str], kind: str) -> Response:
