@@ -19,6 +19,7 @@ def test_list(type_command, runs_folder: str) -> None:
     rows = last_json(type_command("list", "--out", runs_folder, "--json").stdout)
     assert [row["run"] for row in rows] == ids(runs_folder)
     assert rows[0]["status"] == "done" and rows[0]["rounds_done"] == 2 and 0 < rows[0]["accuracy"] <= 1
+    assert [row["options"] for row in rows] == [{}, {"mu": 0.5}]
 
 
 def test_list_of_an_empty_store(type_command) -> None:
