@@ -29,7 +29,7 @@ PRETRAINING_FAILED = "its pretraining failed: "
 _ENGINES_THAT_USE_ALL_CORES = ("auto", "processes")  # runs at the same time must share the cores
 
 # CUDA's errors 805 to 809: the server of MPS is not ready, lost, or has too many clients.
-_MPS_ERROR = re.compile(r"\bMPS\b|error:? 80[5-9]\b", re.IGNORECASE)
+_MPS_ERROR = re.compile(r"\bMPS\b|cudaErrorMps|error:? 80[5-9]\b", re.IGNORECASE)
 MPS_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a run that could not use MPS is tried again
 
 Reply = dict[str, Any]  # {"run": id}, {"failed": reason, "input": whether the input is invalid} or STOPPED
