@@ -57,7 +57,8 @@ class StopSection(Section):
 
     def fraction_done(self, row: Mapping[str, Any], max_rounds: int) -> float:
         """How much of a run is done after a row of its history, by its rounds and budgets."""
-        return min(1.0, max([row["round"] / max_rounds, *self.fractions(row).values()]))
+        rounds: float = row["round"] / max_rounds
+        return min(1.0, max([rounds, *self.fractions(row).values()]))
 
     def exhausted(self, row: Mapping[str, Any]) -> str | None:
         """The first budget that is used up after a row of the history, or `NOBODY`; None if the run can go on."""
