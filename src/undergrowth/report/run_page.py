@@ -34,14 +34,16 @@ def write_report(
     analyses: Sequence[str] | AnalysisNumbers = (),
     *,
     group: Sequence[str] = (),
+    variants: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Path:
     """Write the HTML page about `runs` to `target` and return its path.
 
     `runs` are ids, starts of ids, `last`, paths, or patterns such as `runs/*`. `analyses` are the names of analyses to
     add (or `all`), or the numbers that `analyse` returned. `group` are the settings whose values make a group of runs,
-    such as train.lr; the default is every setting in which the runs differ but the seed. `options` are passed to
-    `analyse`: devices, method, data, model, progress.
+    such as train.lr; the default is every setting in which the runs differ but the seed. `variants` has a name for the
+    id of every run; runs with the same name are then a group. `options` are passed to `analyse`: devices, method, data,
+    model, progress.
     """
     if not runs:
         raise InputError("a report needs at least one run; `undergrowth list` shows them")
@@ -50,7 +52,7 @@ def write_report(
         raise InputError(f"'{target}' is a folder; name a file for the report, such as '{path / 'report.html'}'")
     folder, names = find_runs(runs, out_folder)
     with closing(Store(folder)) as store:
-        records = load_records(store, names, activity=True)
+        records = load_records(store, names, activity=True, variants=variants)
     numbers = analyses if isinstance(analyses, Mapping) else analyse(names, analyses, folder, **options)
     replace_file(path, build_page(records, numbers, group).render().encode("utf-8"))
     return path
