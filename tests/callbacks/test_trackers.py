@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,11 @@ def test_weights_and_biases_has_the_history(tmp_path: Path, monkeypatch: pytest.
     (file,) = result.folder.glob("wandb/offline-run-*/run-*.wandb")
     # Another process of W&B writes the file, also after `finish` has returned. Its last record is "exit".
     records: list[Any] = []
-    while not any(record.WhichOneof("record_type") == "exit" for record in records):
+    for _ in range(600):
         records = [wandb_internal_pb2.Record.FromString(data) for data in _records(file.read_bytes())]
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            break
+        time.sleep(0.1)
     found = {}
     for record in records:
         if record.WhichOneof("record_type") == "history":
