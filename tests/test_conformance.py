@@ -88,7 +88,7 @@ def serial(method: str, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return Recorded(*record(experiment(method, folder / "runs"), copy_folder), copy)
 
 
-@pytest.mark.parametrize("engine", ["processes", "vector"])
+@pytest.mark.parametrize("engine", [name for name in REPLAYED if name in ENGINES])
 @pytest.mark.parametrize("method", CLIENTS, indirect=True)
 def test_an_engine_returns_what_the_serial_engine_returns(method: str, engine: str, serial: Recorded) -> None:
     replay(serial.engine, engine, **REPLAYED[engine])
