@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from tests.double_precision import ATOL, RTOL
 from tests.methods.test_fedft import digits
 from undergrowth.core import Context, Model, Packet, Shard, Task, Train
+from undergrowth.engines.vector.stacked_loops import StackedLoops
+from undergrowth.engines.vector.stacked_steps import StackedSteps
 from undergrowth.methods import FedAT
 from undergrowth.models import builder
 
@@ -172,6 +174,30 @@ def test_a_round_at_the_server_is_what_the_formulas_say(case: str, changes: dict
     for device, net in own.items():
         transfer(net, teacher, 3, task, options.form)  # eq. 5.19
         assert_close(devices[device], net.state_dict())
+
+
+@pytest.mark.parametrize("case", ["cnn", "wrn"])
+def test_the_models_of_a_server_can_be_trained_at_once(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of the global model, and models of devices with one architecture, in stacks: the same up to rounding."""
+    task, options = task_of(case), FedAT(**FAST)
+    uploads, start = uploads_of(task, options), task.model.initial(7)
+    twin = dict(uploads_of(task, options)["a"].tensors)
+    twin |= {name: twin[name][:9] for name in ("metadata/maps", "metadata/labels")}  # fewer samples than the others
+    uploads["c"] = Packet(twin, {"samples": 9.0, "rung": 0.0})
+    stacked: list[int] = []
+    compute = StackedSteps.compute
+
+    def count(self: StackedSteps, kind: int, group: Any) -> Any:
+        stacked.append(len(group))
+        return compute(self, kind, group)
+
+    monkeypatch.setattr(StackedSteps, "compute", count)
+    model, devices = options.server.teach(replace(task, run_loops=StackedLoops(None)), start, uploads, CONTEXT)
+    assert stacked == [3, 3, 3, 2]  # three steps of three copies, then the two devices with the same model
+    expected, own = options.server.teach(task, start, uploads, CONTEXT)
+    assert_close(model, expected)
+    for device, weights in own.items():
+        assert_close(devices[device], weights)
 
 
 def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
