@@ -36,12 +36,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Context, Method, ModelWeights, Packet, State, Task, Weights, option
-from undergrowth.core.names import RUNG, SAMPLES, X, Y
+from undergrowth.core.names import SAMPLES, X, Y
 from undergrowth.core.reducers import WeightedMean, add_upload
 from undergrowth.learning import CrossEntropy, GradientClient, LossInputs, Objective, RandomSelector, Trained
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_all_on_server
 from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of
-from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
+from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 
 ALIGNMENTS = ("attention", "plain", "none")
 FORMS = ("mean-square", "printed")
@@ -123,8 +123,7 @@ class FedATServer(OwnModelsServer):
         after = mean.tensors if mean is not None else model
         maps = self._attention(task, after)
         taught: dict[str, Weights] = {}
-        for rung in sorted({up.scalars[RUNG] for up in uploads.values()}):  # models of one architecture at once
-            senders = {path: up for path, up in uploads.items() if up.scalars[RUNG] == rung}
+        for senders in by_model(uploads):
             own = sender_task(task, next(iter(senders.values())))
             models = [uploaded_weights(up) for up in senders.values()]
             trained = self._transfer(own, models, [maps] * len(models), context._replace(turn=3))
