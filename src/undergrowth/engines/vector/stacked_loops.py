@@ -22,8 +22,8 @@ class StackedLoops:
         if len(loops) < 2:
             return run_one_by_one(task, loops)
         torch_device = loops[0].shard.x.device
-        # Made anew every time: an objective may hold tensors of this round, which a recorded step would keep.
-        steps = StackedSteps(task, str(torch_device), self.chunk)
+        # Not recorded: an objective may hold tensors of this round, which a recorded step would use in the next ones.
+        steps = StackedSteps(task, str(torch_device), self.chunk, record=False)
         groups: defaultdict[int, list[Begun]] = defaultdict(list)
         for place, loop in enumerate(loops):
             job = Job("", str(place), loop.down, loop.context)

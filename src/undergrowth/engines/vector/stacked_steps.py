@@ -23,10 +23,10 @@ STACKING_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplement
 class StackedSteps:
     """Computes loops of a task in stacks. A kind of loop is tested once against the plain step.
 
-    chunk: loops in a stack; None: as many as fit.
+    chunk: loops in a stack; None: as many as fit. record: whether a GPU may replay a recorded step.
     """
 
-    def __init__(self, task: Task, torch_device: str, chunk: int | None) -> None:
+    def __init__(self, task: Task, torch_device: str, chunk: int | None, record: bool = True) -> None:
         self.task = task
         self.torch_device = torch_device
         self.cuda = torch.device(torch_device).type == "cuda"
@@ -34,7 +34,7 @@ class StackedSteps:
         self._stackable: dict[int, bool] = {}
         model_bytes = 4 * sum(shape.numel() for shape in task.model.shapes.values())
         self._stack_size = StackSize(torch_device, chunk, model_bytes)
-        self._recordings = Recordings(self._step, self.cuda)
+        self._recordings = Recordings(self._step, self.cuda and record)
         self._exact_task = task.with_models(lambda model: model.with_precision(False))  # to compare steps
 
     def kind_of(self, begun: Begun) -> int:
@@ -143,7 +143,7 @@ class StackedSteps:
 
     def _measure_step(self, kind: int, pair: list[Begun]) -> None:
         """On a GPU, runs a step as it will be run later, to find out how much memory it takes and what it changes."""
-        if self._recordings.cuda:
+        if self.cuda:
             batch, mask = Batches(pair, self.torch_device, len(pair)).at(0, len(pair))
             before = stack_carries([each.carry for each in pair])
             self._stack_size.start_measuring()
