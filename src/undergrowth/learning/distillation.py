@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Shard, Task, Weights
+from undergrowth.core import (
+    AllSelector,
+    Context,
+    InputError,
+    Model,
+    MultiLabel,
+    Packet,
+    Regression,
+    Shard,
+    Task,
+    TaskKind,
+    Weights,
+    are_hidden,
+)
 from undergrowth.core.names import STEPS_DONE, X, Y
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective
@@ -26,18 +40,41 @@ class Distillation(Objective):
     loss: str = "l1"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        return inputs.mean(logit_distances(self.loss, inputs.output.logits, inputs.batch[TEACHER]))
+        distances = logit_distances(self.loss, inputs.output.logits, inputs.batch[TEACHER], inputs.task.kind)
+        return inputs.mean(distances)
 
 
-def logit_distances(loss: str, logits: Tensor, teacher: Tensor) -> Tensor:
+def logit_distances(loss: str, logits: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
     """The distance of each sample's logits z from the teacher's t.
 
-    l1: mean over the classes of |z − t|; l2: of (z − t)²; ce: −Σ softmax(t)·log softmax(z).
+    l1: mean over the classes of |z − t|; l2: of (z − t)²; ce: −Σ softmax(t)·log softmax(z), at every position if there
+    are several; of multi-label, the mean over labels of the binary cross-entropy of σ(z) from σ(t). The outputs of a
+    regression are no logits: their distance is l2.
     """
+    if isinstance(kind, Regression):
+        loss = "l2"
+    if loss == "ce" and isinstance(kind, MultiLabel):
+        return F.binary_cross_entropy_with_logits(logits, teacher.sigmoid(), reduction="none").mean(1)
     if loss == "ce":
-        return -(teacher.softmax(1) * F.log_softmax(logits, 1)).sum(1)
+        entropies = -(teacher.softmax(-1) * F.log_softmax(logits, -1)).sum(-1)
+        return entropies.flatten(1).mean(1) if entropies.dim() > 1 else entropies
     difference = logits - teacher
-    return (difference.abs() if loss == "l1" else difference.square()).mean(1)
+    return (difference.abs() if loss == "l1" else difference.square()).flatten(1).mean(1)
+
+
+def divergences(student: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
+    """KL(softmax(t) ‖ softmax(z)) of each sample's logits z from the teacher's t, mean over positions if several.
+
+    Of multi-label, Σ over labels of KL(σ(t) ‖ σ(z)); of a regression, the squared distance, mean over targets.
+    """
+    if isinstance(kind, Regression):
+        return logit_distances("l2", student, teacher, kind)
+    if isinstance(kind, MultiLabel):
+        entropy = partial(F.binary_cross_entropy_with_logits, target=teacher.sigmoid(), reduction="none")
+        return (entropy(student) - entropy(teacher)).sum(1)
+    student, teacher = student.log_softmax(-1), teacher.log_softmax(-1)
+    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return divergence.flatten(1).mean(1) if divergence.dim() > 1 else divergence
 
 
 def consensus(logits: Iterable[Tensor]) -> Tensor:
@@ -49,7 +86,7 @@ def public_data(task: Task, method: str, labelled: bool = False) -> Shard:
     """The data that the server holds; an InputError if there is none, or if it has no labels and `labelled`."""
     if task.public is None:
         raise InputError(f"public: {method} needs data that the server holds; add public: 0.1, or -s public=0.1")
-    if labelled and bool((task.public.y < 0).any()):
+    if labelled and are_hidden(task.public.y):
         raise InputError(f"public.labelled false: {method} learns from the labels of the server's data; write true")
     return task.public
 

@@ -38,7 +38,7 @@ from torch import Tensor
 from undergrowth.core import Context, Method, ModelWeights, Packet, State, Task, Weights, option
 from undergrowth.core.names import SAMPLES, X, Y
 from undergrowth.core.reducers import WeightedMean, add_upload
-from undergrowth.learning import CrossEntropy, GradientClient, LossInputs, Objective, RandomSelector, Trained
+from undergrowth.learning import GradientClient, LossInputs, Objective, RandomSelector, TaskLoss, Trained
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_on_server
 from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
@@ -138,7 +138,7 @@ class FedATServer(OwnModelsServer):
         upper = replace(task, model=UpperModel(task.model, options.level))
         pairs = {X: metadata["maps"], Y: metadata["labels"]}
         training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
-        learned = train_on_server(upper, model, pairs, CrossEntropy(), context._replace(turn=1), *training)
+        learned = train_on_server(upper, model, pairs, TaskLoss(), context._replace(turn=1), *training)
         if options.alignment == "none":
             return learned
         lower = LowerModel(task.model, options.level)
@@ -155,7 +155,7 @@ class FedATServer(OwnModelsServer):
         """The weights after training on the public data, towards the attention `maps`."""
         options, public = self.options, public_data(task, "fedat")
         levels = [level for level in shared_levels(task) if not inside or level in inside]
-        objective = CrossEntropy() + options.beta * AttentionTransfer(levels, options.form) if maps else CrossEntropy()
+        objective = TaskLoss() + options.beta * AttentionTransfer(levels, options.form) if maps else TaskLoss()
         data = {X: public.x, Y: public.y, **maps}
         training = (options.transfer_lr, options.transfer_epochs, options.server_batch)
         return train_on_server(task, weights, data, objective, context, *training)

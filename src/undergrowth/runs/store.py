@@ -149,7 +149,7 @@ class Store:
         """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum)."""
         with self.transaction() as connection:
             for row in rounds:
-                known = {name: row[name] for name in ROUND_COLUMNS}
+                known = {name: row.get(name) for name in ROUND_COLUMNS}
                 more = {name: value for name, value in row.items() if name not in known}
                 _insert(connection, "rounds", {"run": run, **known, "more": json.dumps(more)})
             insertion = _insertion("links", ("run", *COLUMNS))
@@ -225,7 +225,11 @@ class Store:
         """The history of a run, one row per finished round."""
         rows = self._connection.execute("SELECT * FROM rounds WHERE run=? ORDER BY round", (run,))
         decoded = [_decode(row, "more") for row in rows]
-        return [{**{k: v for k, v in row.items() if k not in ("run", "more")}, **row["more"]} for row in decoded]
+        known = [{name: value for name, value in row.items() if name not in ("run", "more")} for row in decoded]
+        for row in known:
+            if row["accuracy"] is None:  # the task has none
+                del row["accuracy"]
+        return [{**row, **each["more"]} for row, each in zip(known, decoded, strict=True)]
 
     def devices(self, run: str) -> list[dict[str, Any]]:
         """The facts of every device of a finished run."""
