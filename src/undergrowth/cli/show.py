@@ -41,23 +41,24 @@ def show(run: RunName, out: OutFolder = "runs", json: AsJson = False) -> None:
         fact_rows.append(("resume with", record.resume_command))
     if "start" in totals:
         fact_rows.append(("before the first round", start_line(totals["start"])))
-    fact_rows += [("accuracy", score(totals.get("accuracy"))), ("loss", score(totals.get("loss")))]
+    names = dict.fromkeys([record.metric.name, *totals.get("metrics", {}), "loss"])
+    fact_rows += [(name, score(totals.get(name))) for name in names]
     screen.print(facts(fact_rows))
     screen.print(cost_table(totals))
     if record.rounds:
-        screen.print(_round_table(record.rounds))
+        screen.print(_round_table(record.rounds, record.metric.name))
     screen.print(table(("setting", "value"), [item for item in record.settings.items() if item[1] is not None]))
     for note in row["notes"]:
         screen.print(f"note: {note}")
 
 
-def _round_table(rows: list[dict[str, Any]]) -> Table:
+def _round_table(rows: list[dict[str, Any]], metric: str) -> Table:
     from undergrowth.report.tables import duration, score, table
 
-    columns = ("round", "accuracy", "loss", "arrived", "late", "lost", "refused", "simulated")
+    columns = ("round", metric, "loss", "arrived", "late", "lost", "refused", "simulated")
     shown = [
         (
-            row["round"], score(row["accuracy"]), score(row["loss"]), row["arrived"], row["late"], row["lost"],
+            row["round"], score(row.get(metric)), score(row["loss"]), row["arrived"], row["late"], row["lost"],
             row["refused"], duration(row["simulated_seconds"]),
         )
         for row in rows[-_MAX_ROUNDS:]

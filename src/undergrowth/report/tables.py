@@ -11,6 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from undergrowth.core import Metric
+
 NO_VALUE = "–"
 
 _LARGE_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -52,10 +54,16 @@ def duration(value: float | None) -> str:
 
 
 def score(value: float | None) -> str:
-    """An accuracy or a loss."""
+    """An accuracy, a loss or another metric."""
     if value is None or not math.isfinite(value):
         return NO_VALUE
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
+
+
+def describe_value(metric: Metric, value: float) -> str:
+    """A value to reach, as part of a sentence: an accuracy of 0.9000."""
+    article = "an" if metric.name[0] in "aeiou" else "a"
+    return f"{article} {metric.name} of {score(value)}"
 
 
 def count(value: float | None) -> str:

@@ -59,7 +59,7 @@ class FewShotMethod(StragglerOptions, Method):
 
     @property
     def needs_classes(self) -> str:
-        return "its few-shot update draws as many samples of every class"
+        return "its few-shot update draws the same number of samples of every class"
 
     @property
     def few_shot(self) -> bool:
