@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Context, Model, Output, Shard, Task, Train
+from undergrowth.core import Classification, Context, Model, Output, Shard, Task, Train
 from undergrowth.core.names import WEIGHT
 from undergrowth.data import load
 from undergrowth.learning import CrossEntropy, Distillation, train_on_server
@@ -85,10 +85,11 @@ def test_the_attention_loss_of_stacked_clients_is_that_of_each(form: str) -> Non
 def test_distances_of_logits() -> None:
     z, t = random(4, 3), random(4, 3, seed=1)
     chances = t.softmax(1)
-    torch.testing.assert_close(logit_distances("l1", z, t), (z - t).abs().sum(1) / 3)
-    torch.testing.assert_close(logit_distances("l2", z, t), ((z - t) ** 2).sum(1) / 3)
+    torch.testing.assert_close(logit_distances("l1", z, t, Classification()), (z - t).abs().sum(1) / 3)
+    torch.testing.assert_close(logit_distances("l2", z, t, Classification()), ((z - t) ** 2).sum(1) / 3)
     torch.testing.assert_close(
-        logit_distances("ce", z, t), -(chances * (z.exp() / z.exp().sum(1, keepdim=True)).log()).sum(1)
+        logit_distances("ce", z, t, Classification()),
+        -(chances * (z.exp() / z.exp().sum(1, keepdim=True)).log()).sum(1),
     )
 
 

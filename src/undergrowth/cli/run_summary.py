@@ -55,8 +55,7 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
 
 def json_summary(result: Result) -> dict[str, Any]:
     """What --json prints about a run. A run with other metrics than the accuracy also has its task and all metrics."""
-    more = () if list(result.metrics) == ["accuracy"] else ("task", "metrics")
-    return {key: result.summary[key] for key in (*JSON_KEYS, *more, "start") if key in result.summary}
+    return {key: result.summary[key] for key in (*JSON_KEYS, "task", "metrics", "start") if key in result.summary}
 
 
 def _write_report(result: Result) -> Path | None:

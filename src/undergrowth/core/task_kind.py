@@ -175,7 +175,7 @@ class Regression(TaskKind):
 
     def aligned(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # Of the same shape: samples against samples × 1 would broadcast to a matrix.
-        return outputs, labels.reshape(outputs.shape)
+        return same_type(outputs, labels.reshape(outputs.shape))
 
     def task_losses(self, outputs: Tensor, labels: Tensor) -> Losses:
         outputs, labels = self.aligned(outputs, labels)
@@ -216,9 +216,12 @@ class MultiLabel(TaskKind):
     name: ClassVar[str] = "multi-label"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("micro_f1"), Metric("macro_f1"), Metric("accuracy"))
 
+    def aligned(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return same_type(outputs, labels)
+
     def task_losses(self, outputs: Tensor, labels: Tensor) -> Losses:
-        target = labels.to(outputs.dtype)
-        return Losses(F.binary_cross_entropy_with_logits(outputs, target, reduction="none").mean(1))
+        outputs, labels = self.aligned(outputs, labels)
+        return Losses(F.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(1))
 
     def statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         predicted, there = outputs > 0, labels > 0.5
@@ -294,6 +297,12 @@ class NextToken(TaskKind):
 
 
 TASKS: dict[str, type[TaskKind]] = {kind.name: kind for kind in (Classification, Regression, MultiLabel, NextToken)}
+
+
+def same_type(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the more precise of their types: outputs may be bfloat16, or float64."""
+    dtype = torch.promote_types(outputs.dtype, labels.dtype)
+    return outputs.to(dtype), labels.to(dtype)
 
 
 def _most_common_share(labels: Tensor) -> float:

@@ -81,6 +81,11 @@ def score(kind: TaskKind, measured: Measured, labels: Tensor) -> dict[str, float
     return {**scores, "loss": loss / max(count, 1)}
 
 
+def evaluate(kind: TaskKind, model: Model, weights: Weights, shard: Shard) -> dict[str, float]:
+    """The metrics of a model on `shard`, those of the user, and the mean loss."""
+    return score(kind, measure_samples(kind, model, weights, shard.x, shard.y), shard.y)
+
+
 def _batches(values: Tensor) -> Sequence[Tensor]:
     return torch.split(values, GPU_BATCH if values.is_cuda else CPU_BATCH)
 
@@ -122,10 +127,7 @@ def score_all(method: Method, task: Task, state: State, own: Mapping[str, State]
     devices are one group.
     """
     models, kind = evaluated_models(method, task, state, own), task.kind
-    scores = {
-        name: score(kind, measure_samples(kind, *with_model(task, weights, name), test.x, test.y), test.y)
-        for name, weights in models.items()
-    }
+    scores = {name: evaluate(kind, *with_model(task, weights, name), test) for name, weights in models.items()}
     main, groups = kind.metric.name, dict[str, list[float]]()
     for name, found in scores.items():
         groups.setdefault("devices" if name in own else name.partition("/")[0], []).append(found[main])

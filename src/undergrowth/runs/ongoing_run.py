@@ -263,14 +263,14 @@ class Execution:
 
     def _summary(self, weights: Weights) -> dict[str, Any]:
         driver, phase = self.federation.driver, start_costs(self.store.folder / self.run)
+        metrics = {name: value for name, value in self.scores.items() if name != "loss" and "/" not in name}
         return {
             "run": self.run,
             **run_facts(self.experiment, self.federation.population),
             **self._end(),
             "accuracy": self.scores.get("accuracy"),
             "loss": self.scores["loss"],
-            "task": self.federation.task.kind.name,
-            "metrics": {name: value for name, value in self.scores.items() if name != "loss" and "/" not in name},
+            **({} if metrics.keys() == {"accuracy"} else {"task": self.federation.task.kind.name, "metrics": metrics}),
             **asdict(driver.ledger.totals),
             "wall_seconds": self.wall_seconds,
             "clients_per_second": driver.clients_per_second,

@@ -92,6 +92,7 @@ def _pieces(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 ENTRY = DatasetEntry(
     name="text",
     title="Any text file, next character at every position, by speaking role",
+    shape=(80,),
     licence="that of the file",
     how_to_get="give the path of a .txt or .txt.gz file",
     layout="one UTF-8 file; in a play, a line ROLE: before each speech and an empty line after it",
