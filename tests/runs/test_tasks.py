@@ -245,3 +245,27 @@ def test_bad_input(settings: dict[str, Any], message: str, tmp_path: Path) -> No
             "progress": False, **settings,
         })  # fmt: skip
     assert not list(tmp_path.iterdir())
+
+
+def test_a_named_data_set_keeps_its_task() -> None:
+    with pytest.raises(InputError, match="task 'regression': data set 'digits' is for classification"):
+        ug.run(data="digits", task="regression")
+
+
+def test_a_plan_names_the_methods_that_need_classes() -> None:
+    with pytest.warns(ug.RunWarning, match="left out: fedft-eds: the method: it selects samples by"):
+        rows = ug.plan(data="diabetes", model="mlp", clients=3, partition="iid")
+    assert {"fedavg", "scaffold"} <= {row["method"] for row in rows}
+
+
+def test_a_sweep_compares_by_the_main_metric(tmp_path: Path) -> None:
+    raw = {"data": {"name": "diabetes", "clients": 3}, "model": "logistic", "train": {"rounds": 2, "lr": [0.01, 0.05]}}
+    swept = ug.sweep(raw, out=tmp_path, metric=-100.0, progress=False)
+    assert swept.metric.name == "r2" and swept.goal == -100 and swept.rows[0]["rounds_to_r2"] == 1
+    assert "accuracy" not in swept.rows[0]
+    with pytest.raises(InputError, match="these runs are compared by r2; write metric instead"):
+        ug.sweep(raw, out=tmp_path, accuracy=0.5, progress=False)
+    page = swept.page(tmp_path / "page.html").read_text()
+    assert "R2 against simulated time" in page and "ccuracy" not in page.partition("<nav")[2].partition("Settings")[0]
+    table = ug.report.export(swept.runs, "latex", tmp_path).decode()
+    assert "R2" in table and "Accuracy" not in table

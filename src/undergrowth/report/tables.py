@@ -61,9 +61,9 @@ def score(value: float | None) -> str:
 
 
 def describe_value(metric: Metric, value: float) -> str:
-    """A value to reach, as part of a sentence: an accuracy of 0.9000."""
-    article = "an" if metric.name[0] in "aeiou" else "a"
-    return f"{article} {metric.name} of {score(value)}"
+    """A value to reach, as part of a sentence: an accuracy of 0.9000, r2 of 0.5000."""
+    article = {"accuracy": "an ", "loss": "a "}.get(metric.name, "")
+    return f"{article}{metric.name} of {score(value)}"
 
 
 def count(value: float | None) -> str:

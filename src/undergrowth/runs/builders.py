@@ -88,6 +88,8 @@ def build_population(experiment: Experiment, data: Dataset | Population | None) 
     section, task = experiment.data, experiment.task.name
     if data is None:
         data = _load(section, task)
+        if isinstance(data, Dataset) and not is_reference(section.name) and task not in (None, data.task):
+            raise InputError(f"task '{task}': data set '{data.name}' is for {data.task}")
     if is_hugging_face(data):
         data = load("hf", data, **(section.options if section.name == "hf" else {}))  # type: ignore[arg-type]
     if isinstance(data, Dataset) and task not in (None, data.task):

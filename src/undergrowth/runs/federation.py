@@ -31,6 +31,7 @@ from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_augmentation, build_sampler, build_selector
 from undergrowth.learning.ladder import assign_counts
+from undergrowth.methods import METHODS
 from undergrowth.runs.builders import (
     build_ladder,
     build_method,
@@ -118,7 +119,7 @@ def federate(
     task = replace(
         _task(experiment, population, public, model), kind=build_kind(experiment, task_of(population), functions)
     )
-    check_task(method, experiment.method.name, task)
+    check_task(method, _name_of(method), task)
     experiment.stop.check(task.kind)
     if not isinstance(model, Model) or task.ladder:
         task = check_models(task, sample.to(task.model.torch_device))
@@ -142,6 +143,11 @@ def federate(
         node.knowledge = clock
     notes.extend(method.notes(task))
     return Federation(method, population, task, devices, topology, nodes, world, clock, engine, notes)
+
+
+def _name_of(method: Method) -> str:
+    """The name that users type, or that of the class."""
+    return next((name for name, kind in METHODS.items() if kind is type(method)), type(method).__name__)
 
 
 def _population(
