@@ -72,7 +72,7 @@ def sweep(
     planned = plan_sweep(raw, out)
     try:
         with show_progress(planned, shown=True) as on_progress:
-            result = run_sweep(planned, jobs, on_progress, accuracy, metric)
+            result = run_sweep(planned, jobs, accuracy, on_progress, metric)
     except KeyboardInterrupt:
         raise CommandError(INTERRUPTED, "interrupted: the same command continues where it stopped") from None
     page = None

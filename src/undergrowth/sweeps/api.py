@@ -41,7 +41,7 @@ def sweep(
     """
     planned = plan_sweep(experiment, out)
     with show_progress(planned, sys.stderr.isatty() if progress is None else progress) as on_progress:
-        result = run_sweep(planned, jobs, on_progress, accuracy, metric)
+        result = run_sweep(planned, jobs, accuracy, on_progress, metric)
     if result.failed:
         name, reason = next(iter(result.failed.items()))
         total = len(result.failed) + len(result.runs)
@@ -52,8 +52,8 @@ def sweep(
 def run_sweep(
     planned: PlannedSweep,
     jobs: int,
+    accuracy: float | None,
     on_progress: Callable[[Job, float], None],
-    accuracy: float | None = None,
     metric: float | None = None,
 ) -> SweepResult:
     """Does the runs that are not finished yet. `on_progress` is called with a job and the finished fraction of it."""
