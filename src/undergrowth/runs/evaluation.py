@@ -72,7 +72,7 @@ def measure_samples(kind: TaskKind, model: Model, weights: Weights, x: Tensor, y
 
 def score(kind: TaskKind, measured: Measured, labels: Tensor) -> dict[str, float]:
     """The metrics of samples, those of the user, and the mean loss."""
-    sums = measured.rows.sum(0)
+    sums = measured.rows.sum(0).cpu()  # the only wait for a GPU, unless the labels or the user's metrics need another
     loss, count = sums[:2].tolist()
     scores = kind.scores(sums[2:], labels)
     if measured.outputs is not None:
