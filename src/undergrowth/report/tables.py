@@ -128,6 +128,22 @@ def facts(rows: Iterable[tuple[str, Any]]) -> Table:
     return built
 
 
+def device_columns(metric: str) -> tuple[str, ...]:
+    """The titles of a table of devices. `metric`: the main metric of the run's task."""
+    return (
+        "device", "class", "samples", metric, "rounds", "down", "up", "computed", "energy", "computing", "memory",
+    )  # fmt: skip
+
+
+def device_cells(device: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
+    """What a finished run says about one of its devices, for a table with `device_columns`."""
+    return (
+        device["device"], device["tier"], count(device["samples"]), score(device.get(metric)), device["rounds"],
+        size(device.get("bytes_down")), size(device.get("bytes_up")), operations(device.get("flops")),
+        energy(device.get("joules")), duration(device.get("compute_seconds")), size(device.get("memory")),
+    )  # fmt: skip
+
+
 def cost_table(totals: dict[str, Any]) -> Table:
     """The costs of a run."""
     rows = [(title, formatted(totals.get(key))) for key, title, formatted in COSTS]

@@ -224,12 +224,13 @@ class Store:
     def rounds(self, run: str) -> list[dict[str, Any]]:
         """The history of a run, one row per finished round."""
         rows = self._connection.execute("SELECT * FROM rounds WHERE run=? ORDER BY round", (run,))
-        decoded = [_decode(row, "more") for row in rows]
-        known = [{name: value for name, value in row.items() if name not in ("run", "more")} for row in decoded]
-        for row in known:
-            if row["accuracy"] is None:  # the task has none
-                del row["accuracy"]
-        return [{**row, **each["more"]} for row, each in zip(known, decoded, strict=True)]
+        return [_decode_round(row) for row in rows]
+
+    def last_round(self, run: str) -> dict[str, Any]:
+        """The last row of the history of a run; empty before its first round is finished."""
+        query = "SELECT * FROM rounds WHERE run=? ORDER BY round DESC LIMIT 1"
+        row = self._connection.execute(query, (run,)).fetchone()
+        return _decode_round(row) if row else {}
 
     def devices(self, run: str) -> list[dict[str, Any]]:
         """The facts of every device of a finished run."""
@@ -292,3 +293,10 @@ def _insertion(table: str, columns: Iterable[str]) -> str:
 
 def _decode(row: sqlite3.Row, *json_columns: str) -> dict[str, Any]:
     return {key: json.loads(row[key]) if key in json_columns else row[key] for key in row.keys()}  # noqa: SIM118
+
+
+def _decode_round(row: sqlite3.Row) -> dict[str, Any]:
+    decoded = _decode(row, "more")
+    # The accuracy of a task that has none is empty.
+    left_out = {"run", "more", *(["accuracy"] if decoded["accuracy"] is None else [])}
+    return {**{key: value for key, value in decoded.items() if key not in left_out}, **decoded["more"]}
