@@ -16,7 +16,7 @@ from undergrowth.core.names import PHASE, Y
 from undergrowth.learning.batch_statistics import StatisticsClient, statistics_names
 from undergrowth.learning.features import ModelView
 from undergrowth.learning.gradient_client import GradientClient, Trained
-from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
+from undergrowth.learning.objectives import LossInputs, Objective, TaskLoss
 from undergrowth.learning.width import widths_of
 
 RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -48,6 +48,10 @@ class SliceOptions(WidthOptions):
 
     scaler: bool = option(False, "in training, divide the outputs of hidden layers by the slice's part of the channels")
     masked: bool = option(False, "in the loss of a device, the logits of classes that it does not have are 0")
+
+    @property
+    def needs_classes(self) -> str:
+        return "method.masked leaves out the classes that a device does not have" if self.masked else ""
 
 
 class SlicedModel(ModelView):
@@ -118,5 +122,5 @@ class WidthClient(Updates):
 
 def build_slice_client(options: SliceOptions) -> WidthClient:
     """The client of a method in which a device trains one slice."""
-    objective = MaskedCrossEntropy() if options.masked else CrossEntropy()
+    objective = MaskedCrossEntropy() if options.masked else TaskLoss()
     return WidthClient(SliceClient(objective, view=ScaledModel if options.scaler else SlicedModel, options=options))

@@ -21,6 +21,7 @@ from undergrowth.models.checks import (
     check_init,
     check_norm,
     check_options,
+    check_positions,
     check_projection,
     check_shape,
     check_start,
@@ -86,9 +87,11 @@ class Recipe:
     layers: Layers
     options: Mapping[str, Option]
     projection: int | None = None
+    per_position: bool = False
 
     def __call__(self) -> Staged:
-        module = self.architecture.make(self.shape, self.classes, self.layers, **self.options)
+        more = {"per_position": True} if self.per_position else {}
+        module = self.architecture.make(self.shape, self.classes, self.layers, **self.options, **more)
         return module if self.projection is None else add_projection(module, self.projection, self.layers)
 
     def skeleton(self) -> Staged:
@@ -136,6 +139,7 @@ def builder(
     weights: str | PathLike[str] | None = None,
     skip_head: bool = False,
     projection: int | None = None,
+    per_position: bool = False,
     **options: object,
 ) -> Callable[[], nn.Module]:
     """A callable that builds a new module. It draws from torch's global random state, which the caller seeds.
@@ -143,15 +147,18 @@ def builder(
     `shape` is that of one sample. `norm` is batch, group or none, `init` he-out, he-in, lecun or torch (see
     `initialisation.py`); the defaults depend on the architecture. `weights` is a file of initial weights; with
     `skip_head` the last layer is not loaded. `projection` is the number of outputs of a projection head before the last
-    layer. Wrong arguments raise an `InputError` here, not when the module is built.
+    layer. `per_position`: the outputs are those of every position of a sequence, for the task next-token, whose tokens
+    are the `classes`. Wrong arguments raise an `InputError` here, not when the module is built.
     """
     row, numbers = _find(name)
     kind = check_norm(row, name, norm)
     checked_shape, checked_classes = check_shape(row, name, shape, kind), check_classes(name, classes)
     chosen = {**check_options(row, name, options), **numbers}
+    if per_position:
+        chosen |= check_positions(row, name, chosen, checked_classes)
     file = check_start(name, weights, skip_head)
     layers, size = Layers(kind, check_init(row, name, init)), check_projection(name, projection)
-    recipe = Recipe(row, checked_shape, checked_classes, layers, chosen, size)
+    recipe = Recipe(row, checked_shape, checked_classes, layers, chosen, size, per_position)
     skeleton = recipe.skeleton()
     if file is None:
         return recipe

@@ -81,6 +81,8 @@ def _analyse_run(
         reopen = cache(lambda: reopen_run(record, folder, objects, devices, bar))
         for name in names:
             try:
+                if ANALYSES[name].needs_classes and record.task != "classification":
+                    raise InputError(f"it needs classes, and the task of run '{record.run}' is {record.task}")
                 numbers[name] = ANALYSES[name].compute(record, reopen)
             except (InputError, RunError) as error:
                 numbers[name] = {PROBLEM: str(error)}
