@@ -38,6 +38,8 @@ FEW_SHOT = {"few_shot_epochs": 2, "shots": 5}
 BATCH_NORM = {"name": "resnet-8", "width": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "moon": {"model": {**MODEL, "projection": 6}},
+    "fedmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
+    "distmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
     "fedbn": {"model": {"name": "resnet-8", "width": 4}},
     "fedfsc": {"method": FEW_SHOT},
     "fedfsc-plus": {"method": FEW_SHOT},

@@ -45,7 +45,7 @@ class ZerothOrderOptions:
 
     directions: int = option(2, "random directions along which a device measures the slope", at_least=1)
     epsilon: float = option(1e-3, "length of a perturbation, in multiples of a direction", above=0)
-    lr: float = option(1e-3, "step against the mean slope; used instead of train.lr", at_least=0)
+    step_size: float = option(3e-3, "step against the mean slope, used instead of train.lr", at_least=0)
 
     @property
     def walk(self) -> tuple[float, float, float]:
@@ -58,7 +58,7 @@ class ZerothOrderOptions:
 
     def rate(self, task: Task, round: int) -> float:
         """The step of a round under `train.schedule`."""
-        return learning_rate(replace(task.train, lr=self.lr), round)
+        return learning_rate(replace(task.train, lr=self.step_size), round)
 
     def descend(self, parameters: Weights, key: Tensor, slopes: Tensor, rate: float) -> None:
         """w ← w − rate·mean(g·z) over the directions of `key`, in place. `slopes`: their g, in the last dimension."""

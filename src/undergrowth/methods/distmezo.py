@@ -1,16 +1,16 @@
 """DistMeZO (the naive way to distribute MeZO): every device descends along directions of its own, weights are averaged.
 
 Down: w. A device: E epochs of batches. In a step, for each of P random directions z_p that only this device draws,
-g_p = (L(w_k + ε·z_p) − L(w_k − ε·z_p)) / 2ε on the batch; then w_k ← w_k − lr·(1/P)·Σ g_p·z_p. Up: w_k and n_k.
+g_p = (L(w_k + ε·z_p) − L(w_k − ε·z_p)) / 2ε on the batch; then w_k ← w_k − step_size·(1/P)·Σ g_p·z_p. Up: w_k and n_k.
 Server: w ← Σ p_k·w_k, p_k = n_k / Σ n. It is the baseline of FedMeZO: as many bytes as FedAvg, and steps in directions
 that differ between devices partly cancel in the mean.
 
 A device needs the memory of inference: it perturbs the model in place. Dropout is off, and BatchNorm uses the
-statistics of the first model, which do not change. The settings of gradient descent are not used; `lr` replaces
+statistics of the first model, which do not change. The settings of gradient descent are not used; `step_size` replaces
 `train.lr`, and `train.schedule` applies to it.
 
     >>> import undergrowth as ug
-    >>> result = ug.run(method="distmezo", model="logistic", options={"lr": 0.01}, rounds=2)
+    >>> result = ug.run(method="distmezo", model="logistic", options={"step_size": 0.03}, rounds=2)
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ random directions z_1 … z_P, and the mean slopes of the rounds since the devic
 rounds (below). Then it measures on all its samples, for each direction, the slope
 g_p = (L(w + ε·z_p) − L(w − ε·z_p)) / 2ε, in two passes over batches of `train.batch` samples; the size of the batches
 changes the memory, not the result. Up: g_1 … g_P and n_k. Server: the mean of each g_p, weighted by n_k. A replay, at
-every device and at the server: w ← w − lr·(1/P)·Σ g_p·z_p.
+every device and at the server: w ← w − step_size·(1/P)·Σ g_p·z_p.
 
 The mean slope of all devices is the slope of the loss over all samples. So if all devices take part, the model does not
 depend on how many there are and how the samples are distributed. A device that missed rounds gets their slopes, not
@@ -21,13 +21,13 @@ A device perturbs its model in place and needs the memory of inference. Perturbi
 little (`learning/zeroth_order.py`). A replay includes these steps, so that devices which measured and devices which did
 not have the same bits. Only parameters that are not frozen are perturbed. Dropout is off, and BatchNorm uses the
 statistics of the first model, which do not change. `train.epochs` and the settings of gradient descent are not used;
-`lr` replaces `train.lr`, and `train.schedule` applies to it. A lossy codec of the downlink would round the first model
-of each device differently from the server's; slopes pass it unchanged.
+`step_size` replaces `train.lr`, and `train.schedule` applies to it. A lossy codec of the downlink would round the first
+model of each device, so that it differs from the server's; slopes pass it unchanged.
 
 Departures: the weights n_k, where the source's algorithm has a plain mean.
 
     >>> import undergrowth as ug
-    >>> result = ug.run(method="fedmezo", model="logistic", options={"lr": 0.01}, rounds=2)
+    >>> result = ug.run(method="fedmezo", model="logistic", options={"step_size": 0.03}, rounds=2)
 """
 
 from __future__ import annotations
