@@ -65,9 +65,9 @@ def test_a_plan_shows_that_phones_can_train_100_million_parameters_with_fedmezo_
             nn.init.zeros_(parameter)
         return module
 
-    tokens, labels = torch.zeros(400, TOKENS, dtype=torch.int64), torch.arange(400) % 4
+    tokens, labels = torch.zeros(160, TOKENS, dtype=torch.int64), torch.arange(160) % 4
     data = Dataset("texts", tokens, labels, tokens[:8], labels[:8], classes=4)
-    settings = {"fleet": "phones", "clients": 10, "partition": "iid", "batch": 16, "deadline": 180}
+    settings = {"fleet": "phones", "clients": 10, "partition": "iid", "batch": 16, "deadline": 150}
     rows = ug.plan(["fedmezo", "fedavg"], data=data, model=build, **settings)
     assert takes_part(rows) == {"fedmezo": 10, "fedavg": 0}
     verdicts = {(row["method"], row["device"]): row["verdict"] for row in rows}
