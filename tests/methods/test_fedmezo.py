@@ -118,7 +118,7 @@ DIGITS: dict[str, Any] = {
 
 
 def test_the_model_does_not_depend_on_the_number_of_devices_and_their_data(tmp_path: Path) -> None:
-    settings = DIGITS | {"options": {"step_size": 0.03}, "out": str(tmp_path)}
+    settings = DIGITS | {"options": {"step_size": 0.03}, "engine": "vector", "out": str(tmp_path)}
     federations = [(1, "iid"), (2, "dirichlet:0.05"), (10, "iid"), (10, "dirichlet:0.05")]
     runs = [ug.run("fedmezo", clients=clients, partition=rule, **settings) for clients, rule in federations]
     start = ug.run("fedmezo", **settings | {"options": {"step_size": 0.0}, "rounds": 1}, clients=2)

@@ -71,7 +71,7 @@ def test_a_plan_shows_that_phones_can_train_100_million_parameters_with_fedmezo_
     rows = ug.plan(["fedmezo", "fedavg"], data=data, model=build, **settings)
     assert takes_part(rows) == {"fedmezo": 10, "fedavg": 0}
     verdicts = {(row["method"], row["device"]): row["verdict"] for row in rows}
-    assert verdicts["fedavg", "phone-low"] == verdicts["fedavg", "phone-mid"] == "too big"
+    assert verdicts["fedavg", "phone-low"] == "too big"
     cheap = [row for row in rows if row["method"] == "fedmezo"]
     assert {(row["verdict"], row["bytes_down"], row["bytes_up"]) for row in cheap} == {("fits", 24, 24)}
 

@@ -27,13 +27,10 @@ PER_WORD = 4
 
 
 def mix(words: Tensor) -> Tensor:
-    """The output function of SplitMix64, in place; the shifts fill with zeros."""
-    words ^= (words >> 30) & ((1 << 34) - 1)
-    words *= FIRST
-    words ^= (words >> 27) & ((1 << 37) - 1)
-    words *= SECOND
-    words ^= (words >> 31) & ((1 << 33) - 1)
-    return words
+    """The output function of SplitMix64; the shifts fill with zeros."""
+    words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * FIRST
+    words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * SECOND
+    return words ^ ((words >> 31) & ((1 << 33) - 1))
 
 
 def derive(key: Tensor, number: int) -> Tensor:

@@ -42,7 +42,8 @@ class FedMeZOClient(LoopClient):
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         weights = self._catch_up(task, down, own)
         order = torch.arange(len(shard))
-        batch = min(task.train.batch, max(1, len(shard)))
+        # A power of two where fewer samples are enough: engines compute devices together whose batch size is the same.
+        batch = min(task.train.batch, 1 << max(0, len(shard) - 1).bit_length())
         passes = 2 * self.options.directions
         carry = {
             PARAMETERS: {name: weights[name] for name in task.model.parameters},

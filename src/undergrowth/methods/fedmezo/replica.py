@@ -83,14 +83,15 @@ def _replay(
     task: Task, options: ZerothOrderOptions, parameters: Weights, first: RoundOf, slopes: Tensor, measured: bool
 ) -> None:
     torch_device = next(iter(parameters.values())).device
+    if slopes.is_meta:  # a price: one perturbation takes the memory of all, and none has FLOPs
+        shift(parameters, first.key(torch_device), options.walk)
+        return
     for number, row in enumerate(slopes, first.number):
         key = RoundOf(first.seed, number).key(torch_device)
         if not (measured and number == first.number):  # measuring does the same, and rounds in the same way
             for position in range(options.directions):
                 shift(parameters, direction(key, position), options.walk)
         options.descend(parameters, key, row.to(torch_device), options.rate(task, number))
-        if row.is_meta:
-            return  # each round takes the same memory and has no FLOPs, so one stands for all in a price
 
 
 class _Replayed(NamedTuple):
