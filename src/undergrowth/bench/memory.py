@@ -2,7 +2,8 @@
 
 Each job runs in a new process: one pass over a batch, or all passes of a device with two batches, on a device that
 holds the model already. What counts is the peak of the process's resident memory above that before the weights are
-made. A job of FedAvg is shown for comparison.
+made; the least of three turns counts, because gaps between freed blocks only add to it. A job of FedAvg is shown for
+comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from undergrowth.methods.fedmezo.replica import RoundOf
 
 # Words, width and layers; the second has 109 million parameters, as BERT has.
 MODELS = {"text transformer, 1.8 M parameters": (8_000, 128, 4), "100 M parameters": (30_522, 768, 12)}
-TOKENS, BATCH, CLASSES = 64, 16, 4
+TOKENS, BATCH, CLASSES = 64, 32, 4
+TURNS = 3
 MOST = 1.1
 
 
@@ -63,7 +65,7 @@ class TextTransformer(nn.Module):
 
 def measure() -> Iterator[Measurement | str]:
     for name in MODELS:
-        peaks = {job: _peak(name, job) for job in JOBS}
+        peaks = {job: min(_peak(name, job) for _ in range(TURNS)) for job in JOBS}
         yield f"{name}: FedAvg {peaks['fedavg'] / 1e6:.1f} MB, {peaks['fedavg'] / peaks['inference']:.2f} × inference"
         yield Measurement(name, "MB", peaks["fedmezo"] / 1e6, peaks["inference"] / 1e6, MOST, lower_is_better=True)
 
