@@ -13,7 +13,7 @@ from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Sh
 from undergrowth.core.names import STEPS_DONE, X, Y
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective
-from undergrowth.learning.optimisers import Sgd
+from undergrowth.learning.optimisers import Optimiser, Sgd
 
 TEACHER = "teacher"  # entry of a batch: the logits to learn
 LOSSES = ("l1", "ce", "l2")
@@ -74,13 +74,14 @@ def train_on_server(
     epochs: int,
     batch: int,
     split: str | None = None,
+    optimiser: Optimiser = Sgd(),  # noqa: B008
 ) -> dict[str, Tensor]:
-    """The weights after plain SGD on `data`: inputs x, labels y, and other entries that the objective uses.
+    """The weights after training on `data`: inputs x, labels y, and other entries that the objective uses.
 
     The inputs are not augmented, because these entries, such as a teacher's logits, belong to the inputs as they are.
     """
     task = replace(task, augmentation=None)
-    student = GradientClient(objective, split, AllSelector(), Sgd(), lr, epochs, batch)
+    student = GradientClient(objective, split, AllSelector(), optimiser, lr, epochs, batch)
     down, shard = Packet(weights), Shard(data[X], data[Y])
     carry, steps = student.begin(task, down, shard, {}, context)
     context.seed_torch(shard.x.device)

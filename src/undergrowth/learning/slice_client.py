@@ -17,7 +17,7 @@ from undergrowth.learning.batch_statistics import StatisticsClient, statistics_n
 from undergrowth.learning.features import ModelView
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
-from undergrowth.learning.width import widths_of
+from undergrowth.learning.width import share_widths, widths_of
 
 RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 RATIO, OFFSET = "ratio", "offset"  # scalars of a packet: which slice it holds
@@ -56,6 +56,9 @@ class SlicedModel(ModelView):
     def run(self, weights: Weights, x: Tensor, **options: Any) -> Output:
         with widths_of(self.whole).set_groups(self.whole, weights):
             return self.whole.run(weights, x, **options)
+
+    def for_another_thread(self) -> SlicedModel:
+        return type(self)(share_widths(self.whole, self.whole.for_another_thread()))
 
 
 class ScaledModel(SlicedModel):

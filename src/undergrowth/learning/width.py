@@ -8,7 +8,7 @@ which channels belong together. The channels of the input and the classes are ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -76,23 +76,29 @@ class Widths:
         """The slice of these weights; with a ratio of 1 the weights themselves."""
         if ratio == 1:
             return weights
-        windows = [channels.window(ratio, offset) for channels in self.channels]
+        return self.take(weights, [channels.window(ratio, offset) for channels in self.channels])
+
+    def take(self, weights: Weights, kept: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The weights with some channels only. `kept`: for each set of channels, the positions of those that stay."""
         sliced = dict(weights)
         for name in weights.keys() & self.axes.keys():
             for axis in self.axes[name]:
-                index = _blocks(windows[axis.channels], axis.block).to(sliced[name].device)
+                index = _blocks(kept[axis.channels], axis.block).to(sliced[name].device)
                 sliced[name] = sliced[name].index_select(axis.dimension, index)
         return sliced
 
     def spread(self, cut: Weights, ratio: float, offset: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors of a slice at their positions in tensors of full size, and masks of these positions."""
-        windows = [channels.window(ratio, offset) for channels in self.channels]
+        return self.place(cut, [channels.window(ratio, offset) for channels in self.channels])
+
+    def place(self, cut: Weights, kept: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What `take` took, at its positions in tensors of full size, and masks of these positions."""
         values: dict[str, Tensor] = {}
         masks: dict[str, Tensor] = {}
         for name, value in cut.items():
             positions: list[Tensor] = [torch.arange(size) for size in self.shapes[name][:2]]
             for axis in self.axes.get(name, ()):
-                positions[axis.dimension] = _blocks(windows[axis.channels], axis.block)
+                positions[axis.dimension] = _blocks(kept[axis.channels], axis.block)
             grid = torch.meshgrid(positions, indexing="ij") if positions else ()
             at = tuple(position.to(value.device) for position in grid)
             values[name] = value.new_zeros(self.shapes[name]).index_put(at, value) if at else value
@@ -158,6 +164,12 @@ def widths_of(model: Model) -> Widths:
             known = _widths_of_other(model, problem)
         _KNOWN[model] = known
     return known
+
+
+def share_widths(known: Model, other: Model) -> Model:
+    """`other`, which has the same module as `known` and so is sliced in the same way."""
+    _KNOWN[other] = widths_of(known)
+    return other
 
 
 def _widths_of_other(model: Model, problem: InputError) -> Widths:

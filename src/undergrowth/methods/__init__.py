@@ -24,6 +24,7 @@ from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.reft import REFT, FedKD
 from undergrowth.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
@@ -56,10 +57,12 @@ METHODS: dict[str, type[Method]] = {
     "fedmd": FedMD,
     "fedat": FedAT,
     "fedkad": FedKAD,
+    "reft": REFT,
+    "fedkd": FedKD,
 }
 
 __all__ = [
-    "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
-    "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
+    "METHODS", "REFT", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
+    "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedNova",
     "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "Scaffold",
 ]  # fmt: skip
