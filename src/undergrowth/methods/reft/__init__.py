@@ -21,9 +21,9 @@ again and distils the new logits. Departure: the source's cosine schedule over t
 rate is that of the run.
 
     >>> import undergrowth as ug
-    >>> options = {"f_lambda": 100, "server_epochs": 5}
+    >>> options = {"f_lambda": 100, "server_batch": 32}
     >>> result = ug.run(method="reft", options=options, public=0.2, fleet="reft-5", clients=5, rounds=1, epochs=5)
-    >>> result = ug.run(method="fedkd", public=0.2, clients=5, rounds=1, epochs=5)
+    >>> result = ug.run(method="fedkd", options={"server_batch": 32}, public=0.2, clients=5, rounds=1, epochs=5)
 """
 
 from __future__ import annotations

@@ -34,6 +34,6 @@ class LogitsClient(GradientClient):
         counts = held.index_add(0, trained.shard.y, torch.ones_like(trained.shard.y, dtype=held.dtype))
         tensors = {LOGITS: logits, COUNTS: counts}
         if self.format == "int8":
-            codes, scales = quantise(logits.t().contiguous())
+            codes, scales = quantise(logits.t())
             tensors |= {LOGITS: codes.t().contiguous(), SCALES: scales}
         return Packet(tensors, trained.scalars), {"weights": weights}

@@ -1,4 +1,4 @@
-"""The server of REFT and FedKD: prunes its model for each device, and learns the class-weighted mean of their logits."""
+"""The server of REFT and FedKD: prunes its model for each device, and learns their logits, weighted by class."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ClassWeightedMean(Reducer):
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         logits, counts = up.tensors[LOGITS], up.tensors[COUNTS]
         if SCALES in up.tensors:
-            logits = dequantise(logits.t().contiguous(), up.tensors[SCALES]).t()
+            logits = dequantise(logits.t(), up.tensors[SCALES]).t()
         wide = logits if logits.dtype is torch.float64 else logits.float()
         held = torch.where(counts > 0, wide, torch.zeros_like(wide))
         return Packet({LOGITS: held, COUNTS: counts.to(wide.dtype)}, {SAMPLES: up.scalars[SAMPLES]})
