@@ -1,4 +1,4 @@
-"""Structured pruning: how much is removed, which channels stay, and that smaller models run and cost what they should."""
+"""Structured pruning: how much is removed, which channels stay, and what smaller models compute and cost."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def prunefl(rounds: int, ratio: float, every: int, overhead: float) -> tuple[Wei
                     gradient[name] += probe.get_parameter(name).grad * len(rows) / len(shard)
                 probe = module_with(model)
             for name in names:  # removed weights have no gradient
-                module.get_parameter(name).register_hook(lambda g, name=name: g * mask[name])
+                module.get_parameter(name).register_hook(lambda g, left=mask[name]: g * left)
             orders = shuffles(device_context(device, number, turn), len(shard))
             descend(module, orders, cross_entropy(shard))
             models.append(weights_of(module))

@@ -14,10 +14,9 @@ from undergrowth.core import Context, InputError, Output, Packet, Shard, State, 
 from undergrowth.core.client import LoopClient, Steps, Updates
 from undergrowth.core.names import PHASE, Y
 from undergrowth.learning.batch_statistics import StatisticsClient, statistics_names
-from undergrowth.learning.features import ModelView
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
-from undergrowth.learning.width import share_widths, widths_of
+from undergrowth.learning.width import SlicedModel, widths_of
 
 RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 RATIO, OFFSET = "ratio", "offset"  # scalars of a packet: which slice it holds
@@ -48,17 +47,6 @@ class SliceOptions(WidthOptions):
 
     scaler: bool = option(False, "in training, divide the outputs of hidden layers by the slice's part of the channels")
     masked: bool = option(False, "in the loss of a device, the logits of classes that it does not have are 0")
-
-
-class SlicedModel(ModelView):
-    """A model that also runs with the weights of a slice: layers that group channels adapt their number of groups."""
-
-    def run(self, weights: Weights, x: Tensor, **options: Any) -> Output:
-        with widths_of(self.whole).set_groups(self.whole, weights):
-            return self.whole.run(weights, x, **options)
-
-    def for_another_thread(self) -> SlicedModel:
-        return type(self)(share_widths(self.whole, self.whole.for_another_thread()))
 
 
 class ScaledModel(SlicedModel):

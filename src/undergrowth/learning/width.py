@@ -11,15 +11,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import InputError, Model, Weights
+from undergrowth.core import InputError, Model, Output, Weights
 from undergrowth.learning.channels import Found, cannot, find_channels
 from undergrowth.learning.dependencies import find_dependencies
+from undergrowth.learning.features import ModelView
 
 _KNOWN: WeakKeyDictionary[Model, Widths] = WeakKeyDictionary()
 
@@ -166,7 +167,18 @@ def widths_of(model: Model) -> Widths:
     return known
 
 
-def share_widths(known: Model, other: Model) -> Model:
+class SlicedModel(ModelView):
+    """A model that also runs with the weights of a slice: layers that group channels adapt their number of groups."""
+
+    def run(self, weights: Weights, x: Tensor, **options: Any) -> Output:
+        with widths_of(self.whole).set_groups(self.whole, weights):
+            return self.whole.run(weights, x, **options)
+
+    def for_another_thread(self) -> SlicedModel:
+        return type(self)(_share_widths(self.whole, self.whole.for_another_thread()))
+
+
+def _share_widths(known: Model, other: Model) -> Model:
     """`other`, which has the same module as `known` and so is sliced in the same way."""
     _KNOWN[other] = widths_of(known)
     return other

@@ -29,8 +29,7 @@ from undergrowth.learning import GradientClient, Trained
 from undergrowth.learning.batch_statistics import VARIANCE
 from undergrowth.learning.pruning import MAX_PRUNED, strongest_channels
 from undergrowth.learning.quantisation import dequantise, quantise
-from undergrowth.learning.slice_client import SlicedModel
-from undergrowth.learning.width import widths_of
+from undergrowth.learning.width import SlicedModel, widths_of
 
 CODES, SCALES = "codes/", "scales/"  # prefixes of the tensors of an upload
 SKIPPED = "skipped"  # scalar of a partial result: uploads without an update
@@ -40,7 +39,7 @@ SKIPPED = "skipped"  # scalar of a partial result: uploads without an update
 class SelectiveClient(GradientClient):
     """Trains the received model and sends its change in one byte a value, unless the change is small."""
 
-    threshold: float
+    options: FLPQSU
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         received = trained.received
@@ -48,7 +47,7 @@ class SelectiveClient(GradientClient):
         parameters = trained.task.model.parameters
         change, before = (_norm([each[name] for name in parameters]) for each in (changes, received))
         # A tensor without values has no norm: a price is that of an update which is sent.
-        if not change.is_meta and bool(change < self.threshold * before):
+        if not change.is_meta and bool(change < self.options.threshold * before):
             return Packet(scalars=trained.scalars), trained.own
         tensors: dict[str, Tensor] = {}
         for name, value in changes.items():
@@ -96,14 +95,14 @@ class PrunedServer(Server):
     state is the pruned one.
     """
 
-    ratio: float
+    options: FLPQSU
     reducer = UpdateMean()
 
     def init(self, task: Task, context: Context) -> State:
         return self._pruned(task, super().init(task, context)[MODEL])
 
     def _pruned(self, task: Task, model: dict[str, Tensor]) -> State:
-        kept = strongest_channels(task.model, model, self.ratio)
+        kept = strongest_channels(task.model, model, self.options.ratio)
         widths = widths_of(task.model)
         return {MODEL: widths.place(widths.take(model, kept), kept)[0], "kept": kept}
 
@@ -148,8 +147,8 @@ class FLPQSU(Method):
 
     @property
     def client(self) -> SelectiveClient:
-        return SelectiveClient(view=SlicedModel, threshold=self.threshold)
+        return SelectiveClient(view=SlicedModel, options=self)
 
     @property
     def server(self) -> PrunedServer:
-        return PrunedServer(self.ratio)
+        return PrunedServer(self)

@@ -36,9 +36,8 @@ from undergrowth.core import LazyMapping, Method, State, Task, Weights, option
 from undergrowth.core.method import ModelWeights
 from undergrowth.core.names import MODEL
 from undergrowth.learning.pruning import MAX_PRUNED, pruned_fraction
-from undergrowth.learning.slice_client import SlicedModel
-from undergrowth.methods.reft.client import FORMATS, LogitsClient
-from undergrowth.methods.reft.server import LOSSES, LogitsServer
+from undergrowth.learning.width import SlicedModel
+from undergrowth.methods.reft.rules import FORMATS, LOSSES, LogitsClient, LogitsServer
 
 
 @dataclass(frozen=True)

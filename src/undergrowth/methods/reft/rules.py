@@ -1,4 +1,4 @@
-"""The server of REFT and FedKD: prunes its model for each device, and learns their logits, weighted by class."""
+"""REFT and FedKD: a device sends logits once; the server prunes its model for each device, and learns their logits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,42 @@ from undergrowth.core import Context, Packet, State, Task, View
 from undergrowth.core.names import MODEL, SAMPLES, X, Y
 from undergrowth.core.reducers import Reducer
 from undergrowth.core.server import Plan, Server
-from undergrowth.learning import Adam, LossInputs, Objective, train_on_server
+from undergrowth.learning import Adam, GradientClient, LossInputs, Objective, Trained, train_on_server
 from undergrowth.learning.distillation import TEACHER, public_data
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.pruning import prune
-from undergrowth.learning.quantisation import dequantise
-from undergrowth.methods.reft.client import COUNTS, LOGITS, SCALES
+from undergrowth.learning.quantisation import dequantise, quantise
 
 if TYPE_CHECKING:
     from undergrowth.methods.reft import LogitsMethod
 
+LOGITS, SCALES, COUNTS = "logits", "scales", "counts"  # tensors of an upload
+FORMATS = ("float32", "int8")
 LOSSES = ("l2", "kl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsClient(GradientClient):
+    """Trains the received model and sends its logits on the public samples, with its number of samples per class.
+
+    The device keeps the model that it trained. `format`: float32, or int8 with one scale per class.
+    """
+
+    format: str = "float32"
+
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        task, weights = trained.task, dict(trained.tensors)
+        public = public_data(task, "the method")
+        with torch.no_grad():
+            # In batches of the training size, so that a device that can train has enough memory for this too.
+            logits = torch.cat([task.model(weights, x) for x in public.x.split(task.train.batch)])[:, : task.classes]
+        held = torch.zeros(task.classes, device=logits.device)
+        counts = held.index_add(0, trained.shard.y, torch.ones_like(trained.shard.y, dtype=held.dtype))
+        tensors = {LOGITS: logits, COUNTS: counts}
+        if self.format == "int8":
+            codes, scales = quantise(logits.t())
+            tensors |= {LOGITS: codes.t().contiguous(), SCALES: scales}
+        return Packet(tensors, trained.scalars), {"weights": weights}
 
 
 @dataclass(frozen=True)
