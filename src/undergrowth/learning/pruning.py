@@ -96,6 +96,13 @@ def pruned_module(model: Model, weights: Weights) -> nn.Module:
     return module.eval()
 
 
+def pruned_copy(module: nn.Module, fraction: float) -> nn.Module:
+    """The module without `fraction` of the channels of its layers."""
+    model = Model(lambda: module)
+    weights = {name: value.detach() for name, value in module.state_dict().items() if name in model.shapes}
+    return pruned_module(model, prune(model, weights, fraction))
+
+
 _SIZES: Sequence[tuple[type[nn.Module], Sequence[tuple[str, int]]]] = (
     (nn.Linear, (("out_features", 0), ("in_features", 1))),
     (nn.modules.batchnorm._BatchNorm, (("num_features", 0),)),

@@ -16,7 +16,7 @@ from undergrowth.core.names import PHASE, Y
 from undergrowth.learning.batch_statistics import StatisticsClient, statistics_names
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
-from undergrowth.learning.width import SlicedModel, widths_of
+from undergrowth.learning.width import SlicedModel
 
 RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 RATIO, OFFSET = "ratio", "offset"  # scalars of a packet: which slice it holds
@@ -56,7 +56,7 @@ class ScaledModel(SlicedModel):
     """
 
     def run(self, weights: Weights, x: Tensor, *, training: str | bool = False, **options: Any) -> Output:
-        scaled = weights if training is False else widths_of(self.whole).scale_up(weights)
+        scaled = weights if training is False else self.widths.scale_up(weights)
         return super().run(scaled, x, training=training, **options)
 
 

@@ -170,8 +170,15 @@ def widths_of(model: Model) -> Widths:
 class SlicedModel(ModelView):
     """A model that also runs with the weights of a slice: layers that group channels adapt their number of groups."""
 
+    widths: Widths
+
+    def __init__(self, whole: Model) -> None:
+        super().__init__(whole)
+        # Here and not in `run`, because an engine may replace layers while a model runs.
+        vars(self)["widths"] = widths_of(whole)
+
     def run(self, weights: Weights, x: Tensor, **options: Any) -> Output:
-        with widths_of(self.whole).set_groups(self.whole, weights):
+        with self.widths.set_groups(self.whole, weights):
             return self.whole.run(weights, x, **options)
 
     def for_another_thread(self) -> SlicedModel:

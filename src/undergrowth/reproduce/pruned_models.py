@@ -6,16 +6,13 @@ The stopwatch runs when a page is made. Nothing of it reaches a run.
 from __future__ import annotations
 
 import statistics
-import time
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from undergrowth.core import Model, RunError
+from undergrowth.core import RunError
 from undergrowth.devices import build_fleet
-from undergrowth.learning.pruning import prune, pruned_module, utilisation
+from undergrowth.devices.inference import count_products, time_forward_pass
+from undergrowth.learning.pruning import pruned_copy, utilisation
 from undergrowth.methods import REFT
 from undergrowth.runs import Store
 from undergrowth.runs.builders import build_method
@@ -25,7 +22,6 @@ from undergrowth.runs.stored_experiment import stored_experiment
 PARAMETERS, SIZE, PRODUCTS, TIME = "parameters", "model size", "model products", "inference time"
 UTILISATION = "utilisation"
 METRICS = (PARAMETERS, SIZE, PRODUCTS, TIME, UTILISATION)
-_WARM_UP, _PASSES = 3, 30
 
 
 def measure_pruned(store: Store, run: str, metric: str) -> float:
@@ -55,30 +51,3 @@ def measure_pruned(store: Store, run: str, metric: str) -> float:
         return 4 * count / 2**20
     x = torch.zeros(1, *row["experiment"]["shape"])
     return count_products(module, x) / 1e9 if metric == PRODUCTS else 1e3 * time_forward_pass(module, x)
-
-
-def pruned_copy(module: nn.Module, fraction: float) -> nn.Module:
-    """The module without `fraction` of the channels of its layers."""
-    model = Model(lambda: module)
-    weights = {name: value.detach() for name, value in module.state_dict().items() if name in model.shapes}
-    return pruned_module(model, prune(model, weights, fraction))
-
-
-def count_products(module: nn.Module, x: Tensor) -> int:
-    """Multiplications of convolutions and linear layers in a forward pass."""
-    counter: Any = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        module(x)
-    return int(counter.get_total_flops()) // 2
-
-
-def time_forward_pass(module: nn.Module, x: Tensor) -> float:
-    """Seconds of a forward pass, the median of many."""
-    taken = []
-    with torch.no_grad():
-        for number in range(_WARM_UP + _PASSES):
-            began = time.perf_counter()
-            module(x)
-            if number >= _WARM_UP:
-                taken.append(time.perf_counter() - began)
-    return statistics.median(taken)

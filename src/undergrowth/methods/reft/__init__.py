@@ -36,7 +36,7 @@ from undergrowth.core import LazyMapping, Method, State, Task, Weights, option
 from undergrowth.core.method import ModelWeights
 from undergrowth.core.names import MODEL
 from undergrowth.learning.pruning import MAX_PRUNED, pruned_fraction
-from undergrowth.learning.width import SlicedModel
+from undergrowth.learning.width import SlicedModel, widths_of
 from undergrowth.methods.reft.rules import FORMATS, LOSSES, LogitsClient, LogitsServer
 
 
@@ -45,6 +45,7 @@ class LogitsMethod(Method):
     """The base of both methods."""
 
     needs_public: ClassVar[bool] = True
+    prunes: ClassVar[bool] = False
 
     distill: str = option("l2", "distance of the logits from the teacher's", choices=LOSSES)
     temperature: float = option(1.0, "temperature of the softmax for distill=kl", above=0)
@@ -59,7 +60,7 @@ class LogitsMethod(Method):
 
     @property
     def client(self) -> LogitsClient:
-        return LogitsClient(view=SlicedModel, format=self.logits)
+        return LogitsClient(view=SlicedModel if self.prunes else None, format=self.logits)
 
     @property
     def server(self) -> LogitsServer:
@@ -67,10 +68,8 @@ class LogitsMethod(Method):
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
         def read(name: str) -> Weights | ModelWeights:
-            if name == "global":
-                weights: Weights = state[MODEL]
-                return weights
-            return ModelWeights(SlicedModel(task.model), own[names[name]]["weights"])
+            weights: Weights = state[MODEL] if name == "global" else own[names[name]]["weights"]
+            return ModelWeights(SlicedModel(task.model), weights) if self.prunes and names[name] else weights
 
         names = {"global": "", **{f"devices/{device}": device for device in own}}
         return LazyMapping(names, read)
@@ -83,6 +82,8 @@ class LogitsMethod(Method):
 
 @dataclass(frozen=True)
 class REFT(LogitsMethod):
+    prunes: ClassVar[bool] = True
+
     f_lambda: float = option(100.0, "F_λ in GFLOPs a second: devices of this speed get the whole model", above=0)
     ratio: float | None = option(
         None, "prune all devices by this fraction, instead of by F_λ", at_least=0, at_most=MAX_PRUNED
@@ -90,6 +91,10 @@ class REFT(LogitsMethod):
 
     def pruned(self, flops: float) -> float:
         return round(pruned_fraction(flops, 1e9 * self.f_lambda), 2) if self.ratio is None else self.ratio
+
+    def notes(self, task: Task) -> Sequence[str]:
+        nothing = "model: it has no hidden channels; all devices get the whole model"
+        return (*super().notes(task), *(() if widths_of(task.model).channels else (nothing,)))
 
 
 @dataclass(frozen=True)
