@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from undergrowth.core import Model
 from undergrowth.learning.pruning import prune, pruned_fraction, pruned_module, strongest_channels, utilisation
 from undergrowth.learning.quantisation import dequantise, quantise
-from undergrowth.learning.width import widths_of
+from undergrowth.learning.width import SlicedModel, widths_of
 from undergrowth.models import builder
 
 SPEEDS = (10e9, 20e9, 40e9, 60e9, 100e9)
@@ -100,7 +100,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "wrn-16-1": {},
     "wrn-10-1": {"norm": "group"},
     "vgg-16": {"width": 8, "hidden": 64},
-    "mobilenetv3-small": {},
 }
 
 
@@ -186,3 +185,12 @@ def test_values_of_one_byte_are_near_and_the_largest_is_exact() -> None:
     torch.testing.assert_close(back.abs().amax(1), rows.abs().amax(1), rtol=1e-15, atol=0)
     rows[0, 0] = math.nan
     assert not quantise(rows)[1][0].isfinite()
+
+
+def test_pruned_weights_run_in_the_whole_models_module_also_on_another_thread() -> None:
+    model = Model(builder("wrn-10-1", (3, 32, 32), 10, norm="group"))
+    small, x = prune(model, model.initial(0), 0.6), torch.rand(2, 3, 32, 32)
+    expected = pruned_module(model, small)(x)
+    view = SlicedModel(model)
+    torch.testing.assert_close(view(small, x), expected)
+    torch.testing.assert_close(view.for_another_thread()(small, x), expected)

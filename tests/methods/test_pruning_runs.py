@@ -19,16 +19,17 @@ from undergrowth.models import builder
 from undergrowth.reproduce.metrics import measure
 from undergrowth.runs import Store
 
-MODEL = {"name": "wrn-10-1", "norm": "group"}
 COMMON: dict[str, Any] = {"clients": 5, "partition": "iid", "rounds": 1, "batch": 64, "public": 0.05, "fleet": "reft-5"}
+COMMON |= {"model": "mlp", "model_options": {"hidden": [40, 30]}}
 OPTIONS = {"server_epochs": 1, "server_batch": 64, "f_lambda": 100}
 REMOVED = {"reft-10": 0.9, "reft-20": 0.8, "reft-40": 0.6, "reft-60": 0.4, "reft-100": 0.0}
 
 
 def run(folder: Path, method: str, options: dict[str, Any], **more: Any) -> ug.Result:
     settings = {**COMMON, "data_options": {"train_samples": 300}, "progress": False, **more}
-    model = {"model": "wrn-10-1", "model_options": {"norm": "group"}} if "model" not in more else {}
-    return ug.run(method=method, options=options, **model, **settings, out=str(folder))
+    if "model" in more:
+        del settings["model_options"]
+    return ug.run(method=method, options=options, **settings, out=str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def pruned(folder: Path) -> ug.Result:
 
 def sizes(fraction: float) -> int:
     """Bytes of the model without this fraction of its channels."""
-    model = Model(builder("wrn-10-1", (1, 8, 8), 10, norm="group"))
+    model = Model(builder("mlp", (1, 8, 8), 10, hidden=[40, 30]))
     return 4 * sum(value.numel() for value in prune(model, model.initial(0), fraction).values())
 
 
@@ -63,9 +64,7 @@ def test_a_device_gets_the_model_that_fits_its_speed_and_sends_logits_once(prune
 
 def test_the_plan_has_the_bytes_and_flops_of_the_ledger(pruned: ug.Result) -> None:
     settings = {key: value for key, value in COMMON.items() if key != "rounds"}
-    rows = ug.plan(
-        "reft", **settings, model="wrn-10-1", model_options={"norm": "group"}, data_options={"train_samples": 300},
-    )  # fmt: skip
+    rows = ug.plan("reft", **settings, data_options={"train_samples": 300})
     tiers = {facts["device"]: facts["tier"] for facts in pruned.clients}
     booked = {tiers[row.child]: (row.bytes_down, row.bytes_up, row.flops) for row in pruned.ledger.rows()}
     assert {row["device"]: (row["bytes_down"], row["bytes_up"], row["flops"]) for row in rows} == booked
@@ -105,7 +104,7 @@ def test_one_level_for_all_leaves_fast_devices_idle(folder: Path) -> None:
 
 
 def run_products(fraction: float) -> int:
-    whole = builder("wrn-10-1", (1, 8, 8), 10, norm="group")()
+    whole = builder("mlp", (1, 8, 8), 10, hidden=[40, 30])()
     return count_products(pruned_copy(whole, fraction), torch.zeros(1, 1, 8, 8))
 
 
