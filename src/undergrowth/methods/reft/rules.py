@@ -142,7 +142,7 @@ class LogitsServer(Server):
             warnings.warn(f"no device has samples of {kind} {', '.join(missing)}: not distilled", stacklevel=2)
         if not held:
             return state
-        data = {X: public.x, Y: public.y, TEACHER: combined.tensors[LOGITS].to(public.x.dtype)}
+        data = {X: public.x, Y: public.y, TEACHER: combined.tensors[LOGITS].to(public.x)}
         loss = TeacherLoss(options.distill, options.temperature, held)
         training = (options.server_lr, options.server_epochs, options.server_batch)
         model = train_on_server(task, state[MODEL], data, loss, context, *training, optimiser=Adam())
