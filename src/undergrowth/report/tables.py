@@ -120,6 +120,20 @@ def facts(rows: Iterable[tuple[str, Any]]) -> Table:
     return built
 
 
+DEVICE_COLUMNS = (
+    "device", "class", "samples", "accuracy", "rounds", "down", "up", "computed", "energy", "computing", "memory",
+)  # fmt: skip
+
+
+def device_cells(device: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a finished run says about one of its devices, for a table with `DEVICE_COLUMNS`."""
+    return (
+        device["device"], device["tier"], count(device["samples"]), score(device["accuracy"]), device["rounds"],
+        size(device.get("bytes_down")), size(device.get("bytes_up")), operations(device.get("flops")),
+        energy(device.get("joules")), duration(device.get("compute_seconds")), size(device.get("memory")),
+    )  # fmt: skip
+
+
 def cost_table(totals: dict[str, Any]) -> Table:
     """The costs of a run."""
     rows = [(title, formatted(totals.get(key))) for key, title, formatted in COSTS]
