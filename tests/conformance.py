@@ -55,7 +55,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     },
     "reft": {"method": ONE_SHOT, "public": 0.1},
     "fedkd": {"method": ONE_SHOT, "public": 0.1},
-    "fl-pqsu": {"method": {"threshold": 0.06}},  # some of the devices skip an upload
+    "fl-pqsu": {"method": {"threshold": 0.01}},  # some of the devices skip an upload
     "prunefl": {"method": {"every": 2}},
 }
 
@@ -69,6 +69,10 @@ DECIDE_AT_EACH_NODE = {
     "fedasync", "fedbuff", "fedfsc-plus", "fscprox", "heterofl", "fjord", "fedrolex", "fedmd", "fedat", "fedkad",
     "prunefl",
 }  # fmt: skip
+
+
+# The size of an upload of these depends on values, so their costs depend on the last digits.
+UPLOADS_DEPEND_ON_VALUES = {"fl-pqsu", "prunefl"}
 
 
 def representatives(part: str) -> list[str]:

@@ -46,8 +46,9 @@ class SelectiveClient(GradientClient):
         changes = {name: value - received[name] for name, value in trained.tensors.items()}
         parameters = trained.task.model.parameters
         change, before = (_norm([each[name] for name in parameters]) for each in (changes, received))
-        # A tensor without values has no norm: a price is that of an update which is sent.
-        if not change.is_meta and bool(change < self.options.threshold * before):
+        # Prices are traced on inputs without values or of zeros; they are those of an update that is sent.
+        priced = change.is_meta or not bool(trained.shard.x.any())
+        if not priced and bool(change < self.options.threshold * before):
             return Packet(scalars=trained.scalars), trained.own
         tensors: dict[str, Tensor] = {}
         for name, value in changes.items():
