@@ -27,7 +27,7 @@ from undergrowth.core.client import Loop, run_one_by_one
 from undergrowth.core.names import FINISH, STEPS_DONE, X, Y
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective
-from undergrowth.learning.optimisers import Sgd
+from undergrowth.learning.optimisers import Optimiser, Sgd
 
 TEACHER = "teacher"  # entry of a batch: the logits to learn
 LOSSES = ("l1", "ce", "l2")
@@ -96,12 +96,14 @@ def train_on_server(
     epochs: int,
     batch: int,
     split: str | None = None,
+    optimiser: Optimiser = Sgd(),  # noqa: B008
 ) -> dict[str, Tensor]:
-    """The weights after plain SGD on `data`: inputs x, labels y, and other entries that the objective uses.
+    """The weights after training on `data`: inputs x, labels y, and other entries that the objective uses.
 
     The inputs are not augmented, because these entries, such as a teacher's logits, belong to the inputs as they are.
     """
-    (trained,) = train_all_on_server(task, [weights], [data], objective, context, lr, epochs, batch, split)
+    settings = (lr, epochs, batch, split, optimiser)
+    (trained,) = train_all_on_server(task, [weights], [data], objective, context, *settings)
     return trained
 
 
@@ -115,13 +117,14 @@ def train_all_on_server(
     epochs: int,
     batch: int,
     split: str | None = None,
+    optimiser: Optimiser = Sgd(),  # noqa: B008
 ) -> list[dict[str, Tensor]]:
     """The same for several models of one architecture, each with its own data. The engine may compute them at once.
 
     All draw the same random numbers, so models with equally many samples see them in the same order.
     """
     task = replace(task, augmentation=None)
-    student = GradientClient(objective, split, AllSelector(), Sgd(), lr, epochs, batch)
+    student = GradientClient(objective, split, AllSelector(), optimiser, lr, epochs, batch)
     loops = []
     for weights, entries in zip(models, data, strict=True):
         down, shard = Packet(weights), Shard(entries[X], entries[Y])

@@ -14,10 +14,9 @@ from undergrowth.core import Context, InputError, Output, Packet, Shard, State, 
 from undergrowth.core.client import LoopClient, Steps, Updates
 from undergrowth.core.names import PHASE, Y
 from undergrowth.learning.batch_statistics import StatisticsClient, statistics_names
-from undergrowth.learning.features import ModelView
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import LossInputs, Objective, TaskLoss
-from undergrowth.learning.width import widths_of
+from undergrowth.learning.width import SlicedModel
 
 RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 RATIO, OFFSET = "ratio", "offset"  # scalars of a packet: which slice it holds
@@ -54,14 +53,6 @@ class SliceOptions(WidthOptions):
         return "method.masked leaves out the classes that a device does not have" if self.masked else ""
 
 
-class SlicedModel(ModelView):
-    """A model that also runs with the weights of a slice: layers that group channels adapt their number of groups."""
-
-    def run(self, weights: Weights, x: Tensor, **options: Any) -> Output:
-        with widths_of(self.whole).set_groups(self.whole, weights):
-            return self.whole.run(weights, x, **options)
-
-
 class ScaledModel(SlicedModel):
     """The same, with the outputs of hidden layers divided by the part of their channels in the slice, in training.
 
@@ -69,7 +60,7 @@ class ScaledModel(SlicedModel):
     """
 
     def run(self, weights: Weights, x: Tensor, *, training: str | bool = False, **options: Any) -> Output:
-        scaled = weights if training is False else widths_of(self.whole).scale_up(weights)
+        scaled = weights if training is False else self.widths.scale_up(weights)
         return super().run(scaled, x, training=training, **options)
 
 

@@ -24,8 +24,11 @@ from undergrowth.methods.fedrolex import FedRolex
 from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
+from undergrowth.methods.fl_pqsu import FLPQSU
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.prunefl import PruneFL
+from undergrowth.methods.reft import REFT, FedKD
 from undergrowth.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
@@ -60,10 +63,47 @@ METHODS: dict[str, type[Method]] = {
     "fedkad": FedKAD,
     "fedmezo": FedMeZO,
     "distmezo": DistMeZO,
+    "reft": REFT,
+    "fedkd": FedKD,
+    "fl-pqsu": FLPQSU,
+    "prunefl": PruneFL,
 }
 
 __all__ = [
-    "METHODS", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM",
-    "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedMeZO",
-    "FedNova", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "Scaffold",
+    "FLPQSU",
+    "METHODS",
+    "REFT",
+    "Central",
+    "DistMeZO",
+    "FSCProx",
+    "FedAT",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAsync",
+    "FedAvg",
+    "FedAvgM",
+    "FedBN",
+    "FedBuff",
+    "FedDyn",
+    "FedFSC",
+    "FedFSCPlus",
+    "FedFT",
+    "FedFTEDS",
+    "FedFTRDS",
+    "FedKAD",
+    "FedKD",
+    "FedMD",
+    "FedMeZO",
+    "FedNova",
+    "FedProx",
+    "FedRolex",
+    "FedSGD",
+    "FedSplit",
+    "FedYogi",
+    "FjORD",
+    "HeteroFL",
+    "Local",
+    "Moon",
+    "PruneFL",
+    "Scaffold",
 ]  # fmt: skip

@@ -59,7 +59,8 @@ from undergrowth.learning import (
     WidthServer,
     widths_of,
 )
-from undergrowth.learning.slice_client import RATIO, SlicedModel, slice_upload
+from undergrowth.learning.slice_client import RATIO, slice_upload
+from undergrowth.learning.width import SlicedModel
 
 KEPT = "kept"  # entry of the carry: channels that each of the coming steps trains, steps × sets of channels
 
