@@ -14,7 +14,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from undergrowth.core.errors import InputError, find_meant, suggest
-from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet, resnet, vgg, wrn
+from undergrowth.models import (
+    cnn,
+    efficientnet,
+    logistic,
+    lstm,
+    mlp,
+    mobilenet,
+    resnet,
+    squeezenet,
+    transformer,
+    vgg,
+    wrn,
+)
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.checks import (
     check_classes,
@@ -41,10 +53,13 @@ TABLE: tuple[Architecture, ...] = (
     resnet.RESNET_18,
     resnet.RESNET_34,
     vgg.VGG_16,
+    squeezenet.SQUEEZENET,
     mobilenet.MOBILENETV3_SMALL,
     efficientnet.EFFICIENTNET_B0,
+    efficientnet.EFFICIENTNET_LITE0,
     lstm.LSTM,
     lstm.LSTM_WORDS,
+    transformer.TRANSFORMER,
 )
 
 
