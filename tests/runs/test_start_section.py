@@ -22,7 +22,9 @@ from ..fleet_files import fleet_file
 
 SECTIONS = [
     ({"weights": "a.pt", "data": "digits"}, "has weights and data; give one of them"),
-    ({"lr": 0.1}, "has lr, which is for training on other data; give data as well"),
+    ({"lr": 0.1}, "has lr, which is for training on other data or by a method; give one of them"),
+    ({"rounds": 2}, "has rounds without method; give its name as well"),
+    ({"method": {"rounds": 2}}, "start.method.name is missing"),
     ({"epochs": 5, "warm_rounds": 1}, "has epochs, which is for training on other data"),
     ({"warm_epochs": 3}, "has warm_epochs without warm_rounds"),
     ({"warm_rounds": -1}, "start.warm_rounds -1 should be greater than or equal to 0"),
