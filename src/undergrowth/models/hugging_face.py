@@ -137,7 +137,7 @@ class TextClassifier(Classifier):
         if self.explicit:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
             more = {"position_ids": positions, "token_type_ids": torch.zeros_like(tokens)}
-        vectors = self.backbone(input_ids=tokens, attention_mask=is_token.long(), **more).last_hidden_state
+        vectors = self.backbone(input_ids=tokens, attention_mask=is_token.long(), **more)["last_hidden_state"]
         # One tensor, so that the features at this level are all that the part above needs.
         marked = torch.cat([vectors, is_token.unsqueeze(2).to(vectors.dtype)], 2)
         logits: Tensor = self.head(self.pool(marked))
@@ -170,7 +170,7 @@ class ImageClassifier(Classifier):
         self.resize = nn.Identity() if image_size is None else Resize(image_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.pool(self.backbone(pixel_values=self.resize(x)).last_hidden_state))
+        logits: Tensor = self.head(self.pool(self.backbone(pixel_values=self.resize(x))["last_hidden_state"]))
         return logits
 
 
