@@ -68,7 +68,7 @@ def check_image_size(
         return tuple(shape)
     if not _is_count(image_size) or not isinstance(image_size, int):
         raise InputError(
-            f"model {name}: image_size must be a whole number of at least 1, such as 128, not {image_size!r}"
+            f"model {name}: image_size must be a number of pixels per side, such as 128, not {image_size!r}"
         )
     if architecture.takes == "tokens" or len(shape) != 3:
         raise InputError(f"model {name}: image_size {image_size} is for images, not for inputs of shape {tuple(shape)}")
