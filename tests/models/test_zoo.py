@@ -44,7 +44,6 @@ CASES: list[Case] = [
     ("efficientnet-b0", (1, 17, 17), "batch", {}),
     ("efficientnet-b0", (3, 8, 8), "group", {}),
     ("efficientnet-lite0", (3, 40, 33), "batch", {}),
-    ("efficientnet-lite0", (1, 16, 16), "group", {"stride": 1}),
     ("squeezenet", (3, 32, 32), "none", {}),
     ("squeezenet", (1, 17, 20), "none", {}),
     ("transformer", (6,), "none", {"vocabulary": 11, "width": 8}),
