@@ -4,7 +4,11 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Makes torch compute as a CPU without vector instructions would: other last digits on the same machine.
 OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 
-.PHONY: run check test test-arithmetic test-all test-gpu bench clean
+# Tests that are skipped in .venv, which does not have these libraries.
+EXTRAS_TESTS := tests/data/loaders/test_table.py tests/data/loaders/test_hugging_face.py tests/report/test_export.py \
+	tests/callbacks/test_trackers.py
+
+.PHONY: run check test test-arithmetic test-all test-extras test-gpu bench clean
 
 run: .venv/base  ## sets up what a run needs and runs the main job on an embedded data set
 	$(BIN)/undergrowth run --method fedavg --rounds 20 --clients 20
@@ -20,8 +24,11 @@ test: check  ## sets up everything and passes the tests
 test-arithmetic: .venv/dev  ## the tests of equality once more, with another CPU's rounding
 	$(OTHER_ARITHMETIC) $(PYTEST) -m "equality and not slow"
 
-test-all: check  ## all tests, also the slow ones: the full product of methods and engines, Ray, the wheel; with coverage
+test-all: check test-extras  ## all tests, also the slow ones: the full product of methods and engines, Ray, the wheel; with coverage
 	$(PYTEST) -m "" --cov --cov-report=term:skip-covered
+
+test-extras: .venv-extras/ready  ## the tests that need the libraries of optional extras: Parquet, Hugging Face, pandas, trackers
+	.venv-extras/bin/python -m pytest -m "" -rs $(EXTRAS_TESTS)
 
 test-gpu: .venv/dev  ## the tests that need a GPU
 	$(BIN)/python -m pytest -n 0 -m gpu
@@ -42,5 +49,10 @@ bench: .venv/base  ## the benchmarks, each against a reference in the same run; 
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch .venv/dev
 
+.venv-extras/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-extras
+	.venv-extras/bin/pip install --quiet --editable ".[extras]"
+	touch .venv-extras/ready
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-extras

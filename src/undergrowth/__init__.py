@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         models,
         report,
         reproduce,
+        serve,
         sweeps,
     )
     from undergrowth import simulation as simulation
@@ -51,13 +52,13 @@ _NAMES = {
 }
 _PACKAGES = (
     "callbacks", "core", "data", "devices", "engines", "learning", "methods", "models", "report", "reproduce", "runs",
-    "simulation", "sweeps", "topology",
+    "serve", "simulation", "sweeps", "topology",
 )  # fmt: skip
 
 __all__ = [
     "InputError", "Result", "RunError", "RunWarning", "SweepResult", "callbacks", "core", "data", "devices", "engines",
-    "learning", "list", "load", "methods", "models", "plan", "report", "reproduce", "resume", "run", "simulation",
-    "sweep", "sweeps", "topology",
+    "learning", "list", "load", "methods", "models", "plan", "report", "reproduce", "resume", "run", "serve",
+    "simulation", "sweep", "sweeps", "topology",
 ]  # fmt: skip
 
 

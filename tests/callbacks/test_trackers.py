@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,15 @@ def test_weights_and_biases_has_the_history(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("WANDB_SILENT", "true")
     result = start(tmp_path, [WeightsAndBiases(project="ours", mode="offline")])
     (file,) = result.folder.glob("wandb/offline-run-*/run-*.wandb")
+    # Another process of W&B writes the file, also after `finish` has returned. Its last record is "exit".
+    records: list[Any] = []
+    for _ in range(600):
+        records = [wandb_internal_pb2.Record.FromString(data) for data in _records(file.read_bytes())]
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            break
+        time.sleep(0.1)
     found = {}
-    for data in _records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for record in records:
         if record.WhichOneof("record_type") == "history":
             items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
             found[int(items["_step"])] = float(items["accuracy"])

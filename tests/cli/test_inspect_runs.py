@@ -19,6 +19,7 @@ def test_list(type_command, runs_folder: str) -> None:
     rows = last_json(type_command("list", "--out", runs_folder, "--json").stdout)
     assert [row["run"] for row in rows] == ids(runs_folder)
     assert rows[0]["status"] == "done" and rows[0]["rounds_done"] == 2 and 0 < rows[0]["accuracy"] <= 1
+    assert [row["options"] for row in rows] == [{}, {"mu": 0.5}]
 
 
 def test_list_of_an_empty_store(type_command) -> None:
@@ -36,6 +37,11 @@ def test_show(type_command, runs_folder: str) -> None:
     found = last_json(type_command("show", "last", "--out", runs_folder, "--json").stdout)
     assert found["learning_efficiency"] > 0
     assert len(found["history"]) == 2 and found["settings"]["method"] == {"name": "fedprox", "mu": 0.5}
+    devices = last_json(type_command("show", "last", "--out", runs_folder, "--json", "--devices").stdout)["devices"]
+    lines = type_command("show", "last", "--out", runs_folder, "--devices").stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.strip().startswith("device-")] == [
+        row["device"] for row in devices
+    ]
     done = type_command("show", "2026x", "--out", runs_folder)
     assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
 

@@ -50,6 +50,21 @@ def test_a_table(type_command, tmp_path: Path) -> None:
     assert {ordering["pair"] for ordering in facts["orderings"]} >= {"FedAvg with FSCProx > FedAvg"}
 
 
+def test_several_tables_and_a_time_limit(type_command) -> None:
+    words = ("reproduce", "4.7", "4.8", "--only", "FedFSC+(FedAvg) | Without", "-o", "pages")
+    done = type_command(*words, "--minutes", "1e-6")
+    assert done.exit_code == 130 and not Store("runs").runs()
+    assert "the time limit was reached, with unfinished runs of 4.7, 4.8: the same command continues" in done.stderr
+    assert "## Not finished" in Path("pages/4.7.md").read_text(encoding="utf-8")
+    done = type_command(*words)
+    assert done.exit_code == 0 and len(Store("runs").runs()) == 1, done.output  # the tables share the run
+    for table in ("4.7", "4.8"):
+        page = Path(f"pages/{table}.md").read_text(encoding="utf-8")
+        assert f"# Table {table}: " in page and "Not finished" not in page
+    facts = last_json(type_command(*words, "--seeds", "2", "--estimate", "--json").stdout)
+    assert facts["runs"] == 1 and [each["runs"] for each in facts["tables"].values()] == [1, 0]
+
+
 def test_an_estimate_runs_nothing(type_command, tmp_path: Path) -> None:
     words = ("reproduce", "4.7", "--only", "FedAvg", "--seeds", "2", "--jobs", "auto", "--estimate")
     done = type_command(*words)
@@ -71,7 +86,10 @@ def test_an_estimate_runs_nothing(type_command, tmp_path: Path) -> None:
         (["6.3", "--scale", "full"], "table 6.3 needs missing data: cifar10 (give --data-path cifar10=FOLDER"),
         (["4.3", "-o", "no/such/page.md"], "there is no folder 'no/such'"),
         (["4.3", "--jobs", "many"], "jobs 'many' must be auto, or a number of at least 1"),
-        (["4.3", "-o", "page.txt"], "--output 'page.txt' must end in .md or .html"),
+        (["4.3", "-o", "page.txt"], "--output 'page.txt' must end in .md or .html, or be a folder"),
+        (["4.3", "4.5", "-o", "page.md"], "--output 'page.md' must be a folder for the pages of 2 tables"),
+        (["4.3", "4.55"], "table '4.55' is not known; did you mean '4.5'?"),
+        (["4.3", "--minutes", "0"], "minutes 0.0 must be above 0"),
         (["4.3", "--jobs", "0"], "jobs 0 must be auto, or a number of at least 1"),
     ],
 )

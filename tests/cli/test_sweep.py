@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_sweep_ends_with_a_table_and_a_page(type_command: Callable[..., Any], file: Path) -> None:
-    done = type_command("sweep", file, "--accuracy", 0.01)
+    done = type_command("sweep", file, "--accuracy", 0.01, "--latex", "table.tex")
     assert done.exit_code == 0, done.output
     words = [line.split() for line in done.stdout.splitlines()]
     (header,) = [line for line in words if line[:3] == ["variant", "seeds", "accuracy"]]
@@ -42,7 +42,7 @@ def test_a_sweep_ends_with_a_table_and_a_page(type_command: Callable[..., Any], 
     assert "To reach an accuracy of 0.0100" in done.stdout and "2 of 2" in done.stdout
     assert "ended by rounds: 4 of 4 runs" in done.stdout
     assert "note: fedbuff does not use fleet.deadline 30.0; it has no effect" in done.stdout
-    assert Path("runs/both.html").exists()
+    assert Path("runs/both.html").exists() and "fedbuff & 2 & " in Path("table.tex").read_text(encoding="utf-8")
     assert "4 of 4 runs: fedbuff, seed 1" in done.stderr
 
     again = type_command("sweep", file, "--json")
@@ -83,6 +83,7 @@ def test_a_wrong_variant_is_refused_before_anything_starts(type_command: Callabl
         "error: variant 'fedavg, batch 0': train.batch 0 should be greater than or equal to 1"
     )
     assert type_command("sweep", "nowhere.yaml").exit_code == 2
+    assert "'.' is a folder; name a file" in type_command("sweep", file, "--latex", ".").stderr
     file.write_text("sweep: [{name: slow}]", encoding="utf-8")
     assert f"`undergrowth sweep {file}` runs them" in type_command("run", file).stderr
 

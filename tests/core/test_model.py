@@ -222,3 +222,22 @@ def test_a_model_on_another_torch_device_leaves_the_first_where_it_was(staged: M
     weights = staged.initial(0)
     assert not any(value.is_meta for value in weights.values())
     assert torch.equal(staged(weights, inputs), Model(staged.build)(weights, inputs))
+
+
+def test_a_module_that_calls_view_after_pooling_runs() -> None:
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.pool, self.fc = nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Linear(12, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.pool(self.convolution(x))
+            return self.fc(x.view(x.size(0), -1))
+
+    model = Model(Viewing)
+    weights, x = model.initial(0), torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    module = Viewing()
+    module.load_state_dict(weights)
+    assert torch.allclose(model(weights, x), module(x))
+    gradients = torch.func.grad(lambda weights: model.run(weights, x, training=True).logits.sum())(weights)
+    assert gradients["convolution.weight"].shape == (3, 2, 3, 3)

@@ -80,7 +80,7 @@ def test_runs_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 def test_the_workload_of_a_table(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    workload = Reproduction("9.1", seeds=2, jobs="auto").estimate()
+    workload = Reproduction(["9.1"], seeds=2, jobs="auto").estimate()
     # Two methods, with and without pretraining, and the pretraining itself, each with two seeds.
     assert len(workload.jobs) == 10 and workload.parallel >= 1 and not Store("runs").runs()
     assert workload.estimate is not None and set(workload.estimate.work) == {job.key for job in workload.jobs}

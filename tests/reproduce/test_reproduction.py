@@ -11,7 +11,7 @@ import pytest
 from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError, RunError
 from undergrowth.data import load
-from undergrowth.reproduce import Table, TableResult, catalogue, reproduce_table, reproduction
+from undergrowth.reproduce import Table, TableResult, catalogue, reproduce_table, table_plan
 from undergrowth.reproduce.data_paths import DataPaths, parse_data_paths
 from undergrowth.reproduce.jobs import plan_cell
 from undergrowth.reproduce.metrics import mean_curve, measure
@@ -151,7 +151,7 @@ def test_small_gaps_get_four_seeds(table: Table, executed: list, monkeypatch: py
         row = store.run(run)
         return accuracies[row["method"]][row["seed"]]
 
-    monkeypatch.setattr(reproduction, "measure", measured)
+    monkeypatch.setattr(table_plan, "measure", measured)
     result = reproduce_table("9.1", seeds=2, only="FedAvg | FedProx")
     assert result.unsettled == [("FedAvg", "digits, even"), ("FedProx", "digits, even")]
     settled = reproduce_table("9.1", seeds=2, only="FedAvg | FedProx", more_seeds=True)

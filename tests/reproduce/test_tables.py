@@ -141,6 +141,34 @@ def test_tables_share_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one:
     assert runs_of(one, scale) & runs_of(other, scale)
 
 
+def test_table_6_4_has_only_one_row_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretrainings of equal settings are the same run, whatever the number of devices of the table."""
+    monkeypatch.chdir(tmp_path)
+    own = runs_of("6.4", "small") - runs_of("6.8", "small")
+    assert len(own) == load_tables()["6.4"].scale("small").seeds and all('"cifar100"' in key for key in own)
+
+
+def test_chapter_4_is_not_augmented() -> None:
+    for name in EXPECTED:
+        augmented = {
+            "augment" in raw["data"] for cell in build_cells(load_tables()[name], "full") for raw in cell.experiments
+        }
+        if name.removeprefix("figure-")[0] in "24":
+            assert augmented == {False}, name
+
+
+def test_a_sum_over_ten_classes_is_ten_times_their_mean() -> None:
+    """Table 5.9 takes the runs of some rows for others."""
+    weights = {cell.place: cell.raw["method"] for cell in build_cells(load_tables()["5.9"], "full")}
+    for row in ("beta 0.01", "beta 0.1", "beta 0.5", "beta 1"):
+        for column, classes in (("CIFAR-10", 10), ("GSC", 35)):
+            mean, read_as_sum = (
+                each["beta"] * (classes if each.get("prototype_reduction") == "sum" else 1)
+                for each in (weights[row, column], weights[f"{row}, sum", column])
+            )
+            assert read_as_sum == pytest.approx(classes * mean)
+
+
 @pytest.mark.parametrize("scale", ["full", "small"])
 @pytest.mark.parametrize("name", ["4.5", "4.7", "4.8"])
 def test_stragglers_train_for_a_tenth_of_the_epochs(name: str, scale: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 import undergrowth as ug
-from undergrowth.core import InputError, tensors_in
+from undergrowth.core import InputError, Method, tensors_in
+from undergrowth.learning import RandomSelector
 from undergrowth.runs import Store, checkpoint
 from undergrowth.runs.execution import resume, start
+from undergrowth.runs.stored_experiment import object_options
 
 from .objects import Own, dataset, digest, linear, normed, without_wall
 
@@ -236,3 +239,25 @@ def test_tensors_of_a_checkpoint_are_aligned_in_memory(tmp_path: Path) -> None:
     checksum = checkpoint.write(tmp_path / "file", tree)
     for value in tensors_in(checkpoint.read(tmp_path / "file", checksum)[0]):
         assert value.data_ptr() % 64 == 0 and value.untyped_storage().nbytes() == value.nbytes
+
+
+def test_the_options_of_a_method_object_are_stored_and_compared(interrupted, out):
+    interrupted({"train": {"rounds": 3}}, 1, method=ug.methods.FedProx(mu=0.2), data=Own(), model=linear)
+    assert Store(out).runs()[-1]["experiment"]["settings"]["method"]["mu"] == 0.2
+    with pytest.raises(InputError, match=r"method\.mu 0\.3 of the object is not that of run '.*', 0\.2"):
+        ug.resume("last", out, method=ug.methods.FedProx(mu=0.3), data=Own(), model=linear)
+    ug.resume("last", out, method=ug.methods.FedProx(mu=0.2), data=Own(), model=linear)
+
+
+def test_an_option_that_json_does_not_have_is_stored_as_text():
+    @dataclass(frozen=True)
+    class Picky(Method):
+        name: str = "picky"
+        ratios: tuple[float, ...] = (1.0, 0.5)
+        selector: Any = RandomSelector(0.5)
+        loss: Any = len
+
+    stored = object_options(Picky())
+    assert stored == {
+        "ratios": [1.0, 0.5], "selector": "RandomSelector(fraction=0.5)", "loss": "builtin_function_or_method",
+    }  # fmt: skip

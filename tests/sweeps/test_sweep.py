@@ -190,3 +190,15 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [worker_pool.share_of_cores(place, 7) for place in (0, 4, 5, 6)] == [[0], [8], [0], [2]]
     monkeypatch.delattr(worker_pool.os, "sched_getaffinity")
     assert worker_pool.share_of_cores(0, 2) is None
+
+
+def test_the_page_and_the_tables_have_the_names_of_the_variants(tmp_path: Path) -> None:
+    named = [{"name": "slow", "train": {"lr": 0.01}}, {"name": "fast & loose", "train": {"lr": 0.5}}]
+    result = ug.sweep({**SMALL, "run": {"engine": "serial", "seed": [0, 1]}, "sweep": named})
+    page = result.page(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "fast &amp; loose, seed 1" in page and "fedavg, lr" not in page
+    table = result.latex(tmp_path / "table.tex")
+    assert (tmp_path / "table.tex").read_text(encoding="utf-8") == table
+    first, second = table.splitlines()[4:6]
+    assert first.startswith(f"slow & 2 & ${100 * result.rows[0]['accuracy']:.2f}")
+    assert second.startswith("fast \\& loose & 2 & ")

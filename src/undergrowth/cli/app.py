@@ -30,12 +30,20 @@ from undergrowth.cli.report import report
 from undergrowth.cli.reproduce import reproduce
 from undergrowth.cli.resume import resume
 from undergrowth.cli.run import run
+from undergrowth.cli.serve import serve
 from undergrowth.cli.show import show
 from undergrowth.cli.sweep import sweep
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run experiments": {"plan": plan, "run": run, "sweep": sweep, "resume": resume, "reproduce": reproduce},
-    "Inspect runs": {"list": list_runs, "show": show, "compare": compare, "report": report, "export": export},
+    "Inspect runs": {
+        "list": list_runs,
+        "show": show,
+        "compare": compare,
+        "report": report,
+        "serve": serve,
+        "export": export,
+    },
     "List what is available": {
         "methods": methods,
         "datasets": datasets,
@@ -63,6 +71,8 @@ _EXAMPLES = """
   undergrowth compare last 20260102                     two runs, each by id, start of its id, or `last`
 
   undergrowth report last -o page.html                  an HTML page with all figures of a run
+
+  undergrowth serve                                     all runs in a browser, live while they run
 
   undergrowth export 'runs/*' --latex                   a table of all runs, mean and deviation over seeds
 

@@ -1,24 +1,28 @@
-"""`undergrowth reproduce`: runs a published table again and compares the figures."""
+"""`undergrowth reproduce`: runs published tables again and compares the figures."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError
+from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError, one_line
 from undergrowth.cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
-    from undergrowth.reproduce import TableResult
+    from undergrowth.reproduce import Results, TableResult
+
+ALL = "all"  # in place of the names of tables
 
 
 def reproduce(
-    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Number of the table, such as 4.3.")] = None,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="TABLE...", help="Numbers of tables, such as 4.3; all: every one.")
+    ] = None,
     scale: Annotated[
         str,
         typer.Option(metavar="NAME", help="full: as published; small: minutes on a GPU; smoke: seconds, on digits."),
@@ -40,6 +44,10 @@ def reproduce(
         bool, typer.Option(help="Four seeds for cells whose gap is below two standard errors.")
     ] = False,
     estimate: Annotated[bool, typer.Option(help="Only say which runs are missing and how long they take.")] = False,
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Time limit: start no run after it, and stop others at the end of their round."),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="Torch device: cpu, cuda or cuda:0.")] = "cpu",
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="Engine. (Default: serial on a CPU, vector on a GPU.)")
@@ -47,13 +55,19 @@ def reproduce(
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for runs.")] = "runs",
     target: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Also write a page: FILE.md, or FILE.html with plots."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PATH",
+            help="Also write a page: FILE.md, or FILE.html with plots; a FOLDER gets a Markdown page for each table.",
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List the tables and figures. With TABLE: run it and print our numbers beside the published ones.
+    """List the tables and figures. With TABLE: run them and print our numbers beside the published ones.
 
-    Each cell and seed is one run. If the command is repeated, it reuses finished runs and resumes interrupted ones.
+    Each cell and seed is one run; runs of all tables share the jobs. If the command is repeated, it reuses finished
+    runs and resumes interrupted ones.
 
     Examples:
 
@@ -62,54 +76,85 @@ def reproduce(
       undergrowth reproduce figure-4.9 -o figure.html
 
       undergrowth reproduce 6.8 --scale small --device cuda --jobs auto --data-path cifar10=~/data/cifar10 -o table.md
+
+      undergrowth reproduce all --scale small --device cuda --jobs auto --minutes 9 -o pages
     """
     from undergrowth.cli.reproduce_progress import print_workload, show_progress
-    from undergrowth.reproduce import Reproduction, find_table, markdown
+    from undergrowth.reproduce import Reproduction, load_tables
     from undergrowth.reproduce.data_paths import parse_data_paths
-    from undergrowth.reproduce.html_page import render_html
     from undergrowth.reproduce.reproduction import data_sources
 
-    if table is None:
+    if not tables:
         _print_tables(json)
         return
-    published = find_table(table)
-    known = {source for each in published.scales for source in data_sources(published, each)}
-    paths = parse_data_paths(data_path or [], known)
-    _check_target(target)
+    named = list(load_tables()) if tables == [ALL] else tables
     count = int(jobs) if jobs.isdecimal() else jobs
-    task = Reproduction(table, scale, seeds, paths, device, engine, only, out, count)
+    task = Reproduction(named, scale, seeds, {}, device, engine, only, out, count, minutes)
+    known = {source for each in task.published.values() for size in each.scales for source in data_sources(each, size)}
+    task = replace(task, paths=parse_data_paths(data_path or [], known))
+    page_of = _page_files(target, list(task.published))
     if estimate:
         print_workload(task.estimate(), json)
         return
+    command = shlex.join(["undergrowth", *sys.argv[1:]])
+
+    def show(result: TableResult) -> None:
+        page = page_of.get(result.table.name)
+        if page:
+            _write_page(result, command, device, page)
+        if json:
+            print_json(_json_result(result, command, device))
+        else:
+            _print_result(result, command, device, page)
+
     try:
         with show_progress() as hooks:
-            result = task.run(more_seeds, **hooks)
+            results = task.run(more_seeds, on_result=show, **hooks)
     except KeyboardInterrupt:
         raise CommandError(INTERRUPTED, "interrupted: the same command continues where it stopped") from None
-    command = shlex.join(["undergrowth", *sys.argv[1:]])
-    if target is not None:
-        render = render_html if target.endswith(".html") else markdown.render_page
-        Path(target).expanduser().write_text(render(result, command, device), encoding="utf-8")
-    conditions = markdown.conditions(result, command, device)
-    if json:
-        print_json(_json_result(result, conditions))
-    else:
-        _print_result(result, conditions, target)
-    if result.failed:
-        cell, reason = next(iter(result.failed.items()))
-        message = f"failed: {len(result.failed)} cells of {published.label}, the first {cell}: {reason}"
-        raise CommandError(FAILED, message)
+    _report_shortcomings(results)
 
 
-def _check_target(target: str | None) -> None:
+def _report_shortcomings(results: Results) -> None:
+    """End the command with an error if a cell of a table failed, or was not finished in time."""
+    failed = [f"{name}: {one_line(error)}" for name, error in results.failed.items()]
+    for result in results.tables.values():
+        if result.failed:
+            cell, reason = next(iter(result.failed.items()))
+            failed.append(f"{len(result.failed)} cells of {result.table.label}, the first {cell}: {reason}")
+    late = [result.table.name for result in results.tables.values() if result.unfinished]
+    time_over = f"the time limit was reached, with unfinished runs of {', '.join(late)}: the same command continues"
+    if failed:
+        raise CommandError(FAILED, f"failed: {'; '.join([*failed, *([time_over] if late else [])])}")
+    if late:
+        raise CommandError(INTERRUPTED, time_over)
+
+
+def _page_files(target: str | None, tables: list[str]) -> dict[str, Path]:
+    """The file of the page of each table; empty without `target`. Creates a folder for several pages."""
     from undergrowth.core import InputError
 
     if target is None:
-        return
-    if not target.endswith((".md", ".html")):
-        raise InputError(f"--output '{target}' must end in .md or .html")
-    if not Path(target).expanduser().resolve().parent.is_dir():
+        return {}
+    path = Path(target).expanduser()
+    if not path.resolve().parent.is_dir():
         raise InputError(f"--output '{target}': there is no folder '{Path(target).parent}'")
+    if path.suffix in (".md", ".html"):
+        if len(tables) > 1:
+            raise InputError(f"--output '{target}' must be a folder for the pages of {len(tables)} tables")
+        return {tables[0]: path}
+    if path.is_file() or (path.suffix and not path.is_dir()):
+        raise InputError(f"--output '{target}' must end in .md or .html, or be a folder")
+    path.mkdir(exist_ok=True)
+    return {table: path / f"{table}.md" for table in tables}
+
+
+def _write_page(result: TableResult, command: str, device: str, page: Path) -> None:
+    from undergrowth.reproduce.html_page import render_html
+    from undergrowth.reproduce.markdown import render_page
+
+    render = render_html if page.suffix == ".html" else render_page
+    page.write_text(render(result, command, device), encoding="utf-8")
 
 
 def _print_tables(json: bool) -> None:
@@ -132,9 +177,9 @@ def _print_tables(json: bool) -> None:
     console().print(table(columns, shown, right=(3, 4, 5)))
 
 
-def _print_result(result: TableResult, conditions: list[str], target: str | None) -> None:
+def _print_result(result: TableResult, command: str, device: str, page: Path | None) -> None:
     from undergrowth.report.tables import table
-    from undergrowth.reproduce.markdown import cost_grid, number_grid, seeds_line
+    from undergrowth.reproduce.markdown import conditions, cost_grid, number_grid, seeds_line, shortcomings
     from undergrowth.reproduce.settings import settings_lines
 
     screen = console()
@@ -151,16 +196,17 @@ def _print_result(result: TableResult, conditions: list[str], target: str | None
         screen.print(seeds)
     for line in settings_lines(result.cells):
         screen.print(f"settings: {line}")
-    for line in conditions:
+    for line in conditions(result, command, device):
         screen.print(f"note: {line}")
-    for title, reasons in (("left out", result.left_out), ("failed", result.failed)):
-        for cell, reason in reasons.items():
-            screen.print(f"{title}: {cell}: {reason}")
-    if target is not None:
-        screen.print(f"wrote the page to '{target}'")
+    for title, lines in shortcomings(result).items():
+        for line in lines:
+            screen.print(f"{title.lower()}: {line}")
+    if page is not None:
+        screen.print(f"wrote the page to '{page}'")
 
 
-def _json_result(result: TableResult, conditions: list[str]) -> dict[str, Any]:
+def _json_result(result: TableResult, command: str, device: str) -> dict[str, Any]:
+    from undergrowth.reproduce.markdown import conditions
     from undergrowth.reproduce.settings import settings_lines
 
     return {
@@ -180,5 +226,6 @@ def _json_result(result: TableResult, conditions: list[str]) -> dict[str, Any]:
         "orderings": [asdict(each) for each in result.orderings],
         "left_out": dict(result.left_out),
         "failed": dict(result.failed),
-        "notes": conditions,
+        "unfinished": dict(result.unfinished),
+        "notes": conditions(result, command, device),
     }  # fmt: skip

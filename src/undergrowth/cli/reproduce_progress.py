@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich import progress
 
 from undergrowth.cli.output import console, print_json
-from undergrowth.report.tables import duration, operations
+from undergrowth.report.tables import duration, operations, table
 from undergrowth.reproduce import Workload
 from undergrowth.sweeps.jobs import Job
 
@@ -64,10 +64,17 @@ def _workload_line(workload: Workload) -> str:
 def print_workload(workload: Workload, json: bool) -> None:
     estimate = workload.estimate
     assert estimate is not None
+    by_table = {
+        name: {"runs": len(keys), "flops": sum(estimate.work[key].flops for key in keys)}
+        for name, keys in workload.tables.items()
+    }
     if json:
         print_json({
             "runs": len(workload.jobs), "parallel": workload.parallel, "flops": estimate.flops,
-            "seconds": estimate.seconds_left, "assumed": estimate.assumed,
+            "seconds": estimate.seconds_left, "assumed": estimate.assumed, "tables": by_table,
         })  # fmt: skip
-    else:
-        console().print(_workload_line(workload))
+        return
+    if len(by_table) > 1:
+        rows = [(name, each["runs"], operations(each["flops"])) for name, each in by_table.items()]
+        console().print(table(("table", "runs of no table before it", "on devices"), rows, right=(1, 2)))
+    console().print(_workload_line(workload))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from undergrowth.cli.output import AsJson, OutFolder, RunName, console, open_store, print_json
 
@@ -12,14 +14,24 @@ if TYPE_CHECKING:
 _MAX_ROUNDS = 10
 
 
-def show(run: RunName, out: OutFolder = "runs", json: AsJson = False) -> None:
+def show(
+    run: RunName,
+    out: OutFolder = "runs",
+    json: AsJson = False,
+    devices: Annotated[bool, typer.Option("--devices", help="Show what each device did and what it cost.")] = False,
+) -> None:
     """Show one run: status, accuracy, costs, last rounds, settings and notes.
 
-    Example: undergrowth show last
+    Examples:
+
+      undergrowth show last
+
+      undergrowth show last --devices
     """
+    from undergrowth.core import InputError
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
-    from undergrowth.report.tables import cost_table, facts, score, start_line, table
+    from undergrowth.report.tables import DEVICE_COLUMNS, cost_table, device_cells, facts, score, start_line, table
     from undergrowth.runs.listing import RUN_FACTS
 
     with open_store(out) as store:
@@ -30,9 +42,16 @@ def show(run: RunName, out: OutFolder = "runs", json: AsJson = False) -> None:
         about = {key: row[key] for key in ("created", "status", *RUN_FACTS)}
         final = {key: value for key, value in totals.items() if key != "round"}
         details = {"settings": row["experiment"]["settings"], "notes": row["notes"], "history": record.rounds}
+        details |= {"devices": record.devices} if devices else {}
         print_json({"run": record.run, **about, **final, **details})
         return
     screen = console()
+    if devices:
+        if not record.devices:
+            raise InputError(f"run '{record.run}' is not finished; its devices are known at its end")
+        rows = [device_cells(device) for device in record.devices]
+        screen.print(table(DEVICE_COLUMNS, rows, right=range(2, len(DEVICE_COLUMNS))))
+        return
     fact_rows = [
         ("run", record.run), ("status", row["status"]), ("created", row["created"]), ("folder", folder),
         ("command", rerun_command(record)),

@@ -28,6 +28,9 @@ def sweep(
         str | None,
         typer.Option("-o", "--output", metavar="FILE.html", help="The page. (Default: FILE.html in the runs' folder.)"),
     ] = None,
+    latex: Annotated[
+        str | None, typer.Option(metavar="FILE.tex", help="Also write a LaTeX table, one row per variant.")
+    ] = None,
     json: AsJson = False,
     report: Annotated[
         bool | None, typer.Option("--report/--no-report", help="Write an HTML page. (Default: unless --json.)")
@@ -56,10 +59,13 @@ def sweep(
 
       undergrowth sweep methods.yaml --jobs 2
 
+      undergrowth sweep methods.yaml --latex table.tex
+
       undergrowth sweep methods.yaml -s "run.seed=[0, 1, 2]" -s train.rounds=50 --accuracy 0.9
 
       undergrowth sweep methods.yaml --json | tail -n 1
     """
+    from undergrowth.core import InputError
     from undergrowth.runs import experiment_file
     from undergrowth.sweeps.api import run_sweep
     from undergrowth.sweeps.planned_sweep import plan_sweep
@@ -69,6 +75,9 @@ def sweep(
     for text in settings or []:
         experiment_file.assign_text(raw, text)
     planned = plan_sweep(raw, out)
+    for path in (target, latex):
+        if path and Path(path).expanduser().is_dir():
+            raise InputError(f"'{path}' is a folder; name a file")
     try:
         with show_progress(planned, shown=True) as on_progress:
             result = run_sweep(planned, jobs, accuracy, on_progress)
@@ -77,12 +86,14 @@ def sweep(
     page = None
     if (not json if report is None else report) and result.runs:
         page = result.page(target or Path(planned.folder).expanduser() / f"{Path(file).stem}.html")
+    if latex and result.runs:
+        result.latex(latex)
     if json:
         from undergrowth.cli.run_summary import JSON_KEYS
 
         print_json([{key: each.summary[key] for key in JSON_KEYS} for each in result.results])
     else:
-        _print_result(result, page)
+        _print_result(result, page, latex)
     if result.failed:
         name, reason = next(iter(result.failed.items()))
         failed, total = len(result.failed), len(result.failed) + len(result.runs)
@@ -90,7 +101,7 @@ def sweep(
         raise CommandError(FAILED, f"failed: {failed} of {total} runs, the first {name}: {reason}; {again}")
 
 
-def _print_result(result: SweepResult, page: Path | None) -> None:
+def _print_result(result: SweepResult, page: Path | None, latex: str | None) -> None:
     from collections import Counter
 
     from undergrowth.report.tables import facts, score
@@ -109,5 +120,7 @@ def _print_result(result: SweepResult, page: Path | None) -> None:
         screen.print(f"note: {note}")
     for name, reason in result.failed.items():
         screen.print(f"failed: {name}: {reason}")
-    if page:
-        screen.print(facts([("report", page)]))
+    written = [("report", page)] if page else []
+    written += [("LaTeX", Path(latex))] if latex and result.runs else []
+    if written:
+        screen.print(facts(written))

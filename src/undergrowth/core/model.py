@@ -21,6 +21,9 @@ from undergrowth.core.packet import Weights
 # Frozen layers with random weights must have the same values wherever the module is built.
 FROZEN_SEED = 0
 
+# What torch says if a module calls `view` on images whose channels are innermost.
+_NEEDS_ORDINARY_LAYOUT = "view size is not compatible"
+
 
 @dataclass(frozen=True)
 class Output:
@@ -185,8 +188,26 @@ class Model:
         buffers = {k: weights[k] for k in self.buffers}
         if training is not False and buffers:
             buffers = {k: v.clone() for k, v in buffers.items()}  # batch norm writes into its statistics
+        options = (buffers, training, maps, start, stop)
         if self.binding.pools and x.dim() == 4 and x.device.type == "cpu":
-            x = channels_last(x)
+            try:
+                return self._run(weights, channels_last(x), *options)
+            except RuntimeError as error:
+                if _NEEDS_ORDINARY_LAYOUT not in str(error):
+                    raise
+                self.binding.pools = False
+        return self._run(weights, x, *options)
+
+    def _run(
+        self,
+        weights: Weights,
+        x: Tensor,
+        buffers: dict[str, Tensor],
+        training: str | bool,
+        maps: Sequence[str],
+        start: str | None,
+        stop: str | None,
+    ) -> Output:
         with (
             self._bound(weights, buffers, training),
             self._autocast(x.device.type) if self.mixed and training is not False else nullcontext(),

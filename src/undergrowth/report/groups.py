@@ -39,8 +39,12 @@ def group_records(records: Sequence[RunRecord], paths: Sequence[str] = ()) -> li
 
     `paths` are paths of settings such as train.lr; `method`, `data`, `model` and `fleet` stand for their names. The
     default is every setting in which the runs differ but the seed; a group then has one run per seed. A second run with
-    the same settings and seed, which may have had another object in place of a name, starts another group.
+    the same settings and seed, which may have had another object in place of a name, starts another group. Runs of a
+    sweep are grouped by their variants instead.
     """
+    if not paths and all(record.variant for record in records):
+        variants = dict.fromkeys(record.variant for record in records)
+        return [Group(name, tuple(each for each in records if each.variant == name)) for name in variants]
     used = _checked(records, paths) if paths else [path for path in differences(records) if path != SEED]
     members: dict[str, list[RunRecord]] = {}
     for record in records:

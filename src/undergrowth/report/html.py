@@ -56,12 +56,27 @@ class Page:
         """Add markup that is shown after a click on `title`."""
         self.add(f"<details><summary>{escape(title)}</summary>{markup}</details>")
 
+    @property
+    def body(self) -> str:
+        return "\n".join(self._parts)
+
+    @property
+    def drawings(self) -> dict[str, Figure]:
+        """The figures by the ids of the elements that they are drawn in."""
+        return dict(self._figures)
+
+    @property
+    def packed_figures(self) -> str:
+        """The figures as the page's script reads them."""
+        return _pack(json.dumps(self._figures, allow_nan=False))
+
     def render(self) -> str:
+        """The page as one file that opens without a network."""
         return _resource("page.html").format(
             title=escape(self.title),
             style=_resource("page.css"),
-            body="\n".join(self._parts),
-            figures=_pack(json.dumps(self._figures, allow_nan=False)),
+            body=self.body,
+            figures=self.packed_figures,
             plotly=_packed_plotly(),
             script=_resource("page.js"),
         )

@@ -60,23 +60,27 @@ const options = { responsive: true, displaylogo: false, modeBarButtons: buttons 
 const touch = window.matchMedia("(hover: none)").matches;
 if (touch) options.displayModeBar = false;
 
+function layoutOf(figure) {
+  // The title is in the page above the figure, where it wraps on a narrow screen.
+  const { title, ...layout } = applyColours(figure.layout);
+  if (touch) layout.dragmode = false;
+  return layout;
+}
+
 async function draw() {
   figures = JSON.parse(await unpack("figures"));
-  const script = document.createElement("script");
-  script.textContent = await unpack("plotly");
-  document.head.append(script);
-  for (const [name, figure] of Object.entries(figures)) {
-    // The title is in the page above the figure, where it wraps on a narrow screen.
-    const { title, ...layout } = applyColours(figure.layout);
-    if (touch) layout.dragmode = false;
-    Plotly.newPlot(name, figure.data, layout, options);
+  if (!window.Plotly) {
+    const script = document.createElement("script");
+    script.textContent = await unpack("plotly");
+    document.head.append(script);
   }
+  for (const [name, figure] of Object.entries(figures)) Plotly.newPlot(name, figure.data, layoutOf(figure), options);
   dark.addEventListener("change", () => {
     for (const [name, figure] of Object.entries(figures)) Plotly.relayout(name, colours(figure.layout));
   });
 }
 
-draw().catch((error) => {
+const firstDrawing = draw().catch((error) => {
   const message = document.createElement("p");
   message.textContent = `The figures cannot be drawn (${error}). They need a browser of 2023 or later.`;
   document.querySelector("main").prepend(message);

@@ -62,7 +62,8 @@ def _card(record: RunRecord, label: str, place: int, folded: bool) -> str:
     if not record.done:
         status = f'<span class="status">{escape(record.row["status"])}</span>'
         finished = f"{len(record.rounds)} of {record.row['rounds']} rounds are finished"
-        progress = f'<p class="quiet">{finished}; resume with <code>{escape(record.resume_command)}</code>.</p>'
+        resume = f"; resume with <code>{escape(record.resume_command)}</code>"
+        progress = f'<p class="quiet">{finished}{"" if record.row["status"] == "running" else resume}.</p>'
     if "start" in totals:
         progress += f'<p class="quiet">Before the first round: {escape(start_line(totals["start"]))}.</p>'
     body = f'<div class="numbers">{cells}</div>{progress}<pre>{escape(rerun_command(record))}</pre>'

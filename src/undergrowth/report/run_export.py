@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,14 @@ def export(
     target: str | Path | None = None,
     *,
     group: Sequence[str] = (),
+    variants: Mapping[str, str] | None = None,
 ) -> bytes:
     """The file in the `format` csv, parquet or latex; also written to `target`, if given.
 
     `runs` are ids, starts of ids, `last`, paths, or patterns such as `runs/*`. CSV and Parquet have one row per round:
     run, method, seed, the settings in which the runs differ, and the history. LaTeX has one row per group, with mean
-    and standard deviation over its runs; `group` are the settings whose values make a group.
+    and standard deviation over its runs; `group` are the settings whose values make a group. `variants` has a name for
+    the id of every run: a column of CSV and Parquet, and the groups of LaTeX.
     """
     if format not in FORMATS:
         raise InputError(f"format '{format}' is not known; choose one of: {', '.join(FORMATS)}")
@@ -57,7 +59,7 @@ def export(
         raise InputError(f"'{target}' is a folder; name a file")
     folder, names = find_runs(runs, out_folder)
     with closing(Store(folder)) as store:
-        records = load_records(store, names)
+        records = load_records(store, names, variants=variants)
     if format == "latex":
         data = latex_table(group_records(records, group)).encode("utf-8")
     else:
@@ -74,6 +76,7 @@ def history_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     rows = []
     for record in records:
         facts = {"run": record.run, "method": record.row["method"], "seed": record.row["seed"]}
+        facts |= {"variant": record.variant} if record.variant else {}
         facts |= {path: record.named_settings.get(path) for path in changed}
         rows += [{**facts, **row} for row in record.rounds]
     columns = dict.fromkeys(name for row in rows for name in row)

@@ -16,8 +16,8 @@ from undergrowth.report.participation import participation_sections
 from undergrowth.report.partition import add_partition_section, partition_figure, rebuild_partition
 from undergrowth.report.run_cards import add_cards, add_group_table, add_key
 from undergrowth.report.run_names import find_runs
-from undergrowth.report.run_record import RunRecord, differences, finite, load_records, short_labels
-from undergrowth.report.tables import count, duration, energy, operations, score, size
+from undergrowth.report.run_record import RunRecord, differences, load_records, short_labels
+from undergrowth.report.tables import DEVICE_COLUMNS, count, device_cells
 from undergrowth.runs import Store
 from undergrowth.runs.atomic_files import replace_file
 
@@ -34,14 +34,16 @@ def write_report(
     analyses: Sequence[str] | AnalysisNumbers = (),
     *,
     group: Sequence[str] = (),
+    variants: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Path:
     """Write the HTML page about `runs` to `target` and return its path.
 
     `runs` are ids, starts of ids, `last`, paths, or patterns such as `runs/*`. `analyses` are the names of analyses to
     add (or `all`), or the numbers that `analyse` returned. `group` are the settings whose values make a group of runs,
-    such as train.lr; the default is every setting in which the runs differ but the seed. `options` are passed to
-    `analyse`: devices, method, data, model, progress.
+    such as train.lr; the default is every setting in which the runs differ but the seed. `variants` has a name for the
+    id of every run; runs with the same name are then a group. `options` are passed to `analyse`: devices, method, data,
+    model, progress.
     """
     if not runs:
         raise InputError("a report needs at least one run; `undergrowth list` shows them")
@@ -50,7 +52,7 @@ def write_report(
         raise InputError(f"'{target}' is a folder; name a file for the report, such as '{path / 'report.html'}'")
     folder, names = find_runs(runs, out_folder)
     with closing(Store(folder)) as store:
-        records = load_records(store, names, activity=True)
+        records = load_records(store, names, activity=True, variants=variants)
     numbers = analyses if isinstance(analyses, Mapping) else analyse(names, analyses, folder, **options)
     replace_file(path, build_page(records, numbers, group).render().encode("utf-8"))
     return path
@@ -59,11 +61,32 @@ def write_report(
 def build_page(
     records: Sequence[RunRecord], analyses: AnalysisNumbers | None = None, group: Sequence[str] = ()
 ) -> Page:
-    """The page: for one run its card first, for several runs the curves first."""
+    """The page: the summary of the runs, then devices, participation, analyses and settings."""
     groups, labels = group_records(records, group), short_labels(records)
-    place_of = {record.run: place for place, each in enumerate(groups) for record in each.records}
-    places = [place_of[record.run] for record in records]
+    places = _places(records, groups)
     page = Page(_title(records))
+    page.add('<div id="summary">')
+    _add_summary(page, records, groups, labels)
+    page.add("</div>")
+    _add_devices(page, groups)
+    _add_details(page, groups)
+    add_sections(page, analyses or {}, records, labels, places)
+    _add_settings(page, records, labels)
+    _add_notes(page, records, labels)
+    _add_device_tables(page, records, labels)
+    return page
+
+
+def build_summary(records: Sequence[RunRecord]) -> Page:
+    """The first part of the page of `build_page` about the same runs: what changes with every round."""
+    page = Page(_title(records))
+    _add_summary(page, records, group_records(records), short_labels(records))
+    return page
+
+
+def _add_summary(page: Page, records: Sequence[RunRecord], groups: Sequence[Group], labels: Sequence[str]) -> None:
+    """For one run its card first, for several runs the curves first."""
+    places = _places(records, groups)
     page.section(page.title, _subtitle(records), level=1)
     if len(records) == 1:
         add_cards(page, records, labels, places)
@@ -74,13 +97,12 @@ def build_page(
         add_group_table(page, groups)
         page.section("Runs")
         add_cards(page, records, labels, places)
-    _add_devices(page, groups)
-    _add_details(page, groups)
-    add_sections(page, analyses or {}, records, labels, places)
-    _add_settings(page, records, labels)
-    _add_notes(page, records, labels)
-    _add_device_tables(page, records, labels)
-    return page
+
+
+def _places(records: Sequence[RunRecord], groups: Sequence[Group]) -> list[int]:
+    """For every run, the place of its group, which has the colour."""
+    place_of = {record.run: place for place, group in enumerate(groups) for record in group.records}
+    return [place_of[record.run] for record in records]
 
 
 def _title(records: Sequence[RunRecord]) -> str:
@@ -188,23 +210,13 @@ def _add_notes(page: Page, records: Sequence[RunRecord], labels: Sequence[str]) 
 
 
 def _add_device_tables(page: Page, records: Sequence[RunRecord], labels: Sequence[str]) -> None:
-    columns = (
-        "device", "class", "samples", "accuracy", "rounds", "down", "up", "FLOPs", "energy", "computing", "memory",
-    )  # fmt: skip
     max_rows = max(_MAX_DEVICE_ROWS // len(records), _MIN_DEVICE_ROWS)
     for record, label in zip(records, labels, strict=True):
         if not record.devices:
             continue
         shown = record.devices[:: -(-len(record.devices) // max_rows)]
-        rows = [
-            (
-                device["device"], device["tier"], count(device["samples"]), score(finite(device["accuracy"])),
-                device["rounds"], size(device.get("bytes_down")), size(device.get("bytes_up")),
-                operations(device.get("flops")), energy(device.get("joules")), duration(device.get("compute_seconds")),
-                size(device.get("memory")),
-            )
-            for device in shown
-        ]  # fmt: skip
         total = len(record.devices)
         number = f"all {count(total)}" if len(shown) == total else f"{count(len(shown))} of {count(total)}"
-        page.fold(f"Devices of {label} ({number})", html_table(columns, rows))
+        page.fold(
+            f"Devices of {label} ({number})", html_table(DEVICE_COLUMNS, [device_cells(device) for device in shown])
+        )

@@ -28,6 +28,7 @@ class RunRecord:
     late_seconds: float = 0.0  # compute seconds of devices whose answers came too late
     start: StartCosts | None = None  # costs of the phase before the first round, so far
     activity: DeviceActivity = field(default_factory=DeviceActivity)  # empty unless loaded with `activity=True`
+    variant: str = ""  # name of its variant, on a page or in a table about a sweep
 
     @property
     def done(self) -> bool:
@@ -64,8 +65,13 @@ class RunRecord:
         return next((row for row in self.rounds if (finite(row["accuracy"]) or -1.0) >= accuracy), None)
 
 
-def load_records(store: Store, names: Sequence[str], activity: bool = False) -> list[RunRecord]:
-    """The runs with these names, without duplicates; with `activity`, also what each device did."""
+def load_records(
+    store: Store, names: Sequence[str], activity: bool = False, variants: Mapping[str, str] | None = None
+) -> list[RunRecord]:
+    """The runs with these names, without duplicates; with `activity`, also what each device did.
+
+    `variants`: names of the variants of a sweep by the ids of their runs.
+    """
     records = []
     for run in dict.fromkeys(store.find(name) for name in names):
         row = store.run(run)
@@ -75,7 +81,7 @@ def load_records(store: Store, names: Sequence[str], activity: bool = False) -> 
         record = RunRecord(
             run, row, store.rounds(run), store.devices(run), store.resume_command(run), seconds,
             store.late_seconds(run), start_costs(store.folder / run),
-            load_activity(store, run) if activity else DeviceActivity(),
+            load_activity(store, run) if activity else DeviceActivity(), (variants or {}).get(run, ""),
         )  # fmt: skip
         records.append(record)
     return records
@@ -118,9 +124,15 @@ def common_accuracy(records: Sequence[RunRecord]) -> float | None:
 
 
 def short_labels(records: Sequence[RunRecord]) -> list[str]:
-    """A short label per run: its method, and the settings in which the runs differ."""
+    """A short label per run: its method and the settings in which the runs differ, or its variant and seed."""
     if len(records) == 1:
         return [records[0].run]
+    if all(record.variant for record in records):
+        variants = [record.variant for record in records]
+        return [
+            f"{record.variant}, seed {record.row['seed']}" if variants.count(record.variant) > 1 else record.variant
+            for record in records
+        ]
     return distinct_labels(records, list(differences(records)))
 
 

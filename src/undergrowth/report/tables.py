@@ -120,6 +120,20 @@ def facts(rows: Iterable[tuple[str, Any]]) -> Table:
     return built
 
 
+DEVICE_COLUMNS = (
+    "device", "class", "samples", "accuracy", "rounds", "down", "up", "computed", "energy", "computing", "memory",
+)  # fmt: skip
+
+
+def device_cells(device: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a finished run says about one of its devices, for a table with `DEVICE_COLUMNS`."""
+    return (
+        device["device"], device["tier"], count(device["samples"]), score(device["accuracy"]), device["rounds"],
+        size(device.get("bytes_down")), size(device.get("bytes_up")), operations(device.get("flops")),
+        energy(device.get("joules")), duration(device.get("compute_seconds")), size(device.get("memory")),
+    )  # fmt: skip
+
+
 def cost_table(totals: dict[str, Any]) -> Table:
     """The costs of a run."""
     rows = [(title, formatted(totals.get(key))) for key, title, formatted in COSTS]
@@ -134,7 +148,7 @@ def start_line(costs: Mapping[str, Any]) -> str:
     if costs["bytes_down"]:
         traffic = f"{size(costs['bytes_down'])} down, {size(costs['bytes_up'])} up"
         energy_and_time = f"{energy(costs['joules'])}, {duration(costs['simulated_seconds'])} of simulated time"
-        parts.append(f"{operations(costs['flops'])}, {traffic}, {energy_and_time} in warm rounds")
+        parts.append(f"{operations(costs['flops'])}, {traffic}, {energy_and_time} on devices")
     return "; ".join(parts) or "nothing yet"
 
 

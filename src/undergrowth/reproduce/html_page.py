@@ -32,8 +32,7 @@ def render_html(result: TableResult, command: str, torch_device: str) -> str:
     for title, lines in (
         ("Settings", settings_lines(result.cells)),
         ("Conditions", markdown.conditions(result, command, torch_device)),
-        ("Left out", [f"{cell}: {reason}" for cell, reason in result.left_out.items()]),
-        ("Failed", [f"{cell}: {reason}" for cell, reason in result.failed.items()]),
+        *markdown.shortcomings(result).items(),
     ):
         if lines:
             page.section(title)

@@ -33,9 +33,8 @@ def render_page(result: TableResult, command: str, torch_device: str) -> str:
     parts += ["## Costs", costs, *_markdown_table(cost_grid(result))]
     parts += ["## Settings", _bullets(settings_lines(result.cells))]
     parts += ["## Conditions", _bullets(conditions(result, command, torch_device))]
-    for title, reasons in (("Left out", result.left_out), ("Failed", result.failed)):
-        if reasons:
-            parts += [f"## {title}", _bullets(f"{cell}: {reason}" for cell, reason in reasons.items())]
+    for title, lines in shortcomings(result).items():
+        parts += [f"## {title}", _bullets(lines)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -107,6 +106,12 @@ def conditions(result: TableResult, command: str, torch_device: str) -> list[str
         *result.table.scale(result.scale).notes,
         *result.table.notes,
     ]
+
+
+def shortcomings(result: TableResult) -> dict[str, list[str]]:
+    """The cells that are not complete, by what they lack; empty if all are."""
+    reasons = {"Left out": result.left_out, "Failed": result.failed, "Not finished": result.unfinished}
+    return {title: [f"{cell}: {text}" for cell, text in each.items()] for title, each in reasons.items() if each}
 
 
 def _start_notes(result: TableResult) -> list[str]:

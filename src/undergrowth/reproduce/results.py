@@ -62,6 +62,7 @@ class TableResult:
     cells: tuple[CellResult, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a cell → reason
     failed: Mapping[str, str] = field(default_factory=dict)  # name of a cell → reason
+    unfinished: Mapping[str, str] = field(default_factory=dict)  # name of a cell → seeds left by the time limit
 
     @cached_property
     def orderings(self) -> list[OrderingResult]:

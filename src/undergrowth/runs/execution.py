@@ -21,7 +21,7 @@ from undergrowth.runs.evaluation_interval import choose_interval
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.ongoing_run import Execution, OnRound
-from undergrowth.runs.opening import AUTO, check_same_data, enter_run, open_federation
+from undergrowth.runs.opening import AUTO, check_same_data, check_same_method, enter_run, open_federation
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
@@ -125,6 +125,8 @@ def resume(
                 f"run '{name}': the source of {changed} has changed since the run began, so the rest would not be that "
                 f"of an uninterrupted run; restore it, or go on with --allow-changed-source (allow_changed_source=True)"
             )
+        if method is not None:
+            check_same_method(row, method)
         has_phase = experiment.start.trains
         federation = federate(experiment.starting_from(None) if has_phase else experiment, method, data, model)
         if changed:

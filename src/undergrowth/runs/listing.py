@@ -13,7 +13,7 @@ _TOTALS = ("accuracy", "loss", "bytes_down", "bytes_up", "simulated_seconds")
 
 
 def list_runs(out: str | PathLike[str] = "runs") -> list[dict[str, Any]]:
-    """The runs in the folder `out`, the oldest first: id, status, method, data, accuracy, costs.
+    """The runs in the folder `out`, the oldest first: id, status, method, its options, data, accuracy, costs.
 
     These are the rows that `undergrowth list --json` prints. An unfinished run has the figures of its last round.
     """
@@ -21,10 +21,12 @@ def list_runs(out: str | PathLike[str] = "runs") -> list[dict[str, Any]]:
     with closing(Store(out)) as store:
         for row in store.runs():
             # A finished run has its totals in the summary; for the others the last round is read.
-            totals: dict[str, Any] = row["summary"] or next(reversed(store.rounds(row["id"])), {})
+            method = row["experiment"]["settings"]["method"]
+            totals: dict[str, Any] = row["summary"] or store.last_round(row["id"])
             rows.append({
                 "run": row["id"], "created": row["created"], "status": row["status"],
                 **{key: row[key] for key in RUN_FACTS},
+                "options": {key: value for key, value in method.items() if key != "name"},
                 "rounds_done": row["summary"].get("rounds") or totals.get("round", 0),
                 **{key: totals.get(key) for key in _TOTALS},
             })  # fmt: skip

@@ -216,8 +216,7 @@ class Execution:
 
     def fraction(self, row: Mapping[str, Any]) -> float:
         """How much of the run is done after a row of its history, by its rounds and budgets."""
-        rounds: float = row["round"] / self.experiment.max_rounds
-        return min(1.0, max([rounds, *self.experiment.stop.fractions(row).values()]))
+        return self.experiment.stop.fraction_done(row, self.experiment.max_rounds)
 
     def _note(self, ends: Sequence[RoundEnd]) -> None:
         notes = self.federation.notes

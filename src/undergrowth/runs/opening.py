@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from undergrowth.core import InputError, check_state
+from undergrowth.core import InputError, Method, check_state
 from undergrowth.data import Population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_choice import choose_engine
@@ -17,7 +17,7 @@ from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.own_objects import source_records
 from undergrowth.runs.preview import check_deadline, describe_guess
 from undergrowth.runs.store import Store
-from undergrowth.runs.stored_experiment import option_defaults
+from undergrowth.runs.stored_experiment import object_options, option_defaults
 
 AUTO = "engine auto"  # begins the note about the choice of the engine
 
@@ -56,8 +56,11 @@ def enter_run(
 ) -> str:
     """Enters the run in the store, with the names of its callbacks; returns its id."""
     population = federation.population
+    settings = json.loads(experiment.model_dump_json())
+    if given["method"] is not None:
+        settings["method"] |= object_options(given["method"])
     kept = {
-        "settings": json.loads(experiment.model_dump_json()),
+        "settings": settings,
         "defaults": option_defaults(experiment),
         "objects": {part: used and getattr(used, "__name__", type(used).__name__) for part, used in given.items()},
         "sources": source_records(experiment, given),
@@ -81,6 +84,17 @@ def run_facts(experiment: Experiment, population: Population) -> dict[str, Any]:
         "clients": len(population.devices),
         "engine": experiment.run.engine,
     }
+
+
+def check_same_method(row: Mapping[str, Any], method: Method) -> None:
+    """Refuses to continue the run in a row of the store with other options of the method than it began with."""
+    before, now = row["experiment"]["settings"]["method"], object_options(method)
+    for key in before.keys() & now.keys():
+        if before[key] != now[key]:
+            raise InputError(
+                f"method.{key} {now[key]!r} of the object is not that of run '{row['id']}', {before[key]!r}; "
+                f"resume it with the same object, or start a new run"
+            )
 
 
 def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:

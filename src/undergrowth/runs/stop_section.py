@@ -55,6 +55,11 @@ class StopSection(Section):
         limits = {name: getattr(self, name) for name in BUDGETS}
         return {name: BUDGETS[name](row) / limit for name, limit in limits.items() if limit is not None}
 
+    def fraction_done(self, row: Mapping[str, Any], max_rounds: int) -> float:
+        """How much of a run is done after a row of its history, by its rounds and budgets."""
+        rounds: float = row["round"] / max_rounds
+        return min(1.0, max([rounds, *self.fractions(row).values()]))
+
     def exhausted(self, row: Mapping[str, Any]) -> str | None:
         """The first budget that is used up after a row of the history, or `NOBODY`; None if the run can go on."""
         used_up = next((name for name, fraction in self.fractions(row).items() if fraction >= 1), None)

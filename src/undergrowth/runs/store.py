@@ -224,8 +224,13 @@ class Store:
     def rounds(self, run: str) -> list[dict[str, Any]]:
         """The history of a run, one row per finished round."""
         rows = self._connection.execute("SELECT * FROM rounds WHERE run=? ORDER BY round", (run,))
-        decoded = [_decode(row, "more") for row in rows]
-        return [{**{k: v for k, v in row.items() if k not in ("run", "more")}, **row["more"]} for row in decoded]
+        return [_decode_round(row) for row in rows]
+
+    def last_round(self, run: str) -> dict[str, Any]:
+        """The last row of the history of a run; empty before its first round is finished."""
+        query = "SELECT * FROM rounds WHERE run=? ORDER BY round DESC LIMIT 1"
+        row = self._connection.execute(query, (run,)).fetchone()
+        return _decode_round(row) if row else {}
 
     def devices(self, run: str) -> list[dict[str, Any]]:
         """The facts of every device of a finished run."""
@@ -288,3 +293,8 @@ def _insertion(table: str, columns: Iterable[str]) -> str:
 
 def _decode(row: sqlite3.Row, *json_columns: str) -> dict[str, Any]:
     return {key: json.loads(row[key]) if key in json_columns else row[key] for key in row.keys()}  # noqa: SIM118
+
+
+def _decode_round(row: sqlite3.Row) -> dict[str, Any]:
+    decoded = _decode(row, "more")
+    return {**{key: value for key, value in decoded.items() if key not in ("run", "more")}, **decoded["more"]}

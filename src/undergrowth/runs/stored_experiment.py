@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from undergrowth import __version__, data, models
-from undergrowth.core import InputError
+from undergrowth.core import InputError, Method
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, parse_experiment
 
@@ -33,6 +33,32 @@ def option_defaults(experiment: Experiment) -> dict[str, dict[str, Any]]:
         with suppress(InputError):  # only `init`: other options are part of the label that checkpoints name a rung by
             defaults[f"{LADDER}.{number}"] = {"init": models.describe(rung.name).inits[0]}
     return defaults
+
+
+def object_options(method: Method) -> dict[str, Any]:
+    """The options of a method object as JSON values: the fields of its dataclass.
+
+    A value that JSON does not have is stored as text: a dataclass with its fields, any other object as its type. So
+    the text is the same in another process.
+    """
+    return {key: value for key, value in _field_values(method).items() if key != "name"}
+
+
+def _field_values(owner: Any) -> dict[str, Any]:
+    described = fields(owner) if is_dataclass(owner) else ()
+    return {each.name: _json_value(getattr(owner, each.name)) for each in described}
+
+
+def _json_value(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_json_value(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(each) for key, each in value.items()}
+    inner = {} if isinstance(value, type) else _field_values(value)
+    written = ", ".join(f"{key}={each!r}" for key, each in inner.items())
+    return f"{type(value).__name__}({written})" if inner else type(value).__name__
 
 
 def stored_experiment(row: Mapping[str, Any]) -> Experiment:

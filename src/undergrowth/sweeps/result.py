@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import RunError
-from undergrowth.report import write_report
+from undergrowth.report import export, write_report
 from undergrowth.report.run_record import common_accuracy
 from undergrowth.runs import Result, Store
 from undergrowth.runs.result import result_of
@@ -67,7 +67,18 @@ class SweepResult:
         """Write the HTML page about all finished runs to `target` and return its path."""
         if not self.runs:
             raise RunError("no run of the sweep is finished, so there is nothing to write a page about")
-        return write_report(self.runs, self.folder, Path(target))
+        return write_report(self.runs, self.folder, Path(target), variants=self._variant_of_run)
+
+    def latex(self, target: str | PathLike[str] | None = None) -> str:
+        """The table for LaTeX's booktabs package, one row per variant; also written to `target`, if given."""
+        if not self.runs:
+            raise RunError("no run of the sweep is finished, so there is nothing to write a table about")
+        path = None if target is None else Path(target)
+        return export(self.runs, "latex", self.folder, path, variants=self._variant_of_run).decode("utf-8")
+
+    @property
+    def _variant_of_run(self) -> dict[str, str]:
+        return {record.run: variant.name for variant in self.variants for record in variant.records.values()}
 
     def __repr__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""

@@ -3,11 +3,13 @@
 Request:
 {"raw": {...}, "run": null, "out": "runs"}     start a new run; if "run" is an id, resume that run instead
 {..., "cores": [0, 1]}                         use these cores of the CPU only
+{..., "until": 1794837600.0}                   stop after the first round that ends later, in seconds since the epoch
 
 Replies:
 {"fraction": 0.25}                             this fraction of the rounds is finished
 {"run": "20260102-101500-fedavg-1f3a"}         the run is finished
 {"failed": "...", "input": true}               the run failed; "input": whether the user's input is invalid
+{"stopped": true}                              the run was stopped by "until" and can be resumed
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import gc
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,16 +30,25 @@ from undergrowth.core import InputError, RunError
 from undergrowth.runs.execution import Execution, resume, start
 
 
+class OutOfTime(KeyboardInterrupt):
+    """Stops a run as an interrupt does."""
+
+
 def run_job(request: Mapping[str, Any], on_progress: Callable[[float], None]) -> dict[str, Any]:
-    """Run or resume a job. Returns the last reply: the id of the run, or the reason of its failure."""
+    """Run or resume a job. Returns the last reply: the id of the run, or why there is none."""
 
     def on_round(row: Mapping[str, Any], execution: Execution) -> None:
-        on_progress(execution.fraction(row))
+        fraction = execution.fraction(row)
+        on_progress(fraction)
+        if fraction < 1.0 and "until" in request and time.time() >= request["until"]:
+            raise OutOfTime
 
     try:
         if request["run"]:
             return {"run": resume(request["run"], request["out"], on_round=on_round).run}
         return {"run": start(request["raw"], on_round=on_round).run}
+    except OutOfTime:
+        return {"stopped": True}
     except (InputError, RunError) as error:
         return {"failed": " ".join(str(error).split()), "input": isinstance(error, InputError)}
     except Exception as error:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from threading import Event
+from typing import Any
 
+from undergrowth.core import RunWarning
+from undergrowth.runs import Store
 from undergrowth.sweeps.jobs import Job, RunIndex
 from undergrowth.sweeps.worker import run_job
 
@@ -21,16 +28,39 @@ PRETRAINING_FAILED = "its pretraining failed: "
 
 _ENGINES_THAT_USE_ALL_CORES = ("auto", "processes")  # runs at the same time must share the cores
 
-OnProgress = Callable[[Job, float], None]
-Reply = dict[str, Any]  # {"run": id}, or {"failed": reason, "input": whether the input is invalid}
+# CUDA's errors 805 to 809: the server of MPS is not ready, lost, or has too many clients.
+_MPS_ERROR = re.compile(r"\bMPS\b|cudaErrorMps|error:? 80[5-9]\b", re.IGNORECASE)
+MPS_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a run that could not use MPS is tried again
+
+Reply = dict[str, Any]  # {"run": id}, {"failed": reason, "input": whether the input is invalid} or STOPPED
+STOPPED: Reply = {"stopped": True}  # the time limit was reached, or the user interrupted
 
 
-class JobResults(NamedTuple):
+@dataclass
+class JobResults:
     """The finished runs and the reasons of failures, by the keys of the jobs."""
 
-    runs: dict[str, str]
-    failed: dict[str, str]
-    wrong_input: bool  # at least one job failed because the user's input is invalid
+    runs: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    wrong_input: set[str] = field(default_factory=set)  # of the failed jobs, those with invalid input of the user
+    unfinished: set[str] = field(default_factory=set)  # jobs for which the time was too short
+
+    def add(self, job: Job, reply: Reply) -> None:
+        if "run" in reply:
+            self.runs[job.key] = reply["run"]
+        elif "failed" in reply:
+            self.failed[job.key] = reply["failed"]
+            if reply["input"]:
+                self.wrong_input.add(job.key)
+        else:
+            self.unfinished.add(job.key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.runs or key in self.failed or key in self.unfinished
+
+
+OnProgress = Callable[[Job, float], None]
+OnEnd = Callable[[Job, JobResults], None]
 
 
 class WorkerProcess:
@@ -76,32 +106,58 @@ def share_of_cores(place: int, size: int) -> list[int] | None:
     return cores[place::size] or [cores[place % len(cores)]]
 
 
-class WorkerPool:
-    """Runs jobs on `size` worker processes; with a size of 1, in this process."""
+class ThisProcess:
+    """Runs jobs in this process instead of a worker process."""
 
-    def __init__(self, index: RunIndex, size: int, on_progress: OnProgress) -> None:
+    cores = None
+
+    def run(self, request: Mapping[str, Any], on_progress: Callable[[float], None]) -> Reply:
+        return run_job(request, on_progress)
+
+    def interrupt(self) -> None:
+        """An interrupt reaches this process by itself."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class WorkerPool:
+    """Runs jobs on `size` worker processes; with a size of 1, in this process.
+
+    until: the time in seconds since the epoch at which no further job is started, and running ones stop after the round
+    that they are in.
+    """
+
+    def __init__(self, index: RunIndex, size: int, on_progress: OnProgress, until: float | None = None) -> None:
         self.index = index
         self.on_progress = on_progress
-        self.workers = [WorkerProcess(place, size) for place in range(size)]
-        self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
+        self.until = math.inf if until is None else until
+        self.workers = [WorkerProcess(place, size) for place in range(size)] if size > 1 else [ThisProcess()]
+        self._idle: SimpleQueue[WorkerProcess | ThisProcess] = SimpleQueue()
         for worker in self.workers:
             self._idle.put(worker)
-        self._replies: dict[str, Future[Reply]] = {}
-        self._stopped = False
+        self._results = JobResults()
+        self._stopped = Event()
 
-    def run(self, jobs: Iterable[Job]) -> JobResults:
-        """Run every job that is not finished in the store. A job that fails does not stop the others."""
-        # A job comes after its pretrainings, and those that others wait for come before those that none waits for.
-        chains = [each for job in jobs for each in job.chain]
-        awaited = {start.key for job in chains for start in job.starts}
-        distinct = {job.key: job for job in sorted(chains, key=lambda job: (len(job.chain), job.key not in awaited))}
+    def run(self, jobs: Iterable[Job], on_end: OnEnd = lambda *_: None) -> JobResults:
+        """Run every job that is not finished in the store, in the given order, but pretrainings first.
+
+        A job that fails does not stop the others. `on_end` is called in this thread with each job that has ended, and
+        the results so far.
+        """
+        waiting, running = _in_order(jobs), dict[Future[Reply], Job]()
         pool = ThreadPoolExecutor(len(self.workers))
         try:
-            for key, job in distinct.items():
-                self._replies[key] = pool.submit(self._reply, job) if len(self.workers) > 1 else self._done(job)
-            replies = {key: future.result() for key, future in self._replies.items()}
+            while waiting or running:
+                for job in self._ready(waiting)[: len(self.workers) - len(running)]:
+                    del waiting[job.key]
+                    running[pool.submit(self._reply, job) if len(self.workers) > 1 else self._done(job)] = job
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job = running.pop(future)
+                    self._results.add(job, future.result())
+                    on_end(job, self._results)
         except KeyboardInterrupt:
-            self._stopped = True
+            self._stopped.set()
             for worker in self.workers:
                 worker.interrupt()
             raise
@@ -109,11 +165,11 @@ class WorkerPool:
             pool.shutdown(wait=True, cancel_futures=True)
             for worker in self.workers:
                 worker.close()
-        return JobResults(
-            {key: reply["run"] for key, reply in replies.items() if "run" in reply},
-            {key: reply["failed"] for key, reply in replies.items() if "failed" in reply},
-            any(reply.get("input") for reply in replies.values()),
-        )
+        return self._results
+
+    def _ready(self, waiting: Mapping[str, Job]) -> list[Job]:
+        """The jobs whose pretrainings have ended."""
+        return [job for job in waiting.values() if all(start.key in self._results for start in job.starts)]
 
     def _done(self, job: Job) -> Future[Reply]:
         """Run a job in this thread, so that an interrupt reaches it."""
@@ -124,31 +180,62 @@ class WorkerPool:
     def _reply(self, job: Job) -> Reply:
         run = self.index.finished_run(job)
         reply = {"run": run} if run else self._run_job(job)
-        self.on_progress(job, 1.0)
+        if not reply.get("stopped"):
+            self.on_progress(job, 1.0)
         return reply
 
     def _run_job(self, job: Job) -> Reply:
-        weights: list[Path | None] = []
-        for start in (job.start, job.device_start):
-            # A pretraining was submitted before this job, so that waiting for it cannot block the pool.
-            reply: Reply = self._replies[start.key].result() if start else {"run": None}
-            if "run" not in reply:
-                reason = reply["failed"].removeprefix(PRETRAINING_FAILED)
-                return {"failed": PRETRAINING_FAILED + reason, "input": reply["input"]}
-            weights.append(self.index.weights_file(reply["run"]) if reply["run"] else None)
-        described = job.with_weights(*weights)
+        results = self._results
+        for start in job.starts:
+            if start.key in results.failed:
+                reason = results.failed[start.key].removeprefix(PRETRAINING_FAILED)
+                return {"failed": PRETRAINING_FAILED + reason, "input": start.key in results.wrong_input}
+        if time.time() >= self.until or not all(start.key in results.runs for start in job.starts):
+            return STOPPED
+        starts = (job.start, job.device_start)
+        described = job.with_weights(
+            *(self.index.weights_file(results.runs[start.key]) if start else None for start in starts)
+        )
         unfinished = self.index.unfinished_run(described)
         if not unfinished:  # a resumed run reports its first fraction after a round
             self.on_progress(job, 0.0)
         request: dict[str, Any] = {"raw": described.raw, "run": unfinished, "out": str(self.index.folder)}
-        if len(self.workers) == 1:
-            return run_job(request, lambda fraction: self.on_progress(job, fraction))
+        if self.until < math.inf:
+            request["until"] = self.until
         worker = self._idle.get()
         try:
-            if self._stopped:
-                return {"failed": "interrupted", "input": False}
             if described.experiment.run.engine in _ENGINES_THAT_USE_ALL_CORES:
                 request["cores"] = worker.cores
-            return worker.run(request, lambda fraction: self.on_progress(job, fraction))
+            return self._run_until_connected(worker, described, request, job)
         finally:
             self._idle.put(worker)
+
+    def _run_until_connected(
+        self, worker: WorkerProcess | ThisProcess, described: Job, request: dict[str, Any], job: Job
+    ) -> Reply:
+        """Run a job, and again in a new process if it could not use NVIDIA's MPS, as long as that is starting."""
+        for pause in (*MPS_PAUSES, None):
+            if self._stopped.is_set():
+                return STOPPED
+            reply = worker.run(request, lambda fraction: self.on_progress(job, fraction))
+            if pause is None or not is_mps_error(reply.get("failed", "")):
+                break
+            note = f"NVIDIA's MPS did not accept a run, which is tried again after {pause} s: {reply['failed']}"
+            warnings.warn(note, RunWarning, stacklevel=2)
+            worker.close()
+            self._stopped.wait(pause)
+            with closing(Store(self.index.folder, create=True)) as store:
+                request["run"] = RunIndex(store, self.index.has_same_inputs).unfinished_run(described)
+        return reply
+
+
+def is_mps_error(text: str) -> bool:
+    """Whether an error message says that a process could not connect to NVIDIA's Multi-Process Service."""
+    return _MPS_ERROR.search(text) is not None
+
+
+def _in_order(jobs: Iterable[Job]) -> dict[str, Job]:
+    """All jobs and their pretrainings by key. Pretrainings come first, those that others continue before the others."""
+    chains = [each for job in jobs for each in job.chain]
+    awaited = {start.key for job in chains for start in job.starts}
+    return {job.key: job for job in sorted(chains, key=lambda job: len(job.chain) if job.key in awaited else math.inf)}

@@ -34,7 +34,9 @@ MNIST = DatasetEntry(
     licence="CC BY-SA 3.0 (LeCun, Cortes and Burges)",
     how_to_get=(
         "put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and "
-        "t10k-labels-idx1-ubyte.gz from https://ossci-datasets.s3.amazonaws.com/mnist/ there (unpacked or not)"
+        "t10k-labels-idx1-ubyte.gz from https://ossci-datasets.s3.amazonaws.com/mnist/ there (unpacked or not); for "
+        "partition natural also train-writers.npy, one writer id per training image, which are column 2 of QMNIST's "
+        "qmnist-train-labels-idx2-int.gz (https://github.com/facebookresearch/qmnist)"
     ),
     layout="{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz], optionally train-writers.npy",
     example='load("mnist", "~/data/mnist")',

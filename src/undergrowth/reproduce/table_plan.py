@@ -1,0 +1,95 @@
+"""The plan of a table: its cells with their jobs, and the result that finished jobs give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from undergrowth.core import InputError
+from undergrowth.data import describe
+from undergrowth.reproduce.data_paths import DataPaths
+from undergrowth.reproduce.jobs import CellPlan, plan_cell
+from undergrowth.reproduce.metrics import mean_curve, measure
+from undergrowth.reproduce.results import CellResult, TableResult, published_figure, run_cost
+from undergrowth.reproduce.table import Place, Raw, Table
+from undergrowth.reproduce.table_cells import build_cells
+from undergrowth.runs import Store
+from undergrowth.sweeps.jobs import Job, RunIndex
+from undergrowth.sweeps.worker_pool import JobResults
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A table at a scale, with the jobs of its cells."""
+
+    table: Table
+    scale: str
+    cells: tuple[CellPlan, ...]
+
+    @cached_property
+    def jobs(self) -> dict[str, Job]:
+        """All jobs by key, pretrainings included."""
+        return {job.key: job for cell in self.cells for each in cell.jobs for job in each.chain}
+
+    def result(self, store: Store, finished: JobResults) -> TableResult:
+        """The result of the jobs that are finished."""
+        failed = {plan.cell.name: reason for plan in self.cells if (reason := _failure(plan.jobs, finished))}
+        if finished.wrong_input & self.jobs.keys() and not finished.runs.keys() & self.jobs.keys():
+            raise InputError(next(iter(failed.values())))
+        return TableResult(
+            self.table,
+            self.scale,
+            tuple(self._cell_result(store, plan, finished) for plan in self.cells if plan.jobs),
+            {plan.cell.name: f"missing data: {', '.join(sorted(plan.missing))}" for plan in self.cells if plan.missing},
+            failed,
+            {plan.cell.name: text for plan in self.cells if (text := _unfinished(plan.jobs, finished))},
+        )
+
+    def _cell_result(self, store: Store, plan: CellPlan, finished: JobResults) -> CellResult:
+        cell = plan.cell
+        by_seed = {seed: finished.runs[job.key] for seed, job in enumerate(plan.jobs) if job.key in finished.runs}
+        runs = tuple(by_seed.values())
+        return CellResult(
+            cell,
+            tuple(measure(store, run, cell.metric) for run in runs),
+            runs,
+            tuple(run_cost(store, run) for run in runs),
+            tuple(by_seed),
+            plan.start,
+            published_figure(self.table, cell, plan.start),
+            mean_curve(store, runs, cell.metric),
+        )
+
+
+def plan_table(
+    table: Table, scale: str, only: str | None, seeds: Mapping[Place, int], run: Raw, paths: DataPaths, index: RunIndex
+) -> TablePlan:
+    """The plan of `table`. `seeds`: the number of seeds of cells that do not have the number of the scale."""
+    usual = table.scale(scale).seeds
+    cells = build_cells(table, scale, only)
+    plans = tuple(plan_cell(cell, seeds.get(cell.place, usual), run, paths, index) for cell in cells)
+    if not any(plan.jobs for plan in plans):
+        needed = sorted({source for plan in plans for source in plan.missing})
+        raise InputError(f"table {table.name} needs missing data: {'; '.join(map(_data_advice, needed))}")
+    return TablePlan(table, scale, plans)
+
+
+def _failure(jobs: Sequence[Job], finished: JobResults) -> str:
+    """The distinct reasons for which jobs of a cell failed; empty if none did."""
+    return "; ".join(dict.fromkeys(finished.failed[job.key] for job in jobs if job.key in finished.failed))
+
+
+def _unfinished(jobs: Sequence[Job], finished: JobResults) -> str:
+    """How many jobs of a cell the time limit left unfinished; empty if none."""
+    count = sum(job.key in finished.unfinished for job in jobs)
+    return f"{count} of {len(jobs)} seeds" if count else ""
+
+
+def _data_advice(source: str) -> str:
+    """How to get a missing data set."""
+    try:
+        how = describe(source).how_to_get
+    except InputError:
+        how = "write it as an .npz file"
+    return f"{source} (give --data-path {source}=FOLDER; {how})"
