@@ -48,6 +48,11 @@ def test_a_file_is_named_in_one_place() -> None:
         parse_experiment({"model": {"name": "mlp", "weights": "a.pt"}, "start": {"warm_rounds": 1}})
 
 
+def test_a_method_may_come_after_a_file_of_the_model() -> None:
+    start = parse_experiment({"model": {"name": "mlp", "weights": "a.pt"}, "start": {"method": "fedncm"}}).start
+    assert start.trains and str(start) == "1 round of fedncm"
+
+
 def test_an_option_of_fedft_is_refused_with_its_new_name() -> None:
     with pytest.raises(InputError, match=r"method.warm_rounds is now called start.warm_rounds"):
         ug.run("fedft-eds", options={"warm_rounds": 1})

@@ -26,6 +26,7 @@ def models(name: EntryName = None, json: AsJson = False) -> None:
         rows = [
             (each.name, each.title, count(each.parameters), _input(each), ", ".join(each.levels)) for each in entries
         ]
+        rows.append(("hf:NAME", "a text or vision model of transformers", "", "", "embeddings, low, mid, up, head"))
         console().print(table(("model", "description", "parameters", "for", "split levels"), rows, right=(2,)))
         return
     entry = describe(name)
