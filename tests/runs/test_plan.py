@@ -11,7 +11,14 @@ import undergrowth as ug
 from undergrowth.methods import METHODS
 from undergrowth.runs.planning import takes_part
 
-METHODS_ON_DEVICES = [name for name, kind in METHODS.items() if not kind.pooled]
+from ..conformance import representatives
+
+# Methods with the same client cost the same: `make test` plans one of them, `make test-all` each.
+METHODS_ON_DEVICES = [
+    pytest.param(name, marks=[] if name in representatives("client") else pytest.mark.slow)
+    for name, kind in METHODS.items()
+    if not kind.pooled
+]
 SETTINGS = {
     "data_options": {"train_samples": 200},
     "model": "cnn",

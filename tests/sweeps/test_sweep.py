@@ -29,18 +29,6 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def executed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Records every run that is started or resumed in this process."""
-    calls: list[tuple[str, Any]] = []
-    start, resume = worker.start, worker.resume
-    monkeypatch.setattr(worker, "start", lambda raw, **hooks: (calls.append(("start", raw)), start(raw, **hooks))[1])
-    monkeypatch.setattr(
-        worker, "resume", lambda run, out, **hooks: (calls.append(("resume", run)), resume(run, out, **hooks))[1]
-    )
-    return calls
-
-
 def digests(result: ug.SweepResult) -> list[str]:
     return [each.summary["model_digest"] for each in result.results]
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Shard, Task, Weights
-from undergrowth.core.names import STEPS_DONE, X, Y
+from undergrowth.core.client import Loop, run_one_by_one
+from undergrowth.core.names import FINISH, STEPS_DONE, X, Y
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective
 from undergrowth.learning.optimisers import Sgd
@@ -79,15 +80,39 @@ def train_on_server(
 
     The inputs are not augmented, because these entries, such as a teacher's logits, belong to the inputs as they are.
     """
+    (trained,) = train_all_on_server(task, [weights], [data], objective, context, lr, epochs, batch, split)
+    return trained
+
+
+def train_all_on_server(
+    task: Task,
+    models: Sequence[Weights],
+    data: Sequence[Mapping[str, Tensor]],
+    objective: Objective,
+    context: Context,
+    lr: float,
+    epochs: int,
+    batch: int,
+    split: str | None = None,
+) -> list[dict[str, Tensor]]:
+    """The same for several models of one architecture, each with its own data. The engine may compute them at once.
+
+    All draw the same random numbers, so models with equally many samples see them in the same order.
+    """
     task = replace(task, augmentation=None)
     student = GradientClient(objective, split, AllSelector(), Sgd(), lr, epochs, batch)
-    down, shard = Packet(weights), Shard(data[X], data[Y])
-    carry, steps = student.begin(task, down, shard, {}, context)
-    context.seed_torch(shard.x.device)
-    for each in replace(steps, data=data):
-        carry = student.step(task, carry, each)
-    trained, _ = student.finish(task, down, {**carry, STEPS_DONE: len(steps)}, shard, {}, context)
-    return {**weights, **trained.tensors}
+    loops = []
+    for weights, entries in zip(models, data, strict=True):
+        down, shard = Packet(weights), Shard(entries[X], entries[Y])
+        carry, steps = student.begin(task, down, shard, {}, context)
+        loops.append(Loop(student, down, shard, carry, replace(steps, data=entries), context))
+    carries = (task.run_loops or run_one_by_one)(task, loops)
+    results = []
+    for loop, carry in zip(loops, carries, strict=True):
+        ended = {**carry, FINISH: loop.carry[FINISH], STEPS_DONE: len(loop.steps)}
+        trained, _ = student.finish(task, loop.down, ended, loop.shard, {}, context)
+        results.append({**loop.down.tensors, **trained.tensors})
+    return results
 
 
 def shared_levels(task: Task) -> tuple[str, ...]:

@@ -49,6 +49,9 @@ class UpperModel(ModelView):
         self.check_split(level)
         vars(self)["level"] = level
 
+    def with_precision(self, mixed: bool) -> UpperModel:
+        return UpperModel(self.whole.with_precision(mixed), self.level)
+
     def run(self, weights: Weights, x: Tensor, *, start: str | None = None, **options: Any) -> Output:
         return self.whole.run(weights, x, start=start or self.level, **options)
 
@@ -71,6 +74,9 @@ class LowerModel(ModelView):
             parameters=tuple(name for name in whole.parameters if name not in frozen),
             inside=tuple(each for each in self.levels if self.position(each) <= self.position(level)),
         )
+
+    def with_precision(self, mixed: bool) -> LowerModel:
+        return LowerModel(self.whole.with_precision(mixed), self.level)
 
     def run(
         self, weights: Weights, x: Tensor, *, training: str | bool = False, maps: Sequence[str] = (), **part: Any
