@@ -13,10 +13,11 @@ from undergrowth.methods.fedbn import FedBN
 from undergrowth.methods.fedbuff import FedBuff
 from undergrowth.methods.feddyn import FedDyn
 from undergrowth.methods.fedfsc import FedFSC, FedFSCPlus, FSCProx
-from undergrowth.methods.fedft import FedFT, FedFTEDS, FedFTRDS
+from undergrowth.methods.fedft import LP, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.methods.fedkad import FedKAD
 from undergrowth.methods.fedmd import FedMD
 from undergrowth.methods.fedmezo import FedMeZO
+from undergrowth.methods.fedncm import FedNCM
 from undergrowth.methods.fednova import FedNova
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from undergrowth.methods.fedprox import FedProx
@@ -25,6 +26,7 @@ from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.fl_pqsu import FLPQSU
+from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.moon import Moon
 from undergrowth.methods.prunefl import PruneFL
@@ -54,6 +56,10 @@ METHODS: dict[str, type[Method]] = {
     "fedft": FedFT,
     "fedft-rds": FedFTRDS,
     "fedft-eds": FedFTEDS,
+    "fedncm": FedNCM,
+    "lp": LP,
+    "ft": FT,
+    "fedncm-ft": FedNCMFT,
     "fedsplit": FedSplit,
     "heterofl": HeteroFL,
     "fjord": FjORD,
@@ -70,40 +76,8 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "FLPQSU",
-    "METHODS",
-    "REFT",
-    "Central",
-    "DistMeZO",
-    "FSCProx",
-    "FedAT",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAsync",
-    "FedAvg",
-    "FedAvgM",
-    "FedBN",
-    "FedBuff",
-    "FedDyn",
-    "FedFSC",
-    "FedFSCPlus",
-    "FedFT",
-    "FedFTEDS",
-    "FedFTRDS",
-    "FedKAD",
-    "FedKD",
-    "FedMD",
-    "FedMeZO",
-    "FedNova",
-    "FedProx",
-    "FedRolex",
-    "FedSGD",
-    "FedSplit",
-    "FedYogi",
-    "FjORD",
-    "HeteroFL",
-    "Local",
-    "Moon",
-    "PruneFL",
-    "Scaffold",
+    "FLPQSU", "FT", "LP", "METHODS", "REFT", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad", "FedAdam",
+    "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS",
+    "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD",
+    "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "PruneFL", "Scaffold",
 ]  # fmt: skip

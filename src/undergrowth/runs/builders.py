@@ -29,7 +29,7 @@ from undergrowth.data import (
     remove_samples,
 )
 from undergrowth.methods import METHODS
-from undergrowth.models import WithWeights, builder, check_weights
+from undergrowth.models import WithWeights, builder, check_weights, is_hugging_face_model
 from undergrowth.runs.config import DataSection, Experiment, PublicSection, Rung, explain
 from undergrowth.runs.fields import NO_BOOLEANS
 from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
@@ -87,7 +87,7 @@ def build_population(experiment: Experiment, data: Dataset | Population | None) 
     """The devices and their samples. `data` replaces the data set that the experiment names."""
     section, task = experiment.data, experiment.task.name
     if data is None:
-        data = _load(section, task)
+        data = _load(section, experiment, task)
         if isinstance(data, Dataset) and not is_reference(section.name) and task not in (None, data.task):
             raise InputError(f"task '{task}': data set '{data.name}' is for {data.task}")
     if is_hugging_face(data):
@@ -134,7 +134,7 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         what = f"data '{population.name}': its public samples"
     else:
         task = task_of(population)
-        data, figures = _load(section, task), device_normalisation(experiment, population)
+        data, figures = _load(section, experiment, task), device_normalisation(experiment, population)
         if not isinstance(data, Dataset):
             raise InputError(f"public '{section.name}' made a {type(data).__name__}; it must be or return a Dataset")
         # Inputs of another shape are refused below.
@@ -159,7 +159,7 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
     return shard
 
 
-def _load(section: DataSection | PublicSection, task: str | None) -> Dataset | Population:
+def _load(section: DataSection | PublicSection, experiment: Experiment, task: str | None) -> Dataset | Population:
     """The data that a section names, for `task` if its labels can be read in several ways.
 
     The hint for an unknown option considers the keys of the section too.
@@ -175,8 +175,12 @@ def _load(section: DataSection | PublicSection, task: str | None) -> Dataset | P
         if key not in known:
             hint = suggest(key, [*known, *type(section).model_fields])
             raise InputError(f"data set '{section.name}' has no option '{key}'; {hint}")
-    chosen = {"task": task} if task is not None and "task" in known else {}
-    return load(section.name, section.path, **{**chosen, **section.options})
+    options, model = section.options, experiment.model.name
+    if is_hugging_face_model(model) and "tokenizer" in known and not options.get("words"):
+        options = {"tokenizer": model.partition(":")[2], **options}  # the tokens that the model was trained with
+    if task is not None and "task" in known:
+        options = {"task": task, **options}
+    return load(section.name, section.path, **options)
 
 
 def _is_data(found: Any) -> bool:
