@@ -63,7 +63,7 @@ def test_published_numbers_of_another_pretraining_are_marked(table: Table) -> No
 
 
 def test_published_columns_are_those_with_numbers() -> None:
-    pretrained = dict.fromkeys(("FedAvg, pretrained", "FedProx, pretrained"), [None, None])
+    pretrained = {row: [None, None] for row in ("FedAvg, pretrained", "FedProx, pretrained")}
     table = example_table(published={"FedAvg": [50, None], "FedProx": [52, None], **pretrained})
     both = {0: 1.0, 1: 1.0}
     values = {
