@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Model, Output, Shard, Steps, Task, Weights
@@ -23,6 +24,11 @@ def logits_of(task: Task, weights: Weights, x: Tensor) -> Tensor:
     """The model's logits for all inputs, in evaluation mode and without gradients."""
     with torch.no_grad():
         return torch.cat([task.model(weights, batch) for batch in x.split(EVALUATION_BATCH)])
+
+
+def mean_loss(task: Task, weights: Weights, shard: Shard) -> Tensor:
+    """The mean cross-entropy of a model over all samples of a shard, in evaluation mode."""
+    return F.cross_entropy(predictions(task, weights, shard), shard.y)
 
 
 def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:

@@ -24,7 +24,9 @@ from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.qfedavg import QFedAvg
 from undergrowth.methods.scaffold import Scaffold
+from undergrowth.methods.term import Term
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -56,10 +58,13 @@ METHODS: dict[str, type[Method]] = {
     "fedmd": FedMD,
     "fedat": FedAT,
     "fedkad": FedKAD,
+    "qfedavg": QFedAvg,
+    "term": Term,
 }
 
 __all__ = [
     "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
     "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
-    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "Scaffold",
+    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "QFedAvg", "Scaffold",
+    "Term",
 ]  # fmt: skip
