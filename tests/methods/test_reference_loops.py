@@ -47,6 +47,10 @@ REFERENCE_LOOPS = {
     "fedkad": f"{DISTILLATION}::test_fedkad",
     "qfedavg": f"{FAIRNESS}::test_qfedavg",
     "term": f"{FAIRNESS}::test_term",
+    "ditto": f"{PERSONAL}::test_ditto",
+    "fedper": f"{PERSONAL}::test_fedper",
+    "apfl": f"{PERSONAL}::test_apfl",
+    "l2gd": f"{PERSONAL}::test_l2gd",
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from undergrowth.core import Method
+from undergrowth.methods.apfl import APFL
 from undergrowth.methods.bounds import Central, Local
+from undergrowth.methods.ditto import Ditto
 from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedat import FedAT
 from undergrowth.methods.fedavg import FedAvg
@@ -17,12 +19,14 @@ from undergrowth.methods.fedkad import FedKAD
 from undergrowth.methods.fedmd import FedMD
 from undergrowth.methods.fednova import FedNova
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from undergrowth.methods.fedper import FedPer
 from undergrowth.methods.fedprox import FedProx
 from undergrowth.methods.fedrolex import FedRolex
 from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.heterofl import HeteroFL
+from undergrowth.methods.l2gd import L2GD
 from undergrowth.methods.moon import Moon
 from undergrowth.methods.qfedavg import QFedAvg
 from undergrowth.methods.scaffold import Scaffold
@@ -60,11 +64,15 @@ METHODS: dict[str, type[Method]] = {
     "fedkad": FedKAD,
     "qfedavg": QFedAvg,
     "term": Term,
+    "ditto": Ditto,
+    "fedper": FedPer,
+    "apfl": APFL,
+    "l2gd": L2GD,
 }
 
 __all__ = [
-    "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
-    "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
-    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "QFedAvg", "Scaffold",
-    "Term",
+    "APFL", "L2GD", "METHODS", "Central", "Ditto", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg",
+    "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD",
+    "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
+    "QFedAvg", "Scaffold", "Term",
 ]  # fmt: skip
