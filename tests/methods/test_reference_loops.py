@@ -47,6 +47,7 @@ REFERENCE_LOOPS = {
     "fedkad": f"{DISTILLATION}::test_fedkad",
     "qfedavg": f"{FAIRNESS}::test_qfedavg",
     "term": f"{FAIRNESS}::test_term",
+    "pafl": "test_pafl::test_pafl",
     "ditto": f"{PERSONAL}::test_ditto",
     "fedper": f"{PERSONAL}::test_fedper",
     "apfl": f"{PERSONAL}::test_apfl",

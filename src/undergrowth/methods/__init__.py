@@ -28,6 +28,7 @@ from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.l2gd import L2GD
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.pafl import PaFL
 from undergrowth.methods.qfedavg import QFedAvg
 from undergrowth.methods.scaffold import Scaffold
 from undergrowth.methods.term import Term
@@ -68,11 +69,12 @@ METHODS: dict[str, type[Method]] = {
     "fedper": FedPer,
     "apfl": APFL,
     "l2gd": L2GD,
+    "pafl": PaFL,
 }
 
 __all__ = [
     "APFL", "L2GD", "METHODS", "Central", "Ditto", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg",
     "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD",
     "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
-    "QFedAvg", "Scaffold", "Term",
+    "PaFL", "QFedAvg", "Scaffold", "Term",
 ]  # fmt: skip

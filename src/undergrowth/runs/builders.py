@@ -31,7 +31,15 @@ from undergrowth.methods import METHODS
 from undergrowth.models import WithWeights, builder, check_weights
 from undergrowth.runs.config import DataSection, Experiment, PublicSection, Rung, explain
 from undergrowth.runs.fields import NO_BOOLEANS
-from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
+from undergrowth.runs.own_objects import (
+    OwnModelBuilder,
+    call,
+    construct,
+    describe_error,
+    importable_options,
+    is_reference,
+    resolve,
+)
 from undergrowth.runs.sections import Named
 
 DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the number
@@ -57,6 +65,8 @@ def build_method(name: str, options: dict[str, Any]) -> Method:
             raise InputError(f"method.{next(iter(options))} is not a known key; {name} has no options") from None
         raise InputError(explain(error, validator, "method")) from None
     chosen = {field: getattr(values, field) for field in known}
+    for key, reference in importable_options(name, chosen).items():
+        chosen[key] = resolve(f"method.{key}", reference)
     return call("method", name, kind, chosen, "a Method") if is_reference(name) else kind(**chosen)
 
 
