@@ -198,6 +198,23 @@ def test_a_client_keeps_near_what_it_received(
     assert not torch.equal(found.tensors["out.weight"], received["out.weight"])
 
 
+def test_a_strong_pull_returns_a_weight_in_one_step_instead_of_overshooting(
+    double: Task, received: Weights, samples: Shard
+) -> None:
+    """λ·F ≤ 1/lr: with all F above the limit, every step ends at the received weights, but for the plain gradient."""
+    client = ReferenceClient(0.5 * elastic_loss(1e12))
+    down = Packet(received)
+    carry, steps = client.begin(double, down, samples, {}, CONTEXT)
+    information = plain_fisher(double, received, samples)
+    for name in double.model.parameters:
+        limit = 1 / (double.train.lr * 0.5e12)
+        torch.testing.assert_close(carry["received"][FISHER + name], information[name].clamp_max(limit))
+    for batch in steps:
+        carry = client.step(double, carry, batch)
+    distance = (carry["parameters"]["out.weight"] - received["out.weight"]).abs().max()
+    assert 0 < float(distance) < double.train.lr
+
+
 def test_the_teacher_sees_the_augmented_inputs() -> None:
     augmentation = ImageAugmentation((1, 8, 8), torch.zeros(1, 1, 1), crop=True, flip=True)
     task = Task(Model(builder("logistic", (1, 8, 8), 3)), 3, augmentation=augmentation)

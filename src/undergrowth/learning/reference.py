@@ -19,7 +19,8 @@ from undergrowth.core.names import MODEL_NAME
 from undergrowth.learning.distillation import TEACHER
 from undergrowth.learning.features import augmented_inputs, logits_of
 from undergrowth.learning.gradient_client import GradientClient
-from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
+from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective, Scaled, Total
+from undergrowth.learning.optimisers import Sgd
 
 LOGITS, FISHER_INFORMATION = "logits", "Fisher information"  # what a term may need of the received model
 FISHER = "fisher/"  # prefix of names in `LossInputs.received`: the Fisher information of a parameter
@@ -73,6 +74,15 @@ def distillation_loss(alpha: float, temperature: float, form: str = FORMS[0]) ->
     return weighted_sum((task, CrossEntropy()), (teacher, SoftTargets(temperature)))
 
 
+def pull_strength(objective: Objective) -> float:
+    """The λ of all `Consolidation` terms of an objective together."""
+    if isinstance(objective, Total):
+        return sum(pull_strength(term) for term in objective.terms)
+    if isinstance(objective, Scaled):
+        return objective.factor * pull_strength(objective.term)
+    return objective.strength if isinstance(objective, Consolidation) else 0.0
+
+
 def weighted_sum(*terms: tuple[float, Objective]) -> Objective:
     """Σ weight·term. A weight of 1 does not change the bits of its term, and a term of weight 0 is not computed."""
     kept = [term if weight == 1 else weight * term for weight, term in terms if weight]
@@ -84,13 +94,20 @@ def weighted_sum(*terms: tuple[float, Objective]) -> Objective:
 
 @dataclass(frozen=True)
 class ReferenceClient(GradientClient):
-    """Adds to the batches and the received weights what the terms of the objective need of the received model."""
+    """Adds to the batches and the received weights what the terms of the objective need of the received model.
+
+    A step of SGD on a term (λ/2)·F·(w − received)² goes beyond its minimum if lr·λ·F is above 1, and diverges above 2.
+    Therefore F is at most 1/(lr·λ): a weight with a larger F returns to the received one in a single step.
+    """
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         carry, steps = super().begin(task, down, shard, own, context)
         if FISHER_INFORMATION in self.objective.of_received:
             received, device_task = carry["received"], self._device_task(task, down.tags.get(MODEL_NAME, ""))
             information = fisher_information(device_task, received, shard, self.split)
+            pull = carry["lr"] * pull_strength(self.objective)
+            if pull > 0 and isinstance(self._optimiser(task), Sgd):
+                information = {name: value.clamp_max(1 / pull) for name, value in information.items()}
             carry["received"] = {**received, **{FISHER + name: value for name, value in information.items()}}
         return carry, steps
 

@@ -13,7 +13,8 @@ term "h_kd" and "h_ewc" are H_KD and H_EWC of the source: μ(t) = 1 in the round
     h_kd    (1 − alpha)·L + alpha·T²·KL(softmax(g/T) ‖ softmax(z/T)), with the logits z and those g of w
     h_ewc   L + (lam/2)·Σ M_i·(w_k,i − w_i)², with the diagonal empirical Fisher information M of w on the device's data
 
-form "printed" takes the loss of h_kd as source 001 prints it in eq. 6: alpha·T²·L + (1 − alpha)·KL.
+form "printed" takes the loss of h_kd as source 001 prints it in eq. 6: alpha·T²·L + (1 − alpha)·KL. With SGD, M_i is at
+most 1/(learning rate·lam·(1 − mu)), because steps with a larger one go beyond w_i, and diverge from twice that on.
 
 Another schedule is a function of the round and the number of rounds that returns μ and D, an `Objective`: an object in
 Python, `PaFL(term=schedule)`, or its name, `term: mymodule:schedule`. Then start, mu and the numbers above have no
