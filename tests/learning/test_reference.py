@@ -13,7 +13,6 @@ from undergrowth.core import Context, Model, Packet, Shard, Task
 from undergrowth.core.names import WEIGHT
 from undergrowth.learning import (
     Consolidation,
-    CrossEntropy,
     GradientClient,
     ImageAugmentation,
     LossInputs,
@@ -21,6 +20,7 @@ from undergrowth.learning import (
     Proximal,
     ReferenceClient,
     SoftTargets,
+    TaskLoss,
     distillation_loss,
     elastic_loss,
     fisher_information,
@@ -94,7 +94,7 @@ def test_consolidation_is_what_the_formula_says(
     at = inputs_at(double, {**received, **{FISHER + name: value for name, value in fisher.items()}}, moved, samples)
     distance = sum((fisher[name] * (moved[name] - received[name]) ** 2).sum() for name in moved)
     torch.testing.assert_close(Consolidation(50.0)(at), 25.0 * distance)
-    torch.testing.assert_close(elastic_loss(50.0)(at), CrossEntropy()(at) + 25.0 * distance)
+    torch.testing.assert_close(elastic_loss(50.0)(at), TaskLoss()(at) + 25.0 * distance)
 
 
 def test_with_a_fisher_information_of_one_it_is_the_proximal_term(
@@ -229,6 +229,6 @@ def test_the_teacher_sees_the_augmented_inputs() -> None:
 
 
 def test_a_sum_leaves_out_terms_of_weight_zero() -> None:
-    assert weighted_sum((1.0, CrossEntropy()), (0.0, SoftTargets(2.0))) == CrossEntropy()
-    assert weighted_sum((0.0, CrossEntropy()), (0.5, SoftTargets(2.0))) == 0.5 * SoftTargets(2.0)
+    assert weighted_sum((1.0, TaskLoss()), (0.0, SoftTargets(2.0))) == TaskLoss()
+    assert weighted_sum((0.0, TaskLoss()), (0.5, SoftTargets(2.0))) == 0.5 * SoftTargets(2.0)
     assert elastic_loss(1.0).of_received == ("Fisher information",)

@@ -27,7 +27,7 @@ from tests.methods.tiny_federation import (
 )
 from undergrowth.core import InputError, Packet
 from undergrowth.core.names import MODEL
-from undergrowth.learning import CrossEntropy, Objective, Proximal, SoftTargets
+from undergrowth.learning import Objective, Proximal, SoftTargets, TaskLoss
 from undergrowth.methods import FedAvg, FedProx, PaFL
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.own_objects import changed_sources, source_records
@@ -105,7 +105,7 @@ def test_the_switch_is_in_the_right_round(rounds: int, start: float, first: int)
     for number in range(rounds):
         packet = Packet({}, tags={} if since[number] == "0" else {"since": since[number]})
         (client,) = method.client.updates(task, packet).values()
-        assert (client.objective == CrossEntropy()) == (number < first)  # type: ignore[attr-defined]
+        assert (client.objective == TaskLoss()) == (number < first)  # type: ignore[attr-defined]
 
 
 def test_the_model_is_that_of_fedavg_until_the_switch() -> None:
@@ -116,7 +116,7 @@ def test_the_model_is_that_of_fedavg_until_the_switch() -> None:
 
 
 def proximal_schedule(round: int, rounds: int) -> tuple[float, Objective]:
-    return 0.5, CrossEntropy() + Proximal(1.4)
+    return 0.5, TaskLoss() + Proximal(1.4)
 
 
 def test_a_schedule_of_the_user_can_make_it_fedprox() -> None:
@@ -138,9 +138,9 @@ def test_a_schedule_by_name_is_imported_and_its_source_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [
-        "from undergrowth.learning import CrossEntropy, Proximal",
+        "from undergrowth.learning import TaskLoss, Proximal",
         "def alternate(round, rounds):",
-        "    return (round + 1) % 2, CrossEntropy() + Proximal(1.0)",
+        "    return (round + 1) % 2, TaskLoss() + Proximal(1.0)",
     ]
     file = tmp_path / "fair_schedules.py"
     file.write_text("\n".join(lines))

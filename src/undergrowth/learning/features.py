@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Model, Output, Shard, Steps, Task, Weights
@@ -27,8 +26,8 @@ def logits_of(task: Task, weights: Weights, x: Tensor) -> Tensor:
 
 
 def mean_loss(task: Task, weights: Weights, shard: Shard) -> Tensor:
-    """The mean cross-entropy of a model over all samples of a shard, in evaluation mode."""
-    return F.cross_entropy(predictions(task, weights, shard), shard.y)
+    """The loss of the run's task for a model over all samples of a shard, in evaluation mode."""
+    return task.kind.mean_loss(predictions(task, weights, shard), shard.y)
 
 
 def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
@@ -70,6 +69,9 @@ class UpperModel(ModelView):
         self.check_split(level)
         vars(self)["level"] = level
 
+    def with_precision(self, mixed: bool) -> UpperModel:
+        return UpperModel(self.whole.with_precision(mixed), self.level)
+
     def run(self, weights: Weights, x: Tensor, *, start: str | None = None, **options: Any) -> Output:
         return self.whole.run(weights, x, start=start or self.level, **options)
 
@@ -92,6 +94,9 @@ class LowerModel(ModelView):
             parameters=tuple(name for name in whole.parameters if name not in frozen),
             inside=tuple(each for each in self.levels if self.position(each) <= self.position(level)),
         )
+
+    def with_precision(self, mixed: bool) -> LowerModel:
+        return LowerModel(self.whole.with_precision(mixed), self.level)
 
     def run(
         self, weights: Weights, x: Tensor, *, training: str | bool = False, maps: Sequence[str] = (), **part: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 from undergrowth.core import Method
 from undergrowth.methods.apfl import APFL
 from undergrowth.methods.bounds import Central, Local
+from undergrowth.methods.distmezo import DistMeZO
 from undergrowth.methods.ditto import Ditto
 from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedat import FedAT
@@ -14,9 +15,11 @@ from undergrowth.methods.fedbn import FedBN
 from undergrowth.methods.fedbuff import FedBuff
 from undergrowth.methods.feddyn import FedDyn
 from undergrowth.methods.fedfsc import FedFSC, FedFSCPlus, FSCProx
-from undergrowth.methods.fedft import FedFT, FedFTEDS, FedFTRDS
+from undergrowth.methods.fedft import LP, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.methods.fedkad import FedKAD
 from undergrowth.methods.fedmd import FedMD
+from undergrowth.methods.fedmezo import FedMeZO
+from undergrowth.methods.fedncm import FedNCM
 from undergrowth.methods.fednova import FedNova
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from undergrowth.methods.fedper import FedPer
@@ -25,11 +28,15 @@ from undergrowth.methods.fedrolex import FedRolex
 from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
+from undergrowth.methods.fl_pqsu import FLPQSU
+from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.l2gd import L2GD
 from undergrowth.methods.moon import Moon
 from undergrowth.methods.pafl import PaFL
+from undergrowth.methods.prunefl import PruneFL
 from undergrowth.methods.qfedavg import QFedAvg
+from undergrowth.methods.reft import REFT, FedKD
 from undergrowth.methods.scaffold import Scaffold
 from undergrowth.methods.term import Term
 
@@ -56,6 +63,10 @@ METHODS: dict[str, type[Method]] = {
     "fedft": FedFT,
     "fedft-rds": FedFTRDS,
     "fedft-eds": FedFTEDS,
+    "fedncm": FedNCM,
+    "lp": LP,
+    "ft": FT,
+    "fedncm-ft": FedNCMFT,
     "fedsplit": FedSplit,
     "heterofl": HeteroFL,
     "fjord": FjORD,
@@ -70,11 +81,18 @@ METHODS: dict[str, type[Method]] = {
     "apfl": APFL,
     "l2gd": L2GD,
     "pafl": PaFL,
+    "fedmezo": FedMeZO,
+    "distmezo": DistMeZO,
+    "reft": REFT,
+    "fedkd": FedKD,
+    "fl-pqsu": FLPQSU,
+    "prunefl": PruneFL,
 }
 
 __all__ = [
-    "APFL", "L2GD", "METHODS", "Central", "Ditto", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg",
-    "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD",
-    "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
-    "PaFL", "QFedAvg", "Scaffold", "Term",
+    "APFL", "FLPQSU", "FT", "L2GD", "LP", "METHODS", "REFT", "Central", "DistMeZO", "Ditto", "FSCProx", "FedAT",
+    "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus",
+    "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedPer",
+    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "PaFL", "PruneFL",
+    "QFedAvg", "Scaffold", "Term",
 ]  # fmt: skip

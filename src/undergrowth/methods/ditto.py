@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from undergrowth.core import Context, InputError, LoopClient, Method, Packet, State, Task, Updates, Weights, option
 from undergrowth.core.names import PROBLEM
 from undergrowth.core.server import find_non_finite, model_in
-from undergrowth.learning import AveragingServer, CrossEntropy, GradientClient, Objective, Proximal, Trained
+from undergrowth.learning import AveragingServer, GradientClient, Objective, Proximal, TaskLoss, Trained
 
 CENTRE = "centre/"  # prefix of names in `LossInputs.received`: the received model
 
@@ -51,7 +51,7 @@ class DittoClient(Updates):
 
     def updates(self, task: Task, down: Packet) -> Mapping[str, LoopClient]:
         options = self.options
-        objective: Objective = CrossEntropy()
+        objective: Objective = TaskLoss()
         if options.lam:
             objective = objective + Proximal(options.lam, CENTRE)
         personal = PersonalClient(objective, lr=options.personal_lr, epochs=options.personal_epochs)

@@ -4,8 +4,8 @@ Down: w. In round t of T a device minimises (eq. 8), for E epochs of SGD from w,
 
     μ(t)·L + (1 − μ(t))·D(t),
 
-where L is the cross-entropy and D(t) a loss of local adaptation whose reference model is the w of this round. Up: w_k
-and n_k. Server: w ← Σ p_k·w_k, p_k = n_k / Σ n. With μ = 1 it is FedAvg, bit for bit.
+where L is the loss of the task and D(t) a loss of local adaptation whose reference model is the w of this round. Up:
+w_k and n_k. Server: w ← Σ p_k·w_k, p_k = n_k / Σ n. With μ = 1 it is FedAvg, bit for bit.
 
 term "h_kd" and "h_ewc" are H_KD and H_EWC of the source: μ(t) = 1 in the rounds t < start·T (rounds count from 0), and
 μ(t) = mu from then on. D is the whole loss of the adaptation, which contains L, so that mu = 0 is the source's setting:
@@ -46,9 +46,9 @@ from undergrowth.core import (
 from undergrowth.core.names import MODEL
 from undergrowth.learning import (
     AveragingServer,
-    CrossEntropy,
     Objective,
     ReferenceClient,
+    TaskLoss,
     distillation_loss,
     elastic_loss,
     weighted_sum,
@@ -81,7 +81,7 @@ class PaFLClient(Updates):
     def updates(self, task: Task, down: Packet) -> Mapping[str, LoopClient]:
         since = down.tags.get(SINCE, "0")
         mu, loss = self.schedule(int(since), task.train.rounds)
-        return {since: ReferenceClient(weighted_sum((mu, CrossEntropy()), (1 - mu, loss)))}
+        return {since: ReferenceClient(weighted_sum((mu, TaskLoss()), (1 - mu, loss)))}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ import torch
 
 from undergrowth.core import Context, Method, Packet, Server, State, Task, WeightedMean, option
 from undergrowth.core.names import MODEL, SAMPLES
-from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Trained, mean_loss, model_mismatch
+from undergrowth.learning import GradientClient, Proximal, TaskLoss, Trained, mean_loss, model_mismatch
 from undergrowth.learning.servers import with_mean_buffers
 
 CHANGE = "change/"  # prefix of names in uploads: c_k of a parameter
@@ -79,7 +79,7 @@ class QFedAvg(Method):
 
     @property
     def client(self) -> QFedAvgClient:
-        return QFedAvgClient(CrossEntropy() + Proximal(self.mu) if self.mu else CrossEntropy(), options=self)
+        return QFedAvgClient(TaskLoss() + Proximal(self.mu) if self.mu else TaskLoss(), options=self)
 
     @property
     def server(self) -> QFedAvgServer:

@@ -22,12 +22,13 @@ from torch import nn
 
 from undergrowth.core import InputError, suggest
 from undergrowth.methods import METHODS
+from undergrowth.models import is_hugging_face_model
 from undergrowth.runs.config import Experiment
 
 
 def is_reference(name: str | None) -> bool:
     """Whether a name in an experiment stands for an object of the user."""
-    return name is not None and ":" in name
+    return name is not None and ":" in name and not is_hugging_face_model(name)
 
 
 def resolve(section: str, name: str) -> Any:
@@ -159,6 +160,8 @@ def references(experiment: Experiment) -> dict[str, str]:
         (experiment.model.name, "model"),
         *((rung.name, "model") for rung in experiment.model.ladder),
         *((name, "method") for name in importable_options(experiment.method.name, experiment.method.options).values()),
+        (experiment.task.loss, "loss"),
+        *((name, "metrics") for name in experiment.task.metrics.values()),
     ]
     return {name: section for name, section in named if name and is_reference(name)}
 
