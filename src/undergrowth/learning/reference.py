@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from undergrowth.core import Carry, Context, Packet, Regression, Shard, State, Steps, Task, Weights
+from undergrowth.core import Carry, Context, Packet, Shard, State, Steps, Task, Weights
 from undergrowth.core.names import MODEL_NAME
 from undergrowth.learning.distillation import TEACHER
 from undergrowth.learning.features import augmented_inputs, logits_of, predictions
@@ -46,7 +46,7 @@ class Consolidation(Objective):
 class SoftTargets(Objective):
     """KL(softmax(g/T) ‖ softmax(z/T)), mean over the batch. z are the logits, g those of the received model.
 
-    For tasks other than classification see `divergences`. The outputs of a regression are not divided by T.
+    For tasks other than classification see `divergences`. Times T², the term of a regression does not depend on T.
     """
 
     temperature: float
@@ -54,8 +54,7 @@ class SoftTargets(Objective):
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         kind, student, teacher = inputs.task.kind, inputs.output.logits, inputs.batch[TEACHER]
-        t = 1.0 if isinstance(kind, Regression) else self.temperature
-        return inputs.mean(divergences(student / t, teacher / t, kind))
+        return inputs.mean(divergences(student / self.temperature, teacher / self.temperature, kind))
 
 
 def elastic_loss(strength: float) -> Objective:
