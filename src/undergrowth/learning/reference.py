@@ -66,7 +66,7 @@ def distillation_loss(alpha: float, temperature: float, form: str = FORMS[0]) ->
     """The loss of KD from the received model.
 
     cited: (1 − α)·task loss + α·T²·KL, the form of Hinton et al. and Yu et al. printed: α·T²·task loss +
-    (1 − α)·KL, as source 001 prints it. A term whose weight is 0 is left out.
+    (1 − α)·KL, as Iacob et al. (2023, eq. 6) print it. A term whose weight is 0 is left out.
     """
     square = temperature**2
     task, teacher = (1 - alpha, alpha * square) if form == FORMS[0] else (alpha * square, 1 - alpha)
