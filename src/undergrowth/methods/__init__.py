@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from undergrowth.core import Method
+from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.bounds import Central, Local
 from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedat import FedAT
@@ -29,6 +30,7 @@ from undergrowth.methods.scaffold import Scaffold
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "central": Central,
+    "adapt": Adapt,
     "fedavg": FedAvg,
     "fedsgd": FedSGD,
     "fedprox": FedProx,
@@ -59,7 +61,7 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
-    "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
+    "METHODS", "Adapt", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM",
+    "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
     "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "Scaffold",
 ]  # fmt: skip

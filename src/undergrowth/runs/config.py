@@ -1,4 +1,4 @@
-"""An experiment: its eleven sections, and how they are validated before anything starts.
+"""An experiment: its twelve sections, and how they are validated before anything starts.
 
 A wrong key, type or value is refused with one sentence that names it.
 """
@@ -29,6 +29,7 @@ from undergrowth.runs.fields import (
     Whole,
 )
 from undergrowth.runs.formats import refuse_old_keys
+from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.sections import Named, Section
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
@@ -203,6 +204,7 @@ class Experiment(Section):
     topology: Place = "star"
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()
+    personal: PersonalSection = PersonalSection()
     run: RunSection = RunSection()
 
     @model_validator(mode="before")

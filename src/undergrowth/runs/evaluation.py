@@ -129,18 +129,38 @@ def _explained(method: Method, function: str, device: str = "") -> Iterator[None
 
 
 def score_devices(
-    method: Method, task: Task, state: State, own: Mapping[str, State], population: Population, torch_device: str
+    method: Method,
+    task: Task,
+    state: State,
+    own: Mapping[str, State],
+    population: Population,
+    torch_device: str,
+    limit: int | None = MAX_EVALUATED_DEVICES,
 ) -> dict[str, float]:
-    """Accuracy of each device's model on its own test samples. Devices without test samples are left out."""
+    """Accuracy of each device's model on its own test samples. Devices without test samples are left out.
+
+    `limit`: of more devices, evenly spaced ones are evaluated; None: all.
+    """
     accuracies: dict[str, float] = {}
-    for names, used in _groups_by_model(method, task, state, own, population.devices):
-        shards = {name: population.test(name) for name in names}
+    devices = population.devices[:: 1 if limit is None else max(1, -(-len(population.devices) // limit))]
+    for names, used in _groups_by_model(method, task, state, own, devices):
+        found = with_model(task, used, f"devices/{names[0]}")
+        accuracies.update(score_on_devices(found, names, population, torch_device))
+    return accuracies
+
+
+def score_on_devices(
+    found: ModelWeights, devices: Sequence[str], population: Population, torch_device: str
+) -> dict[str, float]:
+    """Accuracy of one model on the test samples of each device that has any."""
+    accuracies: dict[str, float] = {}
+    for first in range(0, len(devices), MAX_DEVICES_PER_PASS):
+        shards = {name: population.test(name) for name in devices[first : first + MAX_DEVICES_PER_PASS]}
         shards = {name: shard for name, shard in shards.items() if len(shard)}
         if not shards:
             continue
         x = torch.cat([shard.x for shard in shards.values()]).to(torch_device)
-        model, weights = with_model(task, used, f"devices/{names[0]}")
-        predictions = torch.cat(_for_each_batch(model, _batches(x), partial(_predict, weights))).cpu()
+        predictions = torch.cat(_for_each_batch(found.model, _batches(x), partial(_predict, found.weights))).cpu()
         sizes = [len(shard) for shard in shards.values()]
         for (name, shard), predicted in zip(shards.items(), predictions.split(sizes), strict=True):
             accuracies[name] = float((predicted == shard.y).float().mean())
@@ -170,11 +190,10 @@ def _groups_by_model(
     method: Method, task: Task, state: State, own: Mapping[str, State], devices: Sequence[str]
 ) -> Iterator[tuple[list[str], Weights | ModelWeights]]:
     """Groups of devices that use the same model, so that their samples can share a forward pass."""
-    step = max(1, -(-len(devices) // MAX_EVALUATED_DEVICES))
     models = evaluated_models(method, task, state, own)
     group: list[str] = []
     last: Weights | ModelWeights | None = None
-    for name in devices[::step]:
+    for name in devices:
         with _explained(method, "personal", name):
             weights = models.get(f"devices/{name}") or personal_model(method, task, state, own.get(name, {}), name)
         if group and (weights is not last or len(group) >= MAX_DEVICES_PER_PASS):

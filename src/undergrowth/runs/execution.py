@@ -23,8 +23,10 @@ from undergrowth.runs.lock import lock_run
 from undergrowth.runs.ongoing_run import Execution, OnRound
 from undergrowth.runs.opening import AUTO, check_same_data, check_same_method, enter_run, open_federation
 from undergrowth.runs.own_objects import changed_sources
+from undergrowth.runs.personal_evaluation import evaluate_personal
+from undergrowth.runs.personal_phase import FOLDER, check_personal
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
-from undergrowth.runs.start_phase import WARM_ROUNDS, Step, phase_steps, prepare_phase
+from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase
 from undergrowth.runs.status import record_status
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
@@ -59,6 +61,7 @@ def start(
     try:
         steps = prepare_phase(experiment, federation, model)
         experiment = open_federation(experiment, federation)
+        check_personal(experiment, federation, model)
         with closing(Store(experiment.run.out, create=True)) as store:
             given = {"method": method, "data": data, "model": model}
             run = enter_run(store, experiment, federation, given, hooks.names)
@@ -67,7 +70,7 @@ def start(
                 if steps:
                     execution = _after_phase(execution, steps, model, on_start, on_phase)
                     federation = execution.federation
-                result = _carry_out(execution, model, on_start, on_round, hooks)
+                result = _carry_out(execution, model, on_start, on_round, hooks, on_phase)
     finally:
         federation.driver.close()
     hooks.end(result)
@@ -144,7 +147,7 @@ def resume(
                     federation.driver.start()
                 execution.restore()
                 federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
-                result = _carry_out(execution, model, on_start, on_round, hooks)
+                result = _carry_out(execution, model, on_start, on_round, hooks, on_phase)
             finally:
                 execution.federation.driver.close()
     hooks.end(result)
@@ -194,14 +197,15 @@ def _do_step(
     try:
         if row is None:
             experiment = open_federation(experiment, federation)
-            devices = step.data if step.name == WARM_ROUNDS else None  # their data is checked by the run itself
+            devices = None if step.name == PRETRAINING else step.data  # their data is checked by the run itself
             run = enter_run(store, experiment, federation, {"method": None, "data": devices, "model": model})
         else:
             run = row["id"]
             check_same_data(row, federation)
             federation.driver.start()
-        federation.reseed(step.name)
+        federation.reseed(step.name if step.device_scores is None else FOLDER)
         execution = Execution(store, run, experiment, federation)
+        execution.device_scores = step.device_scores
         if row is not None:
             execution.restore()
 
@@ -222,6 +226,7 @@ def _carry_out(
     on_start: Callable[[Execution], None] | None,
     on_round: OnRound | None,
     callbacks: Callbacks | None = None,
+    on_phase: OnPhase | None = None,
 ) -> Result:
     set_torch(execution.experiment.run.precision != "float32", execution.experiment.run.threads)
     try:
@@ -229,6 +234,8 @@ def _carry_out(
             on_start(execution)
         execution.begin(callbacks or Callbacks())
         execution.go(on_round)
+        if execution.experiment.personal.evaluate:
+            evaluate_personal(execution, lambda store, row, step: _do_step(store, row, step, model, on_phase))
         execution.finish()
     finally:
         execution.federation.world.states.close()

@@ -27,6 +27,7 @@ from undergrowth.runs.builders import device_normalisation
 from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.own_objects import is_reference
+from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import StopSection
@@ -34,17 +35,23 @@ from undergrowth.runs.store import Store
 
 FOLDER = "start"
 PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"
-_EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
+EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
+ALWAYS_AVAILABLE = {"deadline": None, "availability": "always", "dropout": 0.0, "failure": 0.0}
 _PRETRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay", "schedule")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the phase: an experiment, and its data if that is built already."""
+    """One part of the phase: an experiment, and its data if that is built already.
+
+    device_scores: names of further test sets of the devices, with a population that has them. None: devices are
+    evaluated as in any run. Otherwise every device is, and no checkpoint is written.
+    """
 
     name: str
     experiment: Experiment
     data: Population | None = None
+    device_scores: Mapping[str, Population] | None = None
 
     def after(self, weights: Path | None) -> Step:
         """The step when the one before it has written its model to `weights`; None: it is the first."""
@@ -79,7 +86,7 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
         method=MethodSection(name="central"),
         data=source,
         model=experiment.model.model_copy(update={"ladder": ()}),
-        train=train.model_copy(update={**_EVERYBODY, **given, "rounds": start.epochs, "epochs": 1}),
+        train=train.model_copy(update={**EVERYBODY, **given, "rounds": start.epochs, "epochs": 1}),
         # Worker processes have nothing to share: there is one job at a time.
         run=run.model_copy(update={"engine": "auto", "workers": None, "device": run.device.split(",")[0]}),
     )
@@ -88,16 +95,16 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
 def _warm_rounds(experiment: Experiment) -> Experiment:
     """FedAvg by all devices, which are always there, do not fail and have no deadline."""
     start, fleet = experiment.start, experiment.fleet
-    always = {"deadline": None, "availability": "always", "dropout": 0.0, "failure": 0.0}
     rounds = {"rounds": start.warm_rounds, "epochs": start.warm_epochs, "schedule": "constant"}
     update = {
         "method": MethodSection(name="fedavg"),
         "public": PublicSection(),
         "model": experiment.model.model_copy(update={"ladder": ()}),
         "start": StartSection(weights=start.weights),
-        "fleet": fleet.model_copy(update=always),
-        "train": experiment.train.model_copy(update={**_EVERYBODY, **rounds}),
+        "fleet": fleet.model_copy(update=ALWAYS_AVAILABLE),
+        "train": experiment.train.model_copy(update={**EVERYBODY, **rounds}),
         "stop": StopSection(),
+        "personal": PersonalSection(),
     }
     return experiment.with_population().model_copy(update=update)
 
