@@ -7,8 +7,9 @@ from pathlib import Path
 
 from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
+from undergrowth.report.personal_tables import COLUMNS, headline, personal_rows
 from undergrowth.report.run_record import learning_efficiency
-from undergrowth.report.tables import cost_table, count, facts, score, start_line
+from undergrowth.report.tables import cost_table, count, facts, score, start_line, table
 from undergrowth.runs import Result
 from undergrowth.runs.store import out_option
 
@@ -28,7 +29,7 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     page = _write_report(result) if report else None
     if json:
         _print_notes(result.notes, stderr=True)
-        print_json({key: result.summary[key] for key in (*JSON_KEYS, "start") if key in result.summary})
+        print_json({key: result.summary[key] for key in (*JSON_KEYS, "start", "personal") if key in result.summary})
         return
     summary, screen = result.summary, console()
     screen.print(
@@ -41,6 +42,10 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     screen.print(cost_table({**summary, "compute_seconds": seconds, "learning_efficiency": efficiency}))
     if "start" in summary:
         screen.print(f"before the first round: {start_line(summary['start'])}\n")
+    personal = result.personal
+    if personal is not None:
+        screen.print(table(COLUMNS, personal_rows(personal), right=range(1, len(COLUMNS))))
+        screen.print(f"{headline(personal)}\n")
     _print_notes(result.notes)
     rows = [("run", result.run), ("model", result.folder / "model.safetensors")]
     if page:

@@ -36,7 +36,7 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
         steps = _Steps(execution, store, do_step)
         local = steps.do(phase.local())
         found = {LOCAL: steps.accuracies(local), **_method_models(execution)}
-        chosen = None
+        chosen: list[str] | None = None
         if phase.section.only == "below":
             on_validation = _score_federated(execution, phase.validation)
             chosen = phase.choose(steps.accuracies(local, "validation"), on_validation)

@@ -84,7 +84,7 @@ class PersonalPhase:
 
     @cached_property
     def validation(self) -> Population:
-        return ValidationSamples(self.population, self.section.validation, self.seed)  # type: ignore[return-value]
+        return ValidationSamples(self.population, self.section.validation, self.seed)
 
     def local(self) -> Step:
         """Every device trains a model of its own from the weights that the federation started from."""
@@ -96,13 +96,11 @@ class PersonalPhase:
         population: Any = self.population if chosen is None else PartOfPopulation(self.population, frozenset(chosen))
         return Step(how, step_experiment(self.experiment, how, self.final), population, {})
 
-    def choose(self, local: Mapping[str, float], federated: Mapping[str, float]) -> list[str] | None:
-        """The devices that adapt, by accuracies on validation samples; None: all.
+    def choose(self, local: Mapping[str, float], federated: Mapping[str, float]) -> list[str]:
+        """The devices that adapt, by accuracies on validation samples.
 
         Those whose federated model is below their local one, the lowest first, as many as the budget allows.
         """
-        if self.section.only == "all":
-            return None
         below = [device for device in local if device in federated and federated[device] < local[device]]
         below.sort(key=lambda device: (federated[device] - local[device], device))
         return below[: self.section.limit(len(self.population.devices))]

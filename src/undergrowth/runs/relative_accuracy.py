@@ -47,8 +47,17 @@ def distribution(values: Iterable[float]) -> Distribution | None:
     count = tenth(len(ordered))
     worst, best = ordered[:count], ordered[-count:]
     below = int((ordered < -_ROUNDING).sum())
-    moments = [float(figure) for part in (ordered, best, worst) for figure in (part.mean(), part.var())]
-    return Distribution(len(ordered), *moments, below, below / len(ordered))
+    return Distribution(
+        devices=len(ordered),
+        mean=float(ordered.mean()),
+        variance=float(ordered.var()),
+        best_mean=float(best.mean()),
+        best_variance=float(best.var()),
+        worst_mean=float(worst.mean()),
+        worst_variance=float(worst.var()),
+        below_zero=below,
+        fraction_below_zero=below / len(ordered),
+    )
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,16 @@ class PersonalAccuracy:
         """The accuracy of `model` minus that of the local one, of each device."""
         pairs = zip(self.accuracies[model], self.accuracies[LOCAL], strict=True)
         return [accuracy - alone for accuracy, alone in pairs]
+
+    def relative_distribution(self, model: str) -> Distribution:
+        """The figures of the relative accuracy of `model`."""
+        found = distribution(self.relative(model))
+        assert found is not None  # there is at least one device
+        return found
+
+    def by_device(self, model: str) -> dict[str, float]:
+        """The accuracy of `model` on each device."""
+        return dict(zip(self.devices, self.accuracies[model], strict=True))
 
     @property
     def compared(self) -> tuple[str, ...]:
