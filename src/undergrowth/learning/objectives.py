@@ -51,6 +51,11 @@ class Objective:
         """Levels whose feature maps the term needs in ``inputs.output.maps``."""
         return ()
 
+    @property
+    def of_received(self) -> Sequence[str]:
+        """What the term needs to know of the received model beside its weights, see `ReferenceClient`."""
+        return ()
+
     def __call__(self, inputs: LossInputs) -> Tensor:
         raise NotImplementedError("an objective defines __call__(inputs)")
 
@@ -69,6 +74,10 @@ class Total(Objective):
     def maps(self) -> Sequence[str]:
         return tuple(dict.fromkeys(level for term in self.terms for level in term.maps))
 
+    @property
+    def of_received(self) -> Sequence[str]:
+        return tuple(dict.fromkeys(each for term in self.terms for each in term.of_received))
+
     def __call__(self, inputs: LossInputs) -> Tensor:
         loss = self.terms[0](inputs)
         for term in self.terms[1:]:
@@ -84,6 +93,10 @@ class Scaled(Objective):
     @property
     def maps(self) -> Sequence[str]:
         return self.term.maps
+
+    @property
+    def of_received(self) -> Sequence[str]:
+        return self.term.of_received
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return self.factor * self.term(inputs)
@@ -101,13 +114,18 @@ class CrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class Proximal(Objective):
-    """(μ/2)·‖w − received‖² over the trained parameters."""
+    """(μ/2)·‖w − centre‖² over the trained parameters.
+
+    The centre is the weights that training started from, or with the prefix `centre` the tensors that
+    `GradientClient.start` returned under ``centre + NAME``.
+    """
 
     mu: float
+    centre: str = ""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        pairs = [(value, inputs.received[name]) for name, value in inputs.trained.items()]
-        return self.mu / 2 * torch.stack([inputs.total((value - start).pow(2)) for value, start in pairs]).sum(0)
+        pairs = [(value, inputs.received[self.centre + name]) for name, value in inputs.trained.items()]
+        return self.mu / 2 * torch.stack([inputs.total((value - centre).pow(2)) for value, centre in pairs]).sum(0)
 
 
 @dataclass(frozen=True)
