@@ -18,11 +18,13 @@ from undergrowth.core import Context, Packet, Plan, Server, Shard, State, Sum, T
 from undergrowth.core.client import Carry, Steps
 from undergrowth.core.names import BUFFERS, MODEL, PARAMETERS, SAMPLES, SEED
 from undergrowth.learning.features import predictions
-from undergrowth.learning.gradient_client import GradientClient, Trained
+from undergrowth.learning.gradient_client import Trained
 from undergrowth.learning.planning import ask_each
+from undergrowth.learning.reference import FISHER, ReferenceClient
 
 STOPPED = "stopped"  # scalar of an upload: 1 if the device has stopped early
-BEST, LOSS, WAITED, FEDERATED = "best", "loss", "waited", "federated"  # parts of a device's own state
+BEST, LOSS, WAITED = "best", "loss", "waited"  # parts of a device's own state
+FEDERATED, INFORMATION = "federated", "information"
 
 
 def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shard, Shard]:
@@ -44,11 +46,12 @@ def mean_loss(task: Task, weights: Weights, shard: Shard) -> float:
 
 
 @dataclass(frozen=True)
-class AdaptationClient(GradientClient):
+class AdaptationClient(ReferenceClient):
     """Continues to train its own model, and sends only its number of samples and whether it has stopped.
 
     own: `model` are the weights after the last job; `best` those with the lowest validation loss, if these are others;
-    `loss` is that loss, `waited` the number of jobs since then, and `federated` the received model.
+    `loss` is that loss and `waited` the number of jobs since then. An objective that compares with the received model
+    needs that as `federated`, and the Fisher `information` of it if it consolidates weights.
     """
 
     validation: float = 0.0
@@ -57,10 +60,12 @@ class AdaptationClient(GradientClient):
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         kept = own.get(FEDERATED if self.keeps_federated else MODEL)
-        if kept is not None:
-            return {name: kept[name] for name in task.model.shapes}  # one order for all devices
-        received = down.tensors or task.model.initial(int(down.scalars[SEED]))
-        return {name: received[name] for name in task.model.shapes}
+        received = kept or down.tensors or task.model.initial(int(down.scalars[SEED]))
+        information = own.get(INFORMATION, {})  # of the received model, so it is computed once
+        return {
+            **{name: received[name] for name in task.model.shapes},  # one order for all devices
+            **{FISHER + name: information[name] for name in task.model.parameters if name in information},
+        }
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         training, _ = split_samples(shard, self.validation, context)
@@ -78,6 +83,9 @@ class AdaptationClient(GradientClient):
         own: State = {MODEL: weights}
         if self.keeps_federated:
             own[FEDERATED] = received
+            information = {name: trained.received.get(FISHER + name) for name in trained.task.model.parameters}
+            if any(value is not None for value in information.values()):
+                own[INFORMATION] = information
         stopped = self._validate(trained, received, own)
         problem = find_non_finite(trained.packet)
         tags = {"problem": problem} if problem else {}  # no tensor is sent, so the device reports the problem itself

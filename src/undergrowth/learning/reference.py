@@ -88,8 +88,10 @@ class ReferenceClient(GradientClient):
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         carry, steps = super().begin(task, down, shard, own, context)
-        if FISHER_INFORMATION in self.objective.of_received:
-            received, device_task = carry["received"], self._device_task(task, down.tags.get(MODEL_NAME, ""))
+        received = carry["received"]
+        known = any(name.startswith(FISHER) for name in received)  # `start` returned it
+        if FISHER_INFORMATION in self.objective.of_received and not known:
+            device_task = self._device_task(task, down.tags.get(MODEL_NAME, ""))
             information = fisher_information(device_task, received, shard, self.split)
             carry["received"] = {**received, **{FISHER + name: value for name, value in information.items()}}
         return carry, steps

@@ -15,7 +15,7 @@ stops after `patience` rounds without a lower one.
 
 The run's accuracy is that of w. The devices' accuracies, in `result.clients`, are those of their own models. The start
 is usually a finished run: `start: {weights: runs/RUN/model.safetensors}`; `undergrowth run --personal` does that by
-itself. Appendix A of Iacob's thesis prints α·T²·L + (1 − α)·KL for KD; `form: printed` is that.
+itself. Iacob (Cambridge PhD proposal, appendix A) prints α·T²·L + (1 − α)·KL for KD; `form: printed` is that.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="adapt", options={"how": "ditto:0.5"}, rounds=2)
@@ -23,27 +23,34 @@ itself. Appendix A of Iacob's thesis prints α·T²·L + (1 − α)·KL for KD; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from undergrowth.core import Method, State, Task, Weights, option
 from undergrowth.core.names import MODEL
 from undergrowth.core.notation import Form, Number, parse
-from undergrowth.learning import CrossEntropy, Objective, Proximal
+from undergrowth.learning import CrossEntropy, Objective, Proximal, distillation_loss, elastic_loss
 from undergrowth.learning.adaptation import AdaptationClient, AdaptationServer, adapted_model
+from undergrowth.learning.reference import FORMS
 
-_LAMBDA = Number("LAMBDA", at_least=0, default=0.1)
-HOW = {"fine-tune": Form(), "freeze": Form(), "ditto": Form((_LAMBDA,), "ditto:0.1"), "alone": Form()}
-ADAPTATIONS = tuple(name for name in HOW if name != "alone")
+ALONE = "alone"
+HOW = {
+    "fine-tune": Form(),
+    "freeze": Form(),
+    "ditto": Form((Number("LAMBDA", at_least=0, default=0.1),), "ditto:0.1"),
+    "ewc": Form((Number("LAMBDA", at_least=0, default=5000),), "ewc:5000"),
+    "kd": Form((Number("T", above=0, default=6), Number("ALPHA", at_least=0, at_most=1, default=0.95)), "kd:6:0.95"),
+    ALONE: Form(),
+}
+_COMPARE = ("ditto", "ewc", "kd")  # with the received model in every step
 
 
 @dataclass(frozen=True)
 class Adapt(Method):
     how: str = option("fine-tune", "fine-tune, freeze, ditto[:LAMBDA], ewc[:LAMBDA], kd[:T[:ALPHA]] or alone")
-    validation: float = option(
-        0.0, "fraction of a device's training samples that it validates with", at_least=0, below=1
-    )
+    validation: float = option(0.0, "fraction of a device's training samples to validate with", at_least=0, below=1)
     patience: int = option(0, "rounds without a lower validation loss after which a device stops; 0: never", at_least=0)
+    form: str = option("cited", "the loss of kd: cited, or printed in the other form", choices=FORMS)
 
     def check(self) -> None:
         parse("method.how", self.how, HOW)
@@ -51,20 +58,26 @@ class Adapt(Method):
     @property
     def client(self) -> AdaptationClient:
         name, numbers = parse("method.how", self.how, HOW)
-        objective: Objective = CrossEntropy()
-        if name == "ditto":
-            objective = objective + Proximal(numbers[0])
         return AdaptationClient(
-            objective,
+            self._objective(name, numbers),
             split="head" if name == "freeze" else None,
             validation=self.validation,
             patience=self.patience,
-            keeps_federated=name == "ditto",
+            keeps_federated=name in _COMPARE,
         )
 
     @property
     def server(self) -> AdaptationServer:
-        return AdaptationServer(alone=self.how == "alone")
+        return AdaptationServer(alone=self.how == ALONE)
+
+    def _objective(self, name: str, numbers: Sequence[float]) -> Objective:
+        if name == "ditto":
+            return CrossEntropy() + Proximal(numbers[0])
+        if name == "ewc":
+            return elastic_loss(numbers[0])
+        if name == "kd":
+            return distillation_loss(alpha=numbers[1], temperature=numbers[0], form=self.form)
+        return CrossEntropy()
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return {"global": state[MODEL]}

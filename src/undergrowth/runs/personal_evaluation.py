@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from undergrowth.core import Context, Method
@@ -26,7 +27,7 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
 
     Devices without training or test samples are left out, because they have nothing to compare.
     """
-    federation = execution.federation
+    federation, began = execution.federation, perf_counter()
     federation.driver.close()  # the steps have engines of their own
     seed = Context(execution.experiment.run.seed, federation.driver.root.name, 0).key(FOLDER)
     phase = PersonalPhase(
@@ -60,6 +61,7 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
     execution.store.put_personal(
         execution.run, {model: {name: each[name] for name in devices} for model, each in found.items()}
     )
+    execution.began += perf_counter() - began  # the run's wall time is that of its rounds
 
 
 class _Steps:

@@ -20,6 +20,7 @@ from undergrowth.core import Context, InputError, Shard
 from undergrowth.data import Population
 from undergrowth.exchange import Totals
 from undergrowth.learning.adaptation import split_samples
+from undergrowth.methods.adapt import ALONE
 from undergrowth.runs.config import Experiment, MethodSection, ModelSection, PublicSection
 from undergrowth.runs.evaluation import evaluated_models
 from undergrowth.runs.federation import Federation, federate
@@ -89,7 +90,7 @@ class PersonalPhase:
     def local(self) -> Step:
         """Every device trains a model of its own from the weights that the federation started from."""
         parts = {"validation": self.validation} if self.section.only == "below" else {}
-        return Step(LOCAL, step_experiment(self.experiment, "alone", self.initial), self.population, parts)
+        return Step(LOCAL, step_experiment(self.experiment, ALONE, self.initial), self.population, parts)
 
     def adaptation(self, how: str, chosen: Sequence[str] | None) -> Step:
         """The devices in `chosen`, by default all, adapt the final model."""
@@ -114,7 +115,9 @@ def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> E
     if weights is not None:
         model = {key: value for key, value in model.items() if key not in ("weights", "skip_head")}
     update = {
-        "method": MethodSection(name="adapt", how=how, validation=section.validation, patience=section.patience),  # type: ignore[call-arg]
+        "method": MethodSection.model_validate(
+            {"name": "adapt", "how": how, **{key: getattr(section, key) for key in ("validation", "patience", "form")}}
+        ),
         "public": PublicSection(),
         "model": ModelSection(**model),
         "start": StartSection(weights=None if weights is None else str(weights)),
@@ -166,7 +169,7 @@ def personal_costs(folder: Path) -> dict[str, Totals]:
 def step_name(row: Mapping[str, Any]) -> str:
     """The model that a row in the store of a phase is about."""
     how = str(row["experiment"]["settings"]["method"]["how"])
-    return LOCAL if how == "alone" else how
+    return LOCAL if how == ALONE else how
 
 
 def _costs_of(store: Store, run: str) -> Totals:

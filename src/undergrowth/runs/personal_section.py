@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from undergrowth.core import MAX_WHOLE_NUMBER
 from undergrowth.core.notation import parse
-from undergrowth.methods.adapt import ADAPTATIONS, HOW
+from undergrowth.methods.adapt import ALONE, HOW
 from undergrowth.runs.fields import Above0, AtLeast0, Count, FractionAbove0, FractionBelow1, Whole
 from undergrowth.runs.sections import Section
 
@@ -28,6 +28,7 @@ class PersonalSection(Section):
     # Early stopping on a part of the device's training samples.
     validation: FractionBelow1 = 0.1
     patience: Annotated[Whole, Field(ge=0, le=MAX_WHOLE_NUMBER)] = 2
+    form: Literal["cited", "printed"] = "cited"  # of the loss of kd
     # Which devices adapt: all, or those whose federated model is below their local one, the lowest first.
     only: Literal["all", "below"] = "all"
     max_fraction: FractionAbove0 | None = None
@@ -51,7 +52,7 @@ class PersonalSection(Section):
     @classmethod
     def _known(cls, adapt: tuple[str, ...]) -> tuple[str, ...]:
         for how in adapt:
-            parse("", how, {name: HOW[name] for name in ADAPTATIONS})
+            parse("", how, {name: form for name, form in HOW.items() if name != ALONE})
         if len(set(adapt)) < len(adapt):
             raise ValueError("names an adaptation twice; write each once")
         return adapt
