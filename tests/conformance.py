@@ -39,6 +39,7 @@ BATCH_NORM = {"name": "resnet-8", "width": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "moon": {"model": {**MODEL, "projection": 6}},
     "fedbn": {"model": {"name": "resnet-8", "width": 4}},
+    "adapt": {"method": {"how": "ewc:1", "validation": 0.2, "patience": 1}},
     "fedfsc": {"method": FEW_SHOT},
     "fedfsc-plus": {"method": FEW_SHOT},
     "fscprox": {"method": FEW_SHOT},
