@@ -14,6 +14,7 @@ from undergrowth.runs.engine_facts import choose_workers, count_facts
 from undergrowth.runs.evaluation import frozen_digest
 from undergrowth.runs.federation import Federation, build_engine
 from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.new_device_data import describe_data
 from undergrowth.runs.own_objects import source_records
 from undergrowth.runs.preview import check_deadline, describe_guess
 from undergrowth.runs.store import Store
@@ -67,6 +68,7 @@ def enter_run(
         "callbacks": list(callbacks),
         "shape": list(population.shape),
         "classes": population.classes,
+        **describe_data(federation.device_data),
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
         "frozen": frozen_digest(federation.task),
     }

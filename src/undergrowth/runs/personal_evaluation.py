@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +12,7 @@ from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with
 from undergrowth.runs.ongoing_run import NOBODY_ASKED, Execution
 from undergrowth.runs.personal_phase import FOLDER, PersonalPhase, step_name
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL, PERSONAL
-from undergrowth.runs.result import MODEL_FILE
-from undergrowth.runs.start_phase import Step
+from undergrowth.runs.start_phase import Step, initial_weights
 from undergrowth.runs.store import Store
 
 # Does a step as a run in the store, or continues the run in the row; returns the id of the run.
@@ -31,7 +29,11 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
     federation.driver.close()  # the steps have engines of their own
     seed = Context(execution.experiment.run.seed, federation.driver.root.name, 0).key(FOLDER)
     phase = PersonalPhase(
-        execution.experiment, federation.device_data, seed, _initial_weights(execution), execution.write_model()
+        execution.experiment,
+        federation.device_data,
+        seed,
+        initial_weights(execution.folder, execution.experiment),
+        execution.write_model(),
     )
     with closing(Store(execution.folder / FOLDER, create=True)) as store:
         steps = _Steps(execution, store, do_step)
@@ -111,15 +113,6 @@ def _models(execution: Execution) -> Mapping[str, Any]:
     federation = execution.federation
     root, own = federation.driver.root, federation.world.states.all()
     return evaluated_models(federation.method, federation.task, root.state, own)
-
-
-def _initial_weights(execution: Execution) -> Path | None:
-    """The file with the weights that the federation started from, if there is one."""
-    if execution.phase_folder.exists():
-        with closing(Store(execution.phase_folder)) as store:
-            return execution.phase_folder / str(store.runs()[-1]["id"]) / MODEL_FILE
-    weights = execution.experiment.start.weights
-    return None if weights is None else Path(weights)
 
 
 def _note(execution: Execution, note: str) -> None:

@@ -34,6 +34,7 @@ from undergrowth.runs.stop_section import StopSection
 from undergrowth.runs.store import Store
 
 FOLDER = "start"
+MODEL_FILE = "model.safetensors"  # the final weights, in the folder of a run
 PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"
 EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
 ALWAYS_AVAILABLE = {"deadline": None, "availability": "always", "dropout": 0.0, "failure": 0.0}
@@ -146,6 +147,14 @@ def _check_step(step: Step, federation: Federation, model: Callable[[], nn.Modul
 def step_name(row: Mapping[str, Any]) -> str:
     """The name of the step that a row in the store of a phase belongs to."""
     return PRETRAINING if row["method"] == "central" else WARM_ROUNDS
+
+
+def initial_weights(folder: Path, experiment: Experiment) -> Path | None:
+    """The file with the weights that the run in `folder` started from; None if it drew them."""
+    if (folder / FOLDER).exists():
+        with closing(Store(folder / FOLDER)) as store:
+            return folder / FOLDER / str(store.runs()[-1]["id"]) / MODEL_FILE
+    return None if experiment.start.weights is None else Path(experiment.start.weights)
 
 
 @dataclass
