@@ -10,11 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 
-from undergrowth.core import Context, Packet, Plan, Server, Shard, State, Sum, Task, View, Weights, find_non_finite
+from undergrowth.core import (
+    Context,
+    Model,
+    Packet,
+    Plan,
+    Server,
+    Shard,
+    State,
+    Sum,
+    Task,
+    View,
+    Weights,
+    find_non_finite,
+)
 from undergrowth.core.client import Carry, Steps
 from undergrowth.core.names import BUFFERS, MODEL, PARAMETERS, SAMPLES, SEED
 from undergrowth.learning.features import predictions
@@ -40,6 +54,12 @@ def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shar
     return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
 
 
+@lru_cache(maxsize=2)
+def _initial(model: Model, seed: int) -> Weights:
+    """The initial weights, which all devices share: making them takes longer than an epoch of a small model."""
+    return model.initial(seed)
+
+
 def mean_loss(task: Task, weights: Weights, shard: Shard) -> float:
     """The mean cross-entropy of a model on `shard`, in evaluation mode."""
     return float(F.cross_entropy(predictions(task, weights, shard), shard.y))
@@ -60,7 +80,7 @@ class AdaptationClient(ReferenceClient):
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         kept = own.get(FEDERATED if self.keeps_federated else MODEL)
-        received = kept or down.tensors or task.model.initial(int(down.scalars[SEED]))
+        received = kept or down.tensors or _initial(task.model, int(down.scalars[SEED]))
         information = own.get(INFORMATION, {})  # of the received model, so it is computed once
         return {
             **{name: received[name] for name in task.model.shapes},  # one order for all devices

@@ -16,11 +16,10 @@ from undergrowth.runs.federation import Federation, build_engine
 from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.new_device_data import describe_data
 from undergrowth.runs.own_objects import source_records
+from undergrowth.runs.personal_phase import AUTO as AUTO
 from undergrowth.runs.preview import check_deadline, describe_guess
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import object_options, option_defaults
-
-AUTO = "engine auto"  # begins the note about the choice of the engine
 
 
 def open_federation(experiment: Experiment, federation: Federation) -> Experiment:

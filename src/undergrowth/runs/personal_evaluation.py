@@ -7,10 +7,12 @@ from contextlib import closing
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from undergrowth.core import Context, Method
 from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with_model
 from undergrowth.runs.ongoing_run import NOBODY_ASKED, Execution
-from undergrowth.runs.personal_phase import FOLDER, PersonalPhase, step_name
+from undergrowth.runs.personal_phase import FOLDER, PersonalPhase, chosen_by_auto, step_name
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL, PERSONAL
 from undergrowth.runs.start_phase import Step, initial_weights
 from undergrowth.runs.store import Store
@@ -28,13 +30,13 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
     federation, began = execution.federation, perf_counter()
     federation.driver.close()  # the steps have engines of their own
     seed = Context(execution.experiment.run.seed, federation.driver.root.name, 0).key(FOLDER)
-    phase = PersonalPhase(
-        execution.experiment,
-        federation.device_data,
-        seed,
-        initial_weights(execution.folder, execution.experiment),
-        execution.write_model(),
-    )
+    experiment = execution.experiment
+    if chosen_by_auto(federation):  # another engine may suit the steps better
+        engine = "vector" if torch.cuda.is_available() else "auto"  # see `check_personal`
+        run = experiment.run.model_copy(update={"engine": engine, "workers": None, "stack": False})
+        experiment = experiment.model_copy(update={"run": run})
+    initial, final = initial_weights(execution.folder, experiment), execution.write_model()
+    phase = PersonalPhase(experiment, federation.device_data, seed, initial, final)
     with closing(Store(execution.folder / FOLDER, create=True)) as store:
         steps = _Steps(execution, store, do_step)
         local = steps.do(phase.local())

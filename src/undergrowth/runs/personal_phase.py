@@ -32,6 +32,7 @@ from undergrowth.runs.stop_section import StopSection
 from undergrowth.runs.store import Store
 
 FOLDER = "personal"
+AUTO = "engine auto"  # begins the note about the choice of the engine
 _TRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay")
 _COSTS = ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds")
 
@@ -141,7 +142,8 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any) -
         raise InputError(f"personal: {name} trains one model on the samples of all; choose a federated method")
     if federation.task.ladder:
         raise InputError("personal: the devices have models of several shapes; leave out model.ladder")
-    if experiment.run.engine == "processes" and torch.cuda.is_available():
+    if experiment.run.engine == "processes" and torch.cuda.is_available() and not chosen_by_auto(federation):
+        # Torch refuses to train in processes that are forked after their parent has traced a backward pass.
         raise InputError(
             "run.engine 'processes': on a machine with a GPU its workers cannot start after the last round; "
             "with personal, write auto, vector or serial"
@@ -156,6 +158,11 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any) -
         step = federate(step_experiment(experiment, how, None), None, population, model)
         if how == "freeze":
             step.task.model.trainable("head")
+
+
+def chosen_by_auto(federation: Federation) -> bool:
+    """Whether the run's engine was left to `auto`."""
+    return any(note.startswith(AUTO) for note in federation.notes)
 
 
 def personal_costs(folder: Path) -> dict[str, Totals]:
