@@ -19,7 +19,7 @@ CHANGE_COLUMNS = ("model", "run", "gain", "lose", "same", "mean change", "larges
 
 def percent(value: float | None, signed: bool = False) -> str:
     """A fraction in percent with one decimal."""
-    return NO_VALUE if value is None else f"{100 * value:{'+' if signed else ''}.1f} %"
+    return NO_VALUE if value is None else f"{round(100 * value, 1) + 0.0:{'+' if signed else ''}.1f} %"  # no -0.0
 
 
 def _variance(value: float) -> str:
