@@ -104,7 +104,7 @@ def test_a_method_does_not_inherit_from_another_method():
 
 def test_marks_are_set_for_tests_that_exist():
     """A test that is renamed must not lose the mark that `tests/conftest.py` sets by its name."""
-    for pattern in conftest.EQUALITY + conftest.SLOW + conftest.EVERY_METHOD:
+    for pattern in (*conftest.EQUALITY, *conftest.SLOW, *conftest.EVERY_METHOD):
         path, _, name = pattern.partition("::")
         files = [file for file in TESTS if str(file.relative_to(ROOT)).startswith(path)]
         assert any(f"def {name}" in file.read_text(encoding="utf-8") for file in files), pattern

@@ -11,7 +11,7 @@ from torch import nn
 
 from undergrowth.core import Model, Task, Train
 
-settings.register_profile("undergrowth", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("undergrowth", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("undergrowth")
 
 

@@ -194,3 +194,15 @@ class Drive:
             assert sorted(accounted) == sorted(self.fresh), "everybody who was asked is accounted for once"
         self.ends.append(end)
         self.arrived, self.lost, self.refused, self.fresh = [], {}, set(), []
+
+
+def node(task: Task, rule: Rule, count: int = 3, cycles: int = 2) -> Node:
+    """Returns a root with `count` children that has been started."""
+    made = Node("root", rule, task, tuple(f"c{i}" for i in range(count)), cycles)
+    made.start()
+    return made
+
+
+def ends(commands: list[object]) -> list[RoundEnd]:
+    """Returns the ends of rounds among `commands`."""
+    return [command for command in commands if isinstance(command, RoundEnd)]

@@ -27,7 +27,7 @@ from undergrowth.core import (
     WeightedMean,
 )
 
-from .driving import Drive, Rule, same, upload
+from .driving import Drive, Rule, ends, node, same, upload
 
 BAD = {
     "not a number": Packet({"w": torch.tensor([1.0, math.nan])}, {"samples": 1.0}),
@@ -87,7 +87,7 @@ def happen(drive: Drive, event: str, child: str, number: float) -> None:
     happenings[event]()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(RULES, st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
 def test_a_node_never_deadlocks_and_accounts_for_everybody(
     linear_task: Task, rule: Rule, count: int, cycles: int, is_root: bool, data: st.DataObject
@@ -119,19 +119,9 @@ def test_a_node_never_deadlocks_and_accounts_for_everybody(
         drive.replay(id)
 
 
-def node(task: Task, rule: Rule, count: int = 3, cycles: int = 2) -> Node:
-    made = Node("root", rule, task, tuple(f"c{i}" for i in range(count)), cycles)
-    made.start()
-    return made
-
-
 def answer(one: Node, child: str, content: Any) -> Receipt:
     """Answers the open ask of a child."""
     return one.receive(Answer(one._out[child], content))
-
-
-def ends(commands: list[object]) -> list[RoundEnd]:
-    return [command for command in commands if isinstance(command, RoundEnd)]
 
 
 def test_a_round_in_which_all_are_lost_is_abandoned(linear_task: Task) -> None:
@@ -285,7 +275,7 @@ def test_receipts_say_why_an_answer_was_ignored(linear_task: Task) -> None:
     assert one.receive(Answer(second["c0"], Lost("gone"))) is Receipt.LOST
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
 def test_order_repetition_replay_and_loss_of_answers_do_not_change_what_a_round_is_made_of(
     linear_task: Task, count: int, cycles: int, data: st.DataObject

@@ -16,19 +16,12 @@ from undergrowth.core import (
     Packet,
     Plan,
     Receipt,
-    RoundEnd,
     State,
     Task,
     View,
 )
 
-from .driving import Rule, upload
-
-
-def node(task: Task, rule: Rule, cycles: int) -> Node:
-    one = Node("root", rule, task, ("c0", "c1", "c2"), cycles)
-    one.start()
-    return one
+from .driving import Rule, ends, node, upload
 
 
 def restored(before: Node) -> Node:
@@ -44,10 +37,6 @@ def answer(one: Node, child: str, content: Packet | Lost) -> None:
 
 def asks(commands: list[object]) -> list[Ask]:
     return [command for command in commands if isinstance(command, Ask)]
-
-
-def ends(commands: list[object]) -> list[RoundEnd]:
-    return [command for command in commands if isinstance(command, RoundEnd)]
 
 
 @dataclass(frozen=True)

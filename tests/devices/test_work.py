@@ -152,7 +152,8 @@ def test_flops_are_those_of_real_execution(name, model):
     task = task_of(model, **({"hidden": 16} if model == "cnn" else {}))
     down = packet_of(task)
     tracer = Tracer(task, CLIENTS[name], IMAGES)
-    for size in (2, 7, 8, 21, 40):  # less than a batch, one batch, a partial last one, whole ones
+    # Less than a batch, one batch, a partial last one, whole ones. The larger model is slow to count.
+    for size in (2, 7, 8, 21, 40) if model == "cnn" else (21,):
         shard = shard_of(size)
         real = counted(task, CLIENTS[name], down, shard)
         assert tracer.work(down, size, labels=lambda y=shard.y: counts_of(y)).flops == pytest.approx(real, rel=0.01), (

@@ -47,12 +47,26 @@ def opened(place: Any, request: Any, workers: int = 2, **settings: Any) -> Proce
     return engine
 
 
+STEPS, COUNTS = ("before", "after", "tensors", "words"), (1, 2, 5)
+DEATHS = list(product(STEPS, COUNTS))
+
+
 @pytest.mark.parametrize("server", [AveragingServer(), Keeping()], ids=["mean", "growing totals"])
-@pytest.mark.parametrize("combine", [True, False])
-def test_a_worker_killed_at_any_step_changes_no_bit(combine, server, request, monkeypatch):
+@pytest.mark.parametrize(
+    ("combine", "deaths"),
+    [
+        (True, list(zip(STEPS, (1, 2, 5, 1), strict=True))),
+        (False, list(zip(STEPS, (5, 1, 2, 5), strict=True))),
+        pytest.param(True, DEATHS, marks=pytest.mark.slow),
+        pytest.param(False, DEATHS, marks=pytest.mark.slow),
+    ],
+    ids=["combined", "single", "combined, any step", "single, any step"],
+)
+def test_a_worker_killed_at_any_step_changes_no_bit(combine, deaths, server, request, monkeypatch):
+    """`deaths`: where the worker is killed, and at which of the times that workers come there."""
     whole = world(server)
     expected = list(opened(whole, request).run(jobs(NAMES, combine)))
-    for step, number in product(("before", "after", "tensors", "words"), (1, 2, 5)):
+    for step, number in deaths:
         with monkeypatch.context() as patched:
             when = Countdown(number)
             killed_in(step, when, patched)

@@ -235,10 +235,10 @@ def test_many_small_states_take_little_memory(tmp_path):
 
 @needs_linux
 def test_small_states_beyond_the_limit_cost_the_index_and_nothing_else(tmp_path):
-    found = measured(20_000, 4, 2**21, 1, tmp_path)
+    found = measured(10_000, 4, 2**20, 1, tmp_path)
     assert found["wrong"] == 0
-    assert found["peak"] < 2e6 + 20_000 * 150 + 10e6  # states, index, and what Python takes for itself
-    assert found["file"] < 4e6
+    assert found["peak"] < 1e6 + 10_000 * 150 + 10e6  # states, index, and what Python takes for itself
+    assert found["file"] < 2e6
 
 
 @needs_linux

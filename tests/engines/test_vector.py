@@ -232,7 +232,7 @@ def test_clients_with_different_settings_are_in_different_stacks() -> None:
     assert replace(task.train, lr=1.0).lr == 1.0
 
 
-@pytest.mark.parametrize("model", ["cnn", "wrn-10-1"])
+@pytest.mark.parametrize("model", ["cnn", pytest.param("wrn-10-1", marks=pytest.mark.slow)])
 def test_training_in_bfloat16_stays_near_float32(model: str, tmp_path: Any) -> None:
     settings = {"model": model, "clients": 3, "rounds": 1, "batch": 64, "lr": 0.01, "out": str(tmp_path)}
     settings["data_options"] = {"train_samples": 300}

@@ -13,7 +13,6 @@ from undergrowth.core import Context, Model, Packet, Shard, Task
 from undergrowth.core.names import WEIGHT
 from undergrowth.learning import (
     Consolidation,
-    CrossEntropy,
     GradientClient,
     ImageAugmentation,
     LossInputs,
@@ -21,6 +20,7 @@ from undergrowth.learning import (
     Proximal,
     ReferenceClient,
     SoftTargets,
+    TaskLoss,
     distillation_loss,
     elastic_loss,
     fisher_information,
@@ -94,7 +94,7 @@ def test_consolidation_is_what_the_formula_says(
     at = inputs_at(double, {**received, **{FISHER + name: value for name, value in fisher.items()}}, moved, samples)
     distance = sum((fisher[name] * (moved[name] - received[name]) ** 2).sum() for name in moved)
     torch.testing.assert_close(Consolidation(50.0)(at), 25.0 * distance)
-    torch.testing.assert_close(elastic_loss(50.0)(at), CrossEntropy()(at) + 25.0 * distance)
+    torch.testing.assert_close(elastic_loss(50.0)(at), TaskLoss()(at) + 25.0 * distance)
 
 
 def test_with_a_fisher_information_of_one_it_is_the_proximal_term(
@@ -198,6 +198,23 @@ def test_a_client_keeps_near_what_it_received(
     assert not torch.equal(found.tensors["out.weight"], received["out.weight"])
 
 
+def test_a_strong_pull_returns_a_weight_in_one_step_instead_of_overshooting(
+    double: Task, received: Weights, samples: Shard
+) -> None:
+    """λ·F ≤ 1/lr: with all F above the limit, every step ends at the received weights, but for the plain gradient."""
+    client = ReferenceClient(0.5 * elastic_loss(1e12))
+    down = Packet(received)
+    carry, steps = client.begin(double, down, samples, {}, CONTEXT)
+    information = plain_fisher(double, received, samples)
+    for name in double.model.parameters:
+        limit = 1 / (double.train.lr * 0.5e12)
+        torch.testing.assert_close(carry["received"][FISHER + name], information[name].clamp_max(limit))
+    for batch in steps:
+        carry = client.step(double, carry, batch)
+    distance = (carry["parameters"]["out.weight"] - received["out.weight"]).abs().max()
+    assert 0 < float(distance) < double.train.lr
+
+
 def test_the_teacher_sees_the_augmented_inputs() -> None:
     augmentation = ImageAugmentation((1, 8, 8), torch.zeros(1, 1, 1), crop=True, flip=True)
     task = Task(Model(builder("logistic", (1, 8, 8), 3)), 3, augmentation=augmentation)
@@ -212,6 +229,6 @@ def test_the_teacher_sees_the_augmented_inputs() -> None:
 
 
 def test_a_sum_leaves_out_terms_of_weight_zero() -> None:
-    assert weighted_sum((1.0, CrossEntropy()), (0.0, SoftTargets(2.0))) == CrossEntropy()
-    assert weighted_sum((0.0, CrossEntropy()), (0.5, SoftTargets(2.0))) == 0.5 * SoftTargets(2.0)
+    assert weighted_sum((1.0, TaskLoss()), (0.0, SoftTargets(2.0))) == TaskLoss()
+    assert weighted_sum((0.0, TaskLoss()), (0.5, SoftTargets(2.0))) == 0.5 * SoftTargets(2.0)
     assert elastic_loss(1.0).of_received == ("Fisher information",)

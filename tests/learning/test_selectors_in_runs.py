@@ -23,6 +23,7 @@ from ..methods.test_fedft import digits, digits_task
 
 Run = Callable[..., ug.Result]
 SMALL = {"clients": 4, "rounds": 2, "epochs": 2, "model": "mlp", "partition": "dirichlet:1"}
+SMALL["data_options"] = {"train_samples": 400, "test_samples": 100}
 SELECTORS = ["random:0.5", "entropy:0.5", "entropy:0.5:1", "loss:0.5", "kmeans:0.5", "few-shot:3"]
 # Methods that say themselves on which samples a device trains.
 OWN = {"fedft-rds": "a random share is what it is", "fedft-eds": "entropy is what it is"}

@@ -1,4 +1,4 @@
-"""Options that only take something away: they must be the method itself where there is nothing to take."""
+"""Options that switch a part of a method off: they change nothing where that part does nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import undergrowth as ug
 
 @pytest.fixture
 def digest(tmp_path: Path) -> Any:
-    """The final model of a run of a few digits, as a number."""
+    """A function that runs a method on a few digits and returns the digest of the final model."""
 
     def run(method: str, rounds: int = 1, **options: Any) -> str:
         few = {"train_samples": 200, "test_samples": 50}
@@ -26,7 +26,7 @@ def digest(tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_fedkad_without_prototypes_for_devices(digest: Any) -> None:
+def test_fedkad_without_prototypes_for_devices_differs_from_the_second_round_on(digest: Any) -> None:
     fast = {"pretrain_epochs": 1, "server_epochs": 1, "beta": 0.5}
     assert digest("fedkad", 2, device_beta=0.5, **fast) == digest("fedkad", 2, **fast)
     # The global model of the first round learns as always; that of the second, from other devices' models.

@@ -1,4 +1,4 @@
-"""FedMD, FedAT and FedKAD: what each must equal, what travels and where, what it costs, what is refused."""
+"""FedMD, FedAT and FedKAD: special cases, messages, models of devices, costs and refused settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tree(method: str, out: Path, **sections: Any) -> dict[str, Any]:
         "method": {"name": method, **QUICK[method], **sections.pop("options", {})},
         "public": 0.05,
         "model": sections.pop("model", CNN),
-        "data": {"clients": 6, "partition": "dirichlet:1", **sections.pop("data", {})},
+        "data": {"clients": 6, "partition": "dirichlet:1", "train_samples": 400, **sections.pop("data", {})},
         "train": {"rounds": 2, "lr": 0.05, "batch": 64, **sections.pop("train", {})},
         "run": {"out": str(out)},
         **sections,
@@ -54,7 +54,7 @@ def tree(method: str, out: Path, **sections: Any) -> dict[str, Any]:
 
 
 def weights(hidden: int) -> int:
-    """Bytes of a cnn."""
+    """Returns the bytes of the weights of a cnn."""
     return Packet(Model(builder("cnn", (1, 8, 8), 10, hidden=hidden)).initial(0)).nbytes
 
 
@@ -69,7 +69,7 @@ def public_task(count: int = 40, **changes: Any) -> Task:
 def trained(
     module: nn.Module, public: Shard, context: Context, epochs: int, batch: int, lr: float
 ) -> dict[str, Tensor]:
-    """Ordinary training on the generic data."""
+    """Returns the weights after ordinary training on the public data."""
     optimiser, generator = torch.optim.SGD(module.parameters(), lr), context.generator("order")
     for _ in range(epochs):
         for rows in torch.randperm(len(public), generator=generator).split(batch):
@@ -79,7 +79,7 @@ def trained(
     return dict(module.state_dict())
 
 
-def test_fedat_without_attention_and_metadata_is_training_on_generic_data() -> None:
+def test_fedat_without_attention_and_metadata_trains_on_the_public_data_only() -> None:
     task = replace(digits_task("mlp"), public=digits(40, 900))
     method = FedAT(beta=0.0, metadata_share=0.0, transfer_lr=0.05, server_batch=16)
     state, _ = play(method, task, shards(20, 31), rounds=2)
@@ -91,7 +91,7 @@ def test_fedat_without_attention_and_metadata_is_training_on_generic_data() -> N
     assert set(state["devices"]) == {"a", "b"}
 
 
-def test_fedmd_agrees_on_the_mean_of_logits_and_devices_keep_their_models() -> None:
+def test_the_consensus_of_fedmd_is_the_mean_of_the_logits_and_devices_keep_their_models() -> None:
     task = public_task(ladder={"small": digits_task("mlp").model, "cnn": digits_task("cnn").model})
     method = FedMD(samples=25, server_epochs=1, pretrain_epochs=0)
     state, own = play(method, task, shards(20, 31, 18), rounds=2)
@@ -106,7 +106,7 @@ def test_fedmd_agrees_on_the_mean_of_logits_and_devices_keep_their_models() -> N
     assert models["devices/a"].model is task.ladder["small"]  # type: ignore[union-attr]
 
 
-def test_fedmd_digests_before_it_trains() -> None:
+def test_fedmd_trains_on_the_consensus_before_its_own_samples() -> None:
     task, shard = public_task(), digits(20)
     client = FedMD(samples=30, digest_epochs=2).client
     numbers = {"seed": 1.0, "draw": 2.0, "digested": 3.0}
@@ -123,9 +123,10 @@ def test_fedmd_digests_before_it_trains() -> None:
     assert torch.equal(up.tensors["logits"], expected) and list(up.tensors) == ["logits"]
 
 
-def test_prototypes_are_a_hundredth_of_the_maps(tmp_path: Path) -> None:
+def test_prototypes_take_less_than_a_hundredth_of_the_bytes_of_feature_maps(tmp_path: Path) -> None:
     """Table 5.10 of the source: 99.6 % less on CIFAR-10. Here one device has all samples of ten classes."""
-    settings = {"public": {"samples": 40}, "data": {"clients": 1, "partition": "iid"}, "train": {"rounds": 1}}
+    data = {"clients": 1, "partition": "iid", "train_samples": 1300}
+    settings = {"public": {"samples": 40}, "data": data, "train": {"rounds": 1}}
     extra = {}
     for method, options in (("fedat", {"level": "up"}), ("fedkad", {"pretrain_epochs": 0})):
         result = start(tree(method, tmp_path, options=options, model={"name": "cnn", "hidden": 8}, **settings))
@@ -145,7 +146,7 @@ def test_a_tree_gives_what_a_star_gives(method: str, tmp_path: Path) -> None:
     assert deep.history[-1]["accuracy/devices"] == pytest.approx(star.history[-1]["accuracy/devices"], abs=0.01)
 
 
-def test_an_edge_server_is_sent_the_models_of_its_own_devices(tmp_path: Path) -> None:
+def test_an_edge_server_receives_the_models_of_its_own_devices_only(tmp_path: Path) -> None:
     result = start(tree("fedkad", tmp_path, topology="tree:2x3", train={"rounds": 3}))
     rows = [(row.round, row.child, row.bytes_down) for row in result.ledger.rows()]
     first, second = weights(4), weights(16)
@@ -170,17 +171,17 @@ def test_a_device_has_the_same_model_in_all_rounds(method: str, tmp_path: Path) 
 
 
 @THREE
-def test_two_figures_and_every_device_its_own_model(method: str, tmp_path: Path) -> None:
+def test_the_global_model_and_the_models_of_devices_are_evaluated(method: str, tmp_path: Path) -> None:
     result = start(tree(method, tmp_path))
     last = result.history[-1]
     assert 0 <= last["accuracy/devices"] <= 1 and result.accuracy == last["accuracy"]
     assert [key for key in last if key.startswith("accuracy")] == ["accuracy", "accuracy/devices"]
     assert all(row["accuracy"] is not None for row in result.clients)
-    assert result.model.head.weight.shape == (10, 8), "the saved model is the global one"
+    assert result.model.head.weight.shape == (10, 8), "the global model is saved"
 
 
 @pytest.mark.parametrize("method", ["fedmd", "fedkad"])
-def test_pretraining_is_in_the_ledger_and_has_no_deadline(method: str, tmp_path: Path) -> None:
+def test_pretraining_is_booked_and_not_limited_by_the_deadline(method: str, tmp_path: Path) -> None:
     options = {"pretrain_epochs": 6, "samples": 1}
     settings = {"model": {"name": "cnn", "hidden": 8}, "data": {"clients": 3}, "options": options}
     rows = {(row.round, row.child): row for row in start(tree(method, tmp_path, **settings)).ledger.rows()}
@@ -193,13 +194,13 @@ def test_pretraining_is_in_the_ledger_and_has_no_deadline(method: str, tmp_path:
 
 
 @pytest.mark.parametrize("method", ["fedmd", "fedkad"])
-def test_a_plan_is_about_the_rounds_after_pretraining(method: str) -> None:
+def test_a_plan_prices_a_round_after_pretraining(method: str) -> None:
     settings = {"public": 0.05, "model": "cnn", "model_options": {"hidden": 8}, "clients": 4, "fleet": "mixed-edge"}
     rows = [ug.plan(method, options={"pretrain_epochs": epochs}, **settings) for epochs in (0, 50)]
     assert rows[0] == rows[1] and rows[0]
 
 
-def test_models_of_the_users_own_make_a_ladder(tmp_path: Path) -> None:
+def test_a_ladder_may_consist_of_own_models(tmp_path: Path) -> None:
     def net(units: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, units), nn.ReLU(), nn.Linear(units, 10))
 
@@ -225,13 +226,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("methods", "sections", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_work_is_refused_before_anything_starts(methods, sections, words, tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_refused_before_anything_starts(methods, sections, words, tmp_path: Path) -> None:
     for method in methods.split():
         with pytest.raises(InputError) as caught:
             start(tree(method, tmp_path / "runs", **sections))
         assert words in str(caught.value) and not (tmp_path / "runs").exists()
 
 
-def test_fedat_needs_labels(tmp_path: Path) -> None:
+def test_fedat_refuses_public_data_without_labels(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"public\.labelled false: fedat learns from the labels"):
         start(tree("fedat", tmp_path, public={"share": 0.1, "labelled": False}))

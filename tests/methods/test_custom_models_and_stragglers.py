@@ -1,4 +1,4 @@
-"""Models that fit their devices keep stragglers in: FedAT and FedKAD against FedAvg, which drops who is late."""
+"""FedAT and FedKAD, with models that fit their devices, compared with FedAvg, which drops late devices."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_fedkad_beats_fedavg_that_drops_who_is_late(tmp_path: Path) -> None:
+def test_fedkad_is_more_accurate_than_fedavg_without_late_devices(tmp_path: Path) -> None:
     """The settings were found on these seeds; docs/decisions/0016 has what was tried."""
     method, public = FedKAD(server_epochs=10, server_batch=16), {"share": 0.1, "labelled": False}
     pairs = [run_both(method, public, 3, seed, tmp_path) for seed in (0, 1, 2)]
@@ -118,7 +118,7 @@ def accuracy_of_generic_data(method: FedAT, kept: ug.Result, seed: int) -> float
 
 
 @pytest.mark.slow
-def test_fedat_beats_fedavg_that_drops_who_is_late_and_its_generic_data(tmp_path: Path) -> None:
+def test_fedat_is_more_accurate_than_fedavg_without_late_devices_and_than_its_public_data_alone(tmp_path: Path) -> None:
     """The mean of three seeds on which nothing was chosen.
 
     Four settings were tried on seeds 10 to 12; two more were begun and discarded. On seeds 20 to 25 FedAT is ahead of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,8 +15,12 @@ from torch import Tensor, nn
 from tests.double_precision import ATOL, RTOL
 from tests.methods.test_fedft import digits
 from undergrowth.core import Context, Model, Packet, Shard, Task, Train
-from undergrowth.methods import FedAT
+from undergrowth.engines.vector.stacked_loops import StackedLoops
+from undergrowth.engines.vector.stacked_steps import StackedSteps
+from undergrowth.methods import FedAT, FedKAD
 from undergrowth.models import builder
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.federation import federate
 
 LEVELS = ("low", "mid", "up")
 SIZES = {"a": 12, "b": 20}  # samples of the devices: p_k = 3/8 and 5/8
@@ -172,6 +176,55 @@ def test_a_round_at_the_server_is_what_the_formulas_say(case: str, changes: dict
     for device, net in own.items():
         transfer(net, teacher, 3, task, options.form)  # eq. 5.19
         assert_close(devices[device], net.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("case", "method", "stacks"),
+    [
+        ("wrn", FedAT(**FAST), [3, 3, 3, 2]),  # three steps of three copies, then the two devices with the same model
+        ("wrn", FedKAD(samples=12, server_batch=5, beta=0.7), [2]),
+        ("cnn", FedKAD(samples=12, server_batch=5, prototype_reduction="sum"), [2]),
+    ],
+)
+def test_the_models_of_a_server_can_be_trained_at_once(
+    case: str, method: FedAT | FedKAD, stacks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of the global model, and models of devices with one architecture, in stacks: the same up to rounding."""
+    task, start = task_of(case), CASES[case][0].initial(7)
+    uploads = uploads_of(task, FedAT(**FAST))
+    twin = dict(uploads["a"].tensors)
+    twin |= {name: twin[name][:9] for name in ("metadata/maps", "metadata/labels")}  # fewer samples than the others
+    uploads["c"] = Packet(twin, {"samples": 9.0, "rung": 0.0})
+    if isinstance(method, FedKAD):
+        generator = torch.Generator().manual_seed(0)
+        shape = task.model.run(start, task.public.x[:1], stop="up").logits.shape[1:]
+        maps = [torch.randn(10, *shape, generator=generator, dtype=torch.float64) for _ in uploads]
+        parts = [{"prototypes/maps": each, "prototypes/counts": torch.ones(10)} for each in maps]
+        uploads = {
+            name: replace(up, tensors={**up.tensors, **part})
+            for (name, up), part in zip(uploads.items(), parts, strict=True)
+        }
+    found: list[int] = []
+    compute = StackedSteps.compute
+
+    def count(self: StackedSteps, kind: int, group: Any) -> Any:
+        found.append(len(group))
+        return compute(self, kind, group)
+
+    monkeypatch.setattr(StackedSteps, "compute", count)
+    model, devices = method.server.teach(replace(task, run_loops=StackedLoops(None)), start, uploads, CONTEXT)
+    assert found == stacks
+    expected, own = method.server.teach(task, start, uploads, CONTEXT)
+    assert_close(model, expected)
+    for device, weights in own.items():
+        assert_close(devices[device], weights)
+
+
+@pytest.mark.parametrize(("engine", "at_once"), [("vector", True), ("serial", False)])
+def test_the_engine_vector_trains_the_models_of_a_server_at_once(engine: str, at_once: bool) -> None:
+    raw = {"method": "fedat", "data": {"name": "digits", "clients": 2}, "public": 0.1, "run": {"engine": engine}}
+    federation = federate(parse_experiment(raw))
+    assert all(isinstance(node.task.run_loops, StackedLoops) == at_once for node in federation.nodes.values())
 
 
 def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

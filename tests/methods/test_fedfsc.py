@@ -1,4 +1,4 @@
-"""FedFSC, FedFSC+ and FSCProx: what each must equal, what stays frozen, what is drawn and averaged, whom it keeps."""
+"""FedFSC, FedFSC+ and FSCProx: special cases, few-shot updates, what the server averages, costs and stragglers."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from undergrowth.runs.preview import price_devices
 
 Run = Callable[..., ug.Result]
 SMALL = {"clients": 6, "rounds": 3, "model": "mlp", "partition": "dirichlet:0.5", "progress": False}
+SMALL["data_options"] = {"train_samples": 600, "test_samples": 100}
 ONLY, BOTH = {"updates": FEW_SHOT}, {"updates": f"full+{FEW_SHOT}"}
 
 
@@ -44,7 +45,7 @@ def few_shot_of(method: FedFSC, task: Task, shard: Shard, weights: Any, tags: di
 
 
 @pytest.mark.parametrize("base", ["fedavg", "fedprox", "moon"])
-def test_without_few_shot_epochs_fedfsc_is_its_baseline_bit_for_bit(run: Run, base: str) -> None:
+def test_fedfsc_without_few_shot_epochs_equals_its_baseline(run: Run, base: str) -> None:
     settings = {"fleet": "mixed-edge", "deadline": 0.9}
     mu = {} if base == "fedavg" else {"mu": 0.3}
     plain = run(base, settings, **mu)
@@ -58,7 +59,7 @@ def test_without_few_shot_epochs_fedfsc_is_its_baseline_bit_for_bit(run: Run, ba
 @pytest.mark.parametrize(
     ("base", "baseline"), [("fedavg", FedAvg()), ("fedprox", FedProx(mu=0.5)), ("moon", Moon(mu=0.5))]
 )
-def test_the_base_model_is_the_baselines_whatever_the_few_shot_updates_do(base: str, baseline: Any) -> None:
+def test_few_shot_updates_do_not_change_the_base_model(base: str, baseline: Any) -> None:
     task, shards = digits_task("mlp", rounds=3), {name: digits(30, 30 * place) for place, name in enumerate("abc")}
     expected, _ = play(baseline, task, shards)
     found, own = play(FedFSC(base=base, base_mu=0.5, few_shot_epochs=2), task, shards)
@@ -67,7 +68,7 @@ def test_the_base_model_is_the_baselines_whatever_the_few_shot_updates_do(base: 
     assert all(kept.keys() == ({"model"} if base == "moon" else set()) for kept in own.values())
 
 
-def test_a_pull_of_no_strength_is_fedfsc_plus(run: Run) -> None:
+def test_fscprox_with_mu_zero_equals_fedfsc_plus(run: Run) -> None:
     four = {"rounds": 4}  # there is a few-shot classifier after two, a pull in the third and its effect in the fourth
     few_shot, plain = run("fscprox", four, mu=0.0, evaluate="few-shot"), run("fedfsc-plus", four)
     assert few_shot.summary["model_digest"] == plain.summary["model_digest"]
@@ -80,7 +81,7 @@ def test_a_pull_of_no_strength_is_fedfsc_plus(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["wrn-10-1", "resnet-8"])
-def test_a_few_shot_update_is_plain_training_of_the_last_layer_alone(name: str) -> None:
+def test_a_few_shot_update_trains_the_last_layer_only(name: str) -> None:
     task, shard = digits_task(name), digits(60)
     warm = FedAvg().client.local(task, Packet(task.model.initial(3)), shard, {}, Context(0, "a", 0))[0]
     weights = {**warm.tensors}  # with BatchNorm statistics that are not those of a fresh model
@@ -107,7 +108,7 @@ def test_a_few_shot_update_is_plain_training_of_the_last_layer_alone(name: str) 
         torch.testing.assert_close(up.tensors[f"{FEW_SHOT}/{key}"], moved, rtol=1e-3, atol=1e-6)
 
 
-def test_every_class_gives_as_many_samples_and_others_in_every_epoch() -> None:
+def test_every_epoch_draws_other_samples_and_as_many_of_every_class() -> None:
     task, shard = digits_task("mlp"), digits(300)
     few = (shard.y != 7) | (torch.arange(300) < 40)  # of the class 7 there are few
     shard = Shard(shard.x[few], shard.y[few])
@@ -123,7 +124,7 @@ def test_every_class_gives_as_many_samples_and_others_in_every_epoch() -> None:
 
 
 @pytest.mark.parametrize(("shard_size", "least", "most"), [(500, 0.05, 0.10), (5000, 0.005, 0.01)])
-def test_a_few_shot_update_costs_a_tenth_of_a_full_one_or_less(shard_size: int, least: float, most: float) -> None:
+def test_a_few_shot_update_costs_at_most_a_tenth_of_a_full_update(shard_size: int, least: float, most: float) -> None:
     """The source measures less than 10 % of the time: CIFAR-10 on 100 devices, ten epochs of each, WRN-16-1."""
     task = Task(Model(builder("wrn-16-1", (3, 32, 32), 10)), 10, Train(epochs=10, batch=64))
     weights = task.model.initial(0)
@@ -140,7 +141,7 @@ def test_a_few_shot_update_costs_a_tenth_of_a_full_one_or_less(shard_size: int, 
 # The server ------------------------------------------------------------------------------------------------
 
 
-def test_classifiers_count_alike_and_go_on_the_lower_part_that_they_were_trained_on() -> None:
+def test_classifiers_are_averaged_with_equal_weights_and_joined_with_the_lower_part_they_were_trained_on() -> None:
     task, shards = digits_task("wrn-10-1", rounds=2), {"a": digits(50), "b": digits(20, 50)}
     method = FedFSC(shots=2, few_shot_epochs=1)
     after_one, _ = play(method, task, shards, rounds=1)
@@ -164,7 +165,7 @@ def test_classifiers_count_alike_and_go_on_the_lower_part_that_they_were_trained
     assert method.models(task, after, {}) == {"global": after["global"], "base": after["model"]}
 
 
-def test_the_mixed_model_has_the_mean_of_both_classifiers_on_the_lower_part_of_the_few_shot_one(run: Run) -> None:
+def test_the_mixed_model_has_the_mean_of_both_classifiers(run: Run) -> None:
     """Table 4.8 of the source: {(θ_fs + θ)/2, φ}. Its accuracy is reported, and nothing else changes."""
     task = digits_task("mlp")
     few_shot, base = task.model.initial(1), task.model.initial(2)
@@ -204,7 +205,7 @@ def test_fscprox_pulls_the_classifier_by_the_formula(towards: str) -> None:
     assert up.tensors.keys() == weights.keys()
 
 
-def test_who_does_what_is_in_the_ledger(run: Run) -> None:
+def test_the_ledger_books_full_and_few_shot_updates(run: Run) -> None:
     settings = {"clients": 10, "rounds": 3}
     whole = next(run("fedavg", {"clients": 10, "rounds": 1}).ledger.rows()).bytes_up
     for reduced, asked in ((0, [4, 7, 7]), (1, [7, 7, 7])):
@@ -221,7 +222,7 @@ def test_who_does_what_is_in_the_ledger(run: Run) -> None:
     assert all(row.bytes_up == whole for row in both.ledger.rows() if row.round == 1)
 
 
-def test_uploads_that_are_not_what_was_asked_for_are_refused() -> None:
+def test_uploads_with_other_tensors_than_asked_for_are_refused() -> None:
     task = digits_task("mlp")
     server, weights = FedFSC().server, task.model.initial(0)
     head = task.model.trainable("head")[0]
@@ -246,7 +247,8 @@ def test_compressed_uplinks_carry_both_updates(run: Run) -> None:
 def settings_of(seed: int, **more: Any) -> dict[str, Any]:
     return {
         "clients": 20, "rounds": 12, "epochs": 5, "partition": "dirichlet:0.1", "fleet": "mixed-edge", "seed": seed,
-        "engine": "vector", "evaluate_every": 12, "deadline": deadline_of(seed), **more,
+        "engine": "vector", "evaluate_every": 12, "deadline": deadline_of(seed),
+        "data_options": None, **more,
     }  # fmt: skip
 
 
@@ -266,7 +268,7 @@ def deadline_of(seed: int, able: int = 8) -> float:
 
 
 @pytest.mark.slow
-def test_stragglers_that_train_the_classifier_beat_those_that_are_dropped(run: Run) -> None:
+def test_stragglers_that_train_the_classifier_give_more_accuracy_than_dropping_them(run: Run) -> None:
     """60 % of the devices miss the deadline with the full update.
 
     The options are the method's own. Model and number of rounds were chosen on these seeds, for speed: the mean gain
@@ -282,6 +284,6 @@ def test_stragglers_that_train_the_classifier_beat_those_that_are_dropped(run: R
     assert sum(gains) / 3 > 0.02
 
 
-def test_a_deadline_that_nobody_can_meet_with_a_full_update_is_refused(run: Run) -> None:
+def test_a_deadline_that_no_device_can_meet_is_refused(run: Run) -> None:
     with pytest.raises(ug.InputError, match=r"asks no device in its first round; with fleet\.deadline"):
         run("fedfsc-plus", settings_of(0, deadline=deadline_of(0, able=0)))

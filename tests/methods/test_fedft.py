@@ -1,4 +1,4 @@
-"""FedFT and its kin: what each must equal, what travels, what stays fixed, what it costs, whom it keeps in."""
+"""FedFT, FedFT-RDS and FedFT-EDS: special cases, messages, frozen layers, costs and stragglers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from undergrowth.runs.preview import price_devices
 
 Run = Callable[..., ug.Result]
 SMALL = {"clients": 5, "rounds": 3, "model": "cnn", "model_options": {"hidden": 16}, "partition": "dirichlet:1"}
+FEW = {"train_samples": 500, "test_samples": 100}
+SMALL["data_options"] = FEW
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def digits_task(name: str, **train: Any) -> Task:
     return Task(Model(builder(name, (1, 8, 8), 10)), 10, Train(**{"epochs": 1, "batch": 16, **train}))
 
 
-def test_the_whole_share_is_fedft_bit_for_bit(run: Run) -> None:
+def test_a_share_of_one_equals_fedft(run: Run) -> None:
     few = {"clients": 3, "rounds": 2}
     digest = run("fedft", few).summary["model_digest"]
     for method in ("fedft-rds", "fedft-eds"):
@@ -50,7 +52,7 @@ def test_the_whole_share_is_fedft_bit_for_bit(run: Run) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_eds_picks_what_a_direct_computation_picks(cached: bool) -> None:
+def test_eds_selects_the_samples_with_the_highest_entropy(cached: bool) -> None:
     task, shard = digits_task("wrn-10-1"), digits(120)
     weights = task.model.initial(3)
     client = FedFTEDS(share=0.25, temperature=0.2, epochs=5, cache_features=cached).client
@@ -66,7 +68,7 @@ def test_eds_picks_what_a_direct_computation_picks(cached: bool) -> None:
 
 
 @pytest.mark.parametrize("method", [FedFT(), FedFTEDS(share=0.5, cache_features=True)], ids=["plain", "cached"])
-def test_the_lower_part_and_its_statistics_stay_bit_for_bit(method: FedFT | FedFTEDS) -> None:
+def test_frozen_layers_and_their_statistics_stay_as_they_were(method: FedFT | FedFTEDS) -> None:
     task = digits_task("wrn-10-1", lr=0.1, momentum=0.5)
     state, own = play(method, task, {"a": digits(20), "b": digits(31, 100)}, rounds=2)
     start = task.model.initial(Context(9, "root", 0).key("model"))
@@ -78,7 +80,7 @@ def test_the_lower_part_and_its_statistics_stay_bit_for_bit(method: FedFT | FedF
     assert not any(torch.equal(state["model"][name], start[name]) for name in upper)
 
 
-def test_devices_count_for_the_samples_that_they_picked() -> None:
+def test_a_device_is_weighted_by_the_samples_that_it_selected() -> None:
     task, shard = digits_task("mlp"), digits(50)
     for method, count in ((FedFT(), 50), (FedFTRDS(share=0.1), 5), (FedFTEDS(share=0.3), 15)):
         up, _ = method.client.local(task, Packet(task.model.initial(0)), shard, {}, Context(0, "a", 0))
@@ -86,7 +88,7 @@ def test_devices_count_for_the_samples_that_they_picked() -> None:
 
 
 def sizes(model: str = "cnn", split: str = "mid", hidden: int = 16) -> tuple[int, int]:
-    """Bytes of the model, and of its upper part."""
+    """Returns the bytes of the model and of its upper part."""
     module = Model(builder(model, (1, 8, 8), 10, hidden=hidden))
     weights = module.initial(0)
     names = (*module.trainable(split), *module.upper_buffers(split))
@@ -94,7 +96,7 @@ def sizes(model: str = "cnn", split: str = "mid", hidden: int = 16) -> tuple[int
 
 
 @pytest.mark.parametrize("topology", ["star", "tree:2x3"])
-def test_the_lower_part_crosses_a_link_once(run: Run, topology: str) -> None:
+def test_the_lower_part_is_sent_to_each_device_once(run: Run, topology: str) -> None:
     result = run("fedft", {"topology": topology, "clients": 6, "sample": 0.5, "rounds": 5})
     whole, upper = sizes()
     seen: set[str] = set()
@@ -107,7 +109,7 @@ def test_the_lower_part_crosses_a_link_once(run: Run, topology: str) -> None:
 
 
 @pytest.mark.parametrize(("method", "options"), [("fedft", {}), ("fedft-eds", {"share": 0.5})])
-def test_kept_features_change_the_price_and_not_the_result(run: Run, method: str, options: dict[str, Any]) -> None:
+def test_cached_features_change_the_costs_and_not_the_result(run: Run, method: str, options: dict[str, Any]) -> None:
     settings = {"start": {"warm_rounds": 1, "warm_epochs": 1}}
     plain, kept = (run(method, settings, cache_features=kept, **options) for kept in (False, True))
     weights = plain.model.state_dict()
@@ -119,7 +121,7 @@ def test_kept_features_change_the_price_and_not_the_result(run: Run, method: str
     assert kept.ledger.bytes_up == plain.ledger.bytes_up
 
 
-def test_every_saving_shows_up_in_the_price(run: Run) -> None:
+def test_every_saving_lowers_the_booked_flops(run: Run) -> None:
     def flops(method: str, **options: Any) -> float:
         return run(
             method, {"clients": 2, "rounds": 2, "epochs": 1 if "epochs" in options else 5}, **options
@@ -133,20 +135,20 @@ def test_every_saving_shows_up_in_the_price(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("model", "options"), [("cnn", {}), ("wrn-10-1", {"cache_features": True})])
-def test_stacked_clients_give_the_same(run: Run, model: str, options: dict[str, Any]) -> None:
+def test_stacked_clients_give_what_serial_clients_give(run: Run, model: str, options: dict[str, Any]) -> None:
     settings = {"model": model, "model_options": None, "batch": 64, "lr": 0.01, "clients": 3}
     serial, vector = (run("fedft-eds", {**settings, "engine": e}, share=0.5, **options) for e in ("serial", "vector"))
     assert [row["not_stacked"] for row in vector.history] == [0, 0, 0]
     torch.testing.assert_close(vector.model.state_dict(), serial.model.state_dict(), rtol=2e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
-def test_what_devices_keep_survives_a_restart(tmp_path: Path, run: Run, after: int) -> None:
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_states_of_devices_survive_a_restart(tmp_path: Path, run: Run, after: int) -> None:
     from undergrowth.runs.execution import start
 
     options = {"name": "fedft-eds", "share": 0.5, "cache_features": True}
     tree = {
-        "method": options, "data": {"clients": 6, "partition": "dirichlet:1"}, "topology": "tree:2x3",
+        "method": options, "data": {"clients": 6, "partition": "dirichlet:1", **FEW}, "topology": "tree:2x3",
         "model": {"name": "cnn", "hidden": 16}, "train": {"rounds": 4, "sample": 0.7}, "run": {"out": str(tmp_path)},
     }  # fmt: skip
     runs: list[str] = []
@@ -163,13 +165,13 @@ def test_what_devices_keep_survives_a_restart(tmp_path: Path, run: Run, after: i
     assert resumed.ledger.bytes_down == whole.ledger.bytes_down
 
 
-def test_a_level_that_there_is_not_is_refused_before_the_warm_rounds(run: Run, tmp_path: Path) -> None:
+def test_an_unknown_level_is_refused_before_the_warm_rounds(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ug.InputError, match="split 'middle' is not a level of this model; did you mean 'mid'"):
         run("fedft", {"start": {"warm_rounds": 1}}, split="middle")
     assert not list(tmp_path.iterdir())
 
 
-def test_whose_answer_was_lost_is_given_the_lower_part_again(run: Run) -> None:
+def test_a_device_whose_answer_was_lost_gets_the_lower_part_again(run: Run) -> None:
     result = run("fedft", {"quorum": 0.4, "fleet": "mixed-edge", "rounds": 4}, cache_features=True)
     arrived: set[str] = set()
     whole, upper = sizes()
@@ -180,13 +182,13 @@ def test_whose_answer_was_lost_is_given_the_lower_part_again(run: Run) -> None:
     assert result.history[-1]["late"] and result.accuracy > 0
 
 
-def test_stragglers_that_can_tune_beat_those_that_are_dropped(run: Run) -> None:
+def test_tuning_stragglers_gives_more_accuracy_than_dropping_them(run: Run) -> None:
     """60 % of the devices cannot train the whole model by the deadline, and all can tune its upper part."""
     accuracies: dict[str, list[float]] = {"fedavg": [], "fedft-eds": []}
     for seed in (0, 1, 2):
         settings = {
             "clients": 20, "rounds": 6, "epochs": 5, "partition": "dirichlet:0.1", "fleet": "mixed-edge", "seed": seed,
-            "model_options": {"hidden": 64}, "evaluate_every": 6, "deadline": deadline_of(seed),
+            "model_options": {"hidden": 64}, "evaluate_every": 6, "deadline": deadline_of(seed), "data_options": None,
         }  # fmt: skip
         dropped = run("fedavg", settings)
         warm = {"warm_rounds": 1, "warm_epochs": 5}
@@ -199,7 +201,7 @@ def test_stragglers_that_can_tune_beat_those_that_are_dropped(run: Run) -> None:
 
 
 def deadline_of(seed: int) -> float:
-    """The seconds in which eight of twenty devices can do a round of FedAvg."""
+    """Returns the seconds in which eight of twenty devices finish a round of FedAvg."""
     settings = parse_experiment(
         {
             "data": {"clients": 20, "partition": "dirichlet:0.1"},

@@ -1,4 +1,4 @@
-"""The methods, driven by hand: what each must equal."""
+"""Properties of every method, and special cases in which one method equals another, on nodes driven by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undergrowth.core import Answer, Ask, Context, Method, Model, Node, Receipt, Shard, State, Task, Train
+from undergrowth.core import Answer, Ask, Context, Method, Model, ModelWeights, Node, Receipt, Shard, State, Task, Train
 from undergrowth.methods import METHODS, Central, FedAdam, FedAvg, FedAvgM, FedProx, Local
 
 
@@ -42,7 +42,7 @@ SHARDS = {"a": shard(1, 8), "b": shard(2, 15), "c": shard(3, 4)}
 def play(
     method: Method, task: Task, shards: dict[str, Shard] = SHARDS, rounds: int = 3
 ) -> tuple[State, dict[str, Any]]:
-    """The root's state and the devices' own after some rounds of a star."""
+    """Returns the state of the root and the states of the devices after some rounds of a star."""
     root = Node("root", method.server, task, tuple(shards), rounds, seed=9)
     own: dict[str, Any] = {device: {} for device in shards}
     root.start()
@@ -59,13 +59,14 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_learns_something_finite_and_is_made_of_fields(task: Task, name: str) -> None:
+def test_every_method_changes_the_model_to_finite_values_and_is_frozen(task: Task, name: str) -> None:
     method = METHODS[name]()
     state, own = play(method, task)
     models = method.models(task, state, own)
     start = task.model.initial(Context(9, "root", 0).key("model"))
-    assert models and all(torch.isfinite(w[k].double()).all() for w in models.values() for k in w)
-    assert not any(same(dict(weights), start) for weights in models.values())
+    trained = [found.weights if isinstance(found, ModelWeights) else found for found in models.values()]
+    assert trained and all(torch.isfinite(w[k].double()).all() for w in trained for k in w)
+    assert not any(same(dict(weights), start) for weights in trained)
     personal = method.personal(task, state, own["a"], "a")
     assert personal.keys() == task.model.shapes.keys()
     for option in fields(method):  # type: ignore[arg-type]
@@ -73,7 +74,7 @@ def test_every_method_learns_something_finite_and_is_made_of_fields(task: Task, 
             setattr(method, option.name, 1.0)
 
 
-def test_fedprox_without_a_pull_is_fedavg_bit_for_bit_and_with_one_is_not(task: Task) -> None:
+def test_fedprox_equals_fedavg_only_without_its_proximal_term(task: Task) -> None:
     average, _ = play(FedAvg(), task)
     assert same(play(FedProx(mu=0.0), task)[0]["model"], average["model"])
     assert not same(play(FedProx(mu=1.0), task)[0]["model"], average["model"])
@@ -84,13 +85,13 @@ def test_fedavgm_without_momentum_is_fedavg(task: Task) -> None:
     torch.testing.assert_close(momentum, average, rtol=1e-4, atol=1e-6)
 
 
-def test_fedadam_with_a_rate_of_zero_leaves_the_parameters(task: Task) -> None:
+def test_fedadam_with_a_learning_rate_of_zero_keeps_the_parameters(task: Task) -> None:
     state, _ = play(FedAdam(server_lr=0.0), task)
     start = task.model.initial(Context(9, "root", 0).key("model"))
     assert all(torch.equal(state["model"][name], start[name]) for name in task.model.parameters)
 
 
-def test_one_device_and_one_round_of_fedavg_is_plain_training_bit_for_bit(task: Task) -> None:
+def test_one_round_of_fedavg_on_one_device_is_plain_training(task: Task) -> None:
     state, _ = play(FedAvg(), task, {"b": SHARDS["b"]}, rounds=1)
     net = build()
     net.load_state_dict(task.model.initial(Context(9, "root", 0).key("model")))
@@ -104,16 +105,16 @@ def test_one_device_and_one_round_of_fedavg_is_plain_training_bit_for_bit(task: 
     assert same(state["model"], dict(net.state_dict()))
 
 
-def test_alone_every_device_goes_on_from_its_own_model(task: Task) -> None:
+def test_local_devices_continue_from_their_own_models(task: Task) -> None:
     state, own = play(Local(), task)
     models = Local().models(task, state, own)
     assert models.keys() == SHARDS.keys() and not same(dict(models["a"]), dict(models["b"]))
     _, without_others = play(Local(), task, {"a": SHARDS["a"]})
-    assert same(without_others["a"]["model"], dict(models["a"])), "what the others do is nothing to it"
+    assert same(without_others["a"]["model"], dict(models["a"])), "other devices do not change it"
     assert not Local.pooled and Central.pooled
 
 
-def test_before_the_first_round_the_bounds_show_the_common_start(task: Task) -> None:
+def test_local_shows_the_initial_model_before_the_first_round(task: Task) -> None:
     root = Node("root", Local().server, task, ("a",), 1, seed=9)
     root.start()
     assert Local().models(task, root.state, {}).keys() == {"start"}

@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 @cache
 def digits(samples: int) -> ug.data.Dataset:
     """Digits of 24×24 pixels, so that the last map has two pixels per side."""
-    small = ug.data.load("digits", train_samples=samples, test_samples=100)
+    small = ug.data.load("digits", train_samples=samples, test_samples=20)
     x, test_x = (np.asarray(each).repeat(3, axis=2).repeat(3, axis=3) for each in (small.x, small.test_x))
     return ug.data.Dataset("digits-24", x, small.y, test_x, small.test_y, 10)
 

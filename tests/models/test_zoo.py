@@ -43,6 +43,11 @@ CASES: list[Case] = [
     ("mobilenetv3-small", (3, 40, 40), "batch", {"stride": 2}),
     ("efficientnet-b0", (1, 17, 17), "batch", {}),
     ("efficientnet-b0", (3, 8, 8), "group", {}),
+    ("efficientnet-lite0", (3, 40, 33), "batch", {}),
+    ("squeezenet", (3, 32, 32), "none", {}),
+    ("squeezenet", (1, 17, 20), "none", {}),
+    ("transformer", (6,), "none", {"vocabulary": 11, "width": 8}),
+    ("transformer", (6,), "none", {"vocabulary": 9, "width": 6, "heads": 3, "depth": 3}),
     ("lstm", (6,), "none", {"vocabulary": 11, "hidden": 8}),
     ("lstm", (1,), "none", {"vocabulary": 11, "hidden": 8}),
     ("lstm-words", (6,), "none", {"vocabulary": 11, "embedding": 5, "hidden": 8}),
@@ -59,6 +64,8 @@ def title(case: Case) -> str:
 
 
 every_case = pytest.mark.parametrize("case", CASES, ids=title)
+# One of each architecture, for what neither the shape of the inputs nor the normalisation changes.
+every_architecture = pytest.mark.parametrize("case", list({case[0]: case for case in CASES}.values()), ids=title)
 # Recurrent layers and running statistics do not batch.
 every_batchable_case = pytest.mark.parametrize(
     "case", [case for case in CASES if not case[0].startswith("lstm") and case[2] != "batch"], ids=title
@@ -80,7 +87,7 @@ def fresh(case: Case, seed: int = 0) -> Staged:
 def samples(case: Case, count: int = 4) -> Tensor:
     name, shape, _, _ = case
     generator = torch.Generator().manual_seed(1)
-    if name.startswith("lstm"):
+    if name.startswith(("lstm", "transformer")):
         return torch.randint(0, 11, (count, *shape), generator=generator)
     return torch.randn(count, *shape, generator=generator)
 
@@ -143,7 +150,7 @@ def test_features_of_wrn_have_the_sizes_of_shis_thesis() -> None:
     assert sizes == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
 
 
-@every_case
+@every_architecture
 def test_the_same_seed_gives_the_same_module_and_another_seed_another(case: Case) -> None:
     first, again, other = fresh(case, 3), fresh(case, 3), fresh(case, 4)
     for name, tensor in first.state_dict().items():
@@ -151,7 +158,7 @@ def test_the_same_seed_gives_the_same_module_and_another_seed_another(case: Case
     assert not torch.equal(first[-1].weight, other[-1].weight)
 
 
-@every_case
+@every_architecture
 def test_the_recipe_can_be_sent_to_another_process(case: Case) -> None:
     make = pickle.loads(pickle.dumps(recipe(case)))
     torch.manual_seed(0)
@@ -199,7 +206,7 @@ def test_the_input_is_not_changed(case: Case) -> None:
     assert torch.equal(inputs, before)
 
 
-@every_case
+@every_architecture
 def test_the_state_can_be_saved_and_loaded(case: Case, tmp_path) -> None:
     module = fresh(case, 7)
     save_file(module.state_dict(), tmp_path / "model.safetensors")

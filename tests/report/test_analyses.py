@@ -24,7 +24,8 @@ from undergrowth.data import Dataset, load, partition_dataset
 from undergrowth.report.analyses import ANALYSES
 from undergrowth.runs import Store
 
-ARGUMENTS = {"clients": 12, "rounds": 3, "progress": False}
+FEW = {"train_samples": 800}
+ARGUMENTS = {"clients": 12, "rounds": 3, "data_options": FEW, "progress": False}
 LEVELS = ["low", "mid", "up", "head"]
 
 
@@ -50,7 +51,7 @@ def found(folder: Path, plain: ug.Result, tuned: ug.Result) -> dict[str, Any]:
 
 
 def digits_population() -> Any:
-    return partition_dataset(load("digits"), "dirichlet:0.1", 12, 0)
+    return partition_dataset(load("digits", **FEW), "dirichlet:0.1", 12, 0)
 
 
 def largest(count: int) -> list[str]:

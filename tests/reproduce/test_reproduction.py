@@ -42,18 +42,6 @@ def finished(finished_folder: Path) -> TableResult:
         return reproduce_table("9.1", out=str(finished_folder))
 
 
-@pytest.fixture
-def executed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Records every run that is started or resumed in this process."""
-    calls: list[tuple[str, Any]] = []
-    start, resume = worker.start, worker.resume
-    monkeypatch.setattr(worker, "start", lambda raw, **hooks: (calls.append(("start", raw)), start(raw, **hooks))[1])
-    monkeypatch.setattr(
-        worker, "resume", lambda run, out, **hooks: (calls.append(("resume", run)), resume(run, out, **hooks))[1]
-    )
-    return calls
-
-
 def values(result: TableResult) -> dict[str, Any]:
     return {each.cell.name: each.values for each in result.cells}
 

@@ -74,9 +74,14 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
         "local-only, federated and adapted models of 10 000 devices, against a hand-written loop",
         _measure("personal"),
     ),
+    "memory": ("the memory of FedMeZO on a device, against inference", _measure("memory")),
     "placement": (
         "simulated: placement policies on workers of different speeds, against the lower bound",
         _measure("placement"),
+    ),
+    "inference": (
+        "models without some of their channels: size, FLOPs and time of a forward pass",
+        _measure("inference"),
     ),
 }
 

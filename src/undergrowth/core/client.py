@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -76,6 +76,13 @@ class LoopClient:
         """Settings of an experiment that this client does not use, such as "train.epochs"."""
         return frozenset()
 
+    def on_device(self) -> LoopClient:
+        """The client of a device whose memory no other device shares: it may change its model in place.
+
+        The work that is priced is that of this client. In a simulation, devices share tensors.
+        """
+        return self
+
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
 
@@ -98,6 +105,29 @@ class LoopClient:
             carry = self.step(task, carry, batch)
             done += 1
         return self.finish(task, down, {**carry, STEPS_DONE: done}, shard, own, context)
+
+
+class Loop(NamedTuple):
+    """The training of a `LoopClient` after `begin`, which a server has run."""
+
+    client: LoopClient
+    down: Packet
+    shard: Shard
+    carry: Carry
+    steps: Steps
+    context: Context
+
+
+def run_one_by_one(task: Task, loops: Sequence[Loop]) -> list[Carry]:
+    """The carry of each loop after its last step."""
+    carries = []
+    for loop in loops:
+        carry = loop.carry
+        loop.context.seed_torch(loop.shard.x.device)
+        for batch in loop.steps:
+            carry = loop.client.step(task, carry, batch)
+        carries.append(carry)
+    return carries
 
 
 class Updates:

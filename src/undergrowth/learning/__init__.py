@@ -4,9 +4,9 @@ from undergrowth.core import AllSelector, Selector
 from undergrowth.learning.augmentation import ImageAugmentation, build_augmentation
 from undergrowth.learning.contrastive import Contrastive, ContrastiveClient
 from undergrowth.learning.distillation import Distillation, train_on_server
-from undergrowth.learning.features import UpperModel, features_of, predictions
+from undergrowth.learning.features import UpperModel, features_of, mean_loss, predictions
 from undergrowth.learning.gradient_client import GradientClient, Trained
-from undergrowth.learning.objectives import CrossEntropy, Linear, LossInputs, Objective, Proximal, with_slope
+from undergrowth.learning.objectives import CrossEntropy, Linear, LossInputs, Objective, Proximal, TaskLoss, with_slope
 from undergrowth.learning.optimisers import Adam, Sgd, learning_rate, require_sgd, sum_of_weights
 from undergrowth.learning.own_models import OwnModelsServer
 from undergrowth.learning.reference import (
@@ -38,9 +38,9 @@ __all__ = [
     "Adam", "AllSelector", "AveragingServer", "Consolidation", "Contrastive", "ContrastiveClient", "CrossEntropy",
     "Distillation", "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "ImageAugmentation",
     "KMeansSelector", "Linear", "LossInputs", "Objective", "OwnModelsServer", "Proximal", "RandomSelector",
-    "ReferenceClient", "Selector", "Sgd", "SliceOptions", "SoftTargets", "Staleness", "StragglerOptions", "Trained",
-    "UpperModel", "WidthClient", "WidthOptions", "WidthServer", "build_augmentation", "build_sampler", "build_selector",
-    "build_slice_client", "distillation_loss", "elastic_loss", "features_of", "fisher_information", "learning_rate",
-    "model_mismatch", "predictions", "require_sgd", "sum_of_weights", "train_on_server", "weighted_sum", "widths_of",
-    "with_slope",
+    "ReferenceClient", "Selector", "Sgd", "SliceOptions", "SoftTargets", "Staleness", "StragglerOptions", "TaskLoss",
+    "Trained", "UpperModel", "WidthClient", "WidthOptions", "WidthServer", "build_augmentation", "build_sampler",
+    "build_selector", "build_slice_client", "distillation_loss", "elastic_loss", "features_of", "fisher_information",
+    "learning_rate", "mean_loss", "model_mismatch", "predictions", "require_sgd", "sum_of_weights", "train_on_server",
+    "weighted_sum", "widths_of", "with_slope",
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 
 from undergrowth.core import (
     Context,
@@ -61,8 +60,9 @@ def _initial(model: Model, seed: int) -> Weights:
 
 
 def mean_loss(task: Task, weights: Weights, shard: Shard) -> float:
-    """The mean cross-entropy of a model on `shard`, in evaluation mode."""
-    return float(F.cross_entropy(predictions(task, weights, shard), shard.y))
+    """The mean loss of a model on `shard`, in evaluation mode."""
+    values, counts = task.kind.losses(predictions(task, weights, shard), shard.y)
+    return float(values.mean() if counts is None else values.sum() / counts.sum().clamp_min(1))
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Shard, Task, Weights
-from undergrowth.core.names import STEPS_DONE, X, Y
+from undergrowth.core import (
+    AllSelector,
+    Context,
+    InputError,
+    Model,
+    MultiLabel,
+    Packet,
+    Regression,
+    Shard,
+    Task,
+    TaskKind,
+    Weights,
+    are_hidden,
+)
+from undergrowth.core.client import Loop, run_one_by_one
+from undergrowth.core.names import FINISH, STEPS_DONE, X, Y
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective
-from undergrowth.learning.optimisers import Sgd
+from undergrowth.learning.optimisers import Optimiser, Sgd
 
 TEACHER = "teacher"  # entry of a batch: the logits to learn
 LOSSES = ("l1", "ce", "l2")
@@ -26,18 +41,41 @@ class Distillation(Objective):
     loss: str = "l1"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        return inputs.mean(logit_distances(self.loss, inputs.output.logits, inputs.batch[TEACHER]))
+        distances = logit_distances(self.loss, inputs.output.logits, inputs.batch[TEACHER], inputs.task.kind)
+        return inputs.mean(distances)
 
 
-def logit_distances(loss: str, logits: Tensor, teacher: Tensor) -> Tensor:
+def logit_distances(loss: str, logits: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
     """The distance of each sample's logits z from the teacher's t.
 
-    l1: mean over the classes of |z − t|; l2: of (z − t)²; ce: −Σ softmax(t)·log softmax(z).
+    l1: mean over the classes of |z − t|; l2: of (z − t)²; ce: −Σ softmax(t)·log softmax(z), at every position if there
+    are several; of multi-label, the mean over labels of the binary cross-entropy of σ(z) from σ(t). The outputs of a
+    regression are no logits: their distance is l2.
     """
+    if isinstance(kind, Regression):
+        loss = "l2"
+    if loss == "ce" and isinstance(kind, MultiLabel):
+        return F.binary_cross_entropy_with_logits(logits, teacher.sigmoid(), reduction="none").mean(1)
     if loss == "ce":
-        return -(teacher.softmax(1) * F.log_softmax(logits, 1)).sum(1)
+        entropies = -(teacher.softmax(-1) * F.log_softmax(logits, -1)).sum(-1)
+        return entropies.flatten(1).mean(1) if entropies.dim() > 1 else entropies
     difference = logits - teacher
-    return (difference.abs() if loss == "l1" else difference.square()).mean(1)
+    return (difference.abs() if loss == "l1" else difference.square()).flatten(1).mean(1)
+
+
+def divergences(student: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
+    """KL(softmax(t) ‖ softmax(z)) of each sample's logits z from the teacher's t, mean over positions if several.
+
+    Of multi-label, Σ over labels of KL(σ(t) ‖ σ(z)); of a regression, the squared distance, mean over targets.
+    """
+    if isinstance(kind, Regression):
+        return (student - teacher).square().flatten(1).mean(1)
+    if isinstance(kind, MultiLabel):
+        entropy = partial(F.binary_cross_entropy_with_logits, target=teacher.sigmoid(), reduction="none")
+        return (entropy(student) - entropy(teacher)).sum(1)
+    student, teacher = student.log_softmax(-1), teacher.log_softmax(-1)
+    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return divergence.flatten(1).mean(1) if divergence.dim() > 1 else divergence
 
 
 def consensus(logits: Iterable[Tensor]) -> Tensor:
@@ -49,7 +87,7 @@ def public_data(task: Task, method: str, labelled: bool = False) -> Shard:
     """The data that the server holds; an InputError if there is none, or if it has no labels and `labelled`."""
     if task.public is None:
         raise InputError(f"public: {method} needs data that the server holds; add public: 0.1, or -s public=0.1")
-    if labelled and bool((task.public.y < 0).any()):
+    if labelled and are_hidden(task.public.y):
         raise InputError(f"public.labelled false: {method} learns from the labels of the server's data; write true")
     return task.public
 
@@ -74,20 +112,47 @@ def train_on_server(
     epochs: int,
     batch: int,
     split: str | None = None,
+    optimiser: Optimiser = Sgd(),  # noqa: B008
 ) -> dict[str, Tensor]:
-    """The weights after plain SGD on `data`: inputs x, labels y, and other entries that the objective uses.
+    """The weights after training on `data`: inputs x, labels y, and other entries that the objective uses.
 
     The inputs are not augmented, because these entries, such as a teacher's logits, belong to the inputs as they are.
     """
+    settings = (lr, epochs, batch, split, optimiser)
+    (trained,) = train_all_on_server(task, [weights], [data], objective, context, *settings)
+    return trained
+
+
+def train_all_on_server(
+    task: Task,
+    models: Sequence[Weights],
+    data: Sequence[Mapping[str, Tensor]],
+    objective: Objective,
+    context: Context,
+    lr: float,
+    epochs: int,
+    batch: int,
+    split: str | None = None,
+    optimiser: Optimiser = Sgd(),  # noqa: B008
+) -> list[dict[str, Tensor]]:
+    """The same for several models of one architecture, each with its own data. The engine may compute them at once.
+
+    All draw the same random numbers, so models with equally many samples see them in the same order.
+    """
     task = replace(task, augmentation=None)
-    student = GradientClient(objective, split, AllSelector(), Sgd(), lr, epochs, batch)
-    down, shard = Packet(weights), Shard(data[X], data[Y])
-    carry, steps = student.begin(task, down, shard, {}, context)
-    context.seed_torch(shard.x.device)
-    for each in replace(steps, data=data):
-        carry = student.step(task, carry, each)
-    trained, _ = student.finish(task, down, {**carry, STEPS_DONE: len(steps)}, shard, {}, context)
-    return {**weights, **trained.tensors}
+    student = GradientClient(objective, split, AllSelector(), optimiser, lr, epochs, batch)
+    loops = []
+    for weights, entries in zip(models, data, strict=True):
+        down, shard = Packet(weights), Shard(entries[X], entries[Y])
+        carry, steps = student.begin(task, down, shard, {}, context)
+        loops.append(Loop(student, down, shard, carry, replace(steps, data=entries), context))
+    carries = (task.run_loops or run_one_by_one)(task, loops)
+    results = []
+    for loop, carry in zip(loops, carries, strict=True):
+        ended = {**carry, FINISH: loop.carry[FINISH], STEPS_DONE: len(loop.steps)}
+        trained, _ = student.finish(task, loop.down, ended, loop.shard, {}, context)
+        results.append({**loop.down.tensors, **trained.tensors})
+    return results
 
 
 def shared_levels(task: Task) -> tuple[str, ...]:

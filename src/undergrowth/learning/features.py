@@ -25,6 +25,11 @@ def logits_of(task: Task, weights: Weights, x: Tensor) -> Tensor:
         return torch.cat([task.model(weights, batch) for batch in x.split(EVALUATION_BATCH)])
 
 
+def mean_loss(task: Task, weights: Weights, shard: Shard) -> Tensor:
+    """The loss of the run's task for a model over all samples of a shard, in evaluation mode."""
+    return task.kind.mean_loss(predictions(task, weights, shard), shard.y)
+
+
 def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
     """The feature maps of all samples at `level`, in evaluation mode and without gradients.
 
@@ -64,6 +69,9 @@ class UpperModel(ModelView):
         self.check_split(level)
         vars(self)["level"] = level
 
+    def with_precision(self, mixed: bool) -> UpperModel:
+        return UpperModel(self.whole.with_precision(mixed), self.level)
+
     def run(self, weights: Weights, x: Tensor, *, start: str | None = None, **options: Any) -> Output:
         return self.whole.run(weights, x, start=start or self.level, **options)
 
@@ -86,6 +94,9 @@ class LowerModel(ModelView):
             parameters=tuple(name for name in whole.parameters if name not in frozen),
             inside=tuple(each for each in self.levels if self.position(each) <= self.position(level)),
         )
+
+    def with_precision(self, mixed: bool) -> LowerModel:
+        return LowerModel(self.whole.with_precision(mixed), self.level)
 
     def run(
         self, weights: Weights, x: Tensor, *, training: str | bool = False, maps: Sequence[str] = (), **part: Any

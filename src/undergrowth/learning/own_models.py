@@ -107,6 +107,12 @@ def uploaded_weights(up: Packet) -> Weights:
     return {name: value for name, value in up.tensors.items() if "/" not in name}
 
 
+def by_model(uploads: Mapping[str, Packet]) -> list[dict[str, Packet]]:
+    """The uploads in groups whose senders have the same model of the ladder."""
+    rungs = sorted({up.scalars[RUNG] for up in uploads.values()})
+    return [{path: up for path, up in uploads.items() if up.scalars[RUNG] == rung} for rung in rungs]
+
+
 def sender_task(task: Task, up: Packet) -> Task:
     """The task with the model of the device that sent `up`."""
     return with_ladder_model(task, ladder_names(task)[int(up.scalars[RUNG])])

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Carry, Context, Packet, Shard, State, Steps, Task, Weights
+from undergrowth.core import Carry, Context, Packet, Regression, Shard, State, Steps, Task, Weights
 from undergrowth.core.names import MODEL_NAME
-from undergrowth.learning.distillation import TEACHER
+from undergrowth.learning.distillation import TEACHER, divergences
 from undergrowth.learning.features import augmented_inputs, logits_of
 from undergrowth.learning.gradient_client import GradientClient
-from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
+from undergrowth.learning.objectives import LossInputs, Objective, Scaled, TaskLoss, Total
+from undergrowth.learning.optimisers import Sgd
 
 LOGITS, FISHER_INFORMATION = "logits", "Fisher information"  # what a term may need of the received model
 FISHER = "fisher/"  # prefix of names in `LossInputs.received`: the Fisher information of a parameter
@@ -45,32 +45,43 @@ class Consolidation(Objective):
 
 @dataclass(frozen=True)
 class SoftTargets(Objective):
-    """KL(softmax(g/T) ‖ softmax(z/T)), mean over the batch. z are the logits, g those of the received model."""
+    """KL(softmax(g/T) ‖ softmax(z/T)), mean over the batch. z are the logits, g those of the received model.
+
+    For tasks other than classification see `divergences`. The outputs of a regression are not divided by T.
+    """
 
     temperature: float
     of_received: Sequence[str] = (LOGITS,)
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        teacher, student = (
-            F.log_softmax(logits / self.temperature, 1) for logits in (inputs.batch[TEACHER], inputs.output.logits)
-        )
-        return inputs.mean((teacher.exp() * (teacher - student)).sum(1))
+        kind, student, teacher = inputs.task.kind, inputs.output.logits, inputs.batch[TEACHER]
+        t = 1.0 if isinstance(kind, Regression) else self.temperature
+        return inputs.mean(divergences(student / t, teacher / t, kind))
 
 
 def elastic_loss(strength: float) -> Objective:
-    """Cross-entropy + (λ/2)·Σ F_i·(w_i − received_i)²: the loss of EWC, with λ = `strength`."""
-    return CrossEntropy() + Consolidation(strength)
+    """Task loss + (λ/2)·Σ F_i·(w_i − received_i)²: the loss of EWC, with λ = `strength`."""
+    return TaskLoss() + Consolidation(strength)
 
 
 def distillation_loss(alpha: float, temperature: float, form: str = FORMS[0]) -> Objective:
     """The loss of KD from the received model.
 
-    cited: (1 − α)·cross-entropy + α·T²·KL, the form of Hinton et al. and Yu et al. printed: α·T²·cross-entropy +
+    cited: (1 − α)·task loss + α·T²·KL, the form of Hinton et al. and Yu et al. printed: α·T²·task loss +
     (1 − α)·KL, as source 001 prints it. A term whose weight is 0 is left out.
     """
     square = temperature**2
     task, teacher = (1 - alpha, alpha * square) if form == FORMS[0] else (alpha * square, 1 - alpha)
-    return weighted_sum((task, CrossEntropy()), (teacher, SoftTargets(temperature)))
+    return weighted_sum((task, TaskLoss()), (teacher, SoftTargets(temperature)))
+
+
+def pull_strength(objective: Objective) -> float:
+    """The λ of all `Consolidation` terms of an objective together."""
+    if isinstance(objective, Total):
+        return sum(pull_strength(term) for term in objective.terms)
+    if isinstance(objective, Scaled):
+        return objective.factor * pull_strength(objective.term)
+    return objective.strength if isinstance(objective, Consolidation) else 0.0
 
 
 def weighted_sum(*terms: tuple[float, Objective]) -> Objective:
@@ -84,7 +95,11 @@ def weighted_sum(*terms: tuple[float, Objective]) -> Objective:
 
 @dataclass(frozen=True)
 class ReferenceClient(GradientClient):
-    """Adds to the batches and the received weights what the terms of the objective need of the received model."""
+    """Adds to the batches and the received weights what the terms of the objective need of the received model.
+
+    A step of SGD on a term (λ/2)·F·(w − received)² goes beyond its minimum if lr·λ·F is above 1, and diverges above 2.
+    Therefore F is at most 1/(lr·λ): a weight with a larger F returns to the received one in a single step.
+    """
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         carry, steps = super().begin(task, down, shard, own, context)
@@ -93,6 +108,9 @@ class ReferenceClient(GradientClient):
         if FISHER_INFORMATION in self.objective.of_received and not known:
             device_task = self._device_task(task, down.tags.get(MODEL_NAME, ""))
             information = fisher_information(device_task, received, shard, self.split)
+            pull = carry["lr"] * pull_strength(self.objective)
+            if pull > 0 and isinstance(self._optimiser(task), Sgd):
+                information = {name: value.clamp_max(1 / pull) for name, value in information.items()}
             carry["received"] = {**received, **{FISHER + name: value for name, value in information.items()}}
         return carry, steps
 
@@ -112,14 +130,15 @@ class ReferenceClient(GradientClient):
 def fisher_information(task: Task, weights: Weights, shard: Shard, split: str | None = None) -> dict[str, Tensor]:
     """The diagonal empirical Fisher information: the mean over samples of (∂ log p(y | x) / ∂w)², for every parameter.
 
-    The model runs in evaluation mode. split: only the parameters above this level.
+    −log p is the loss of the task; a sample of next-token is a sequence. The model runs in evaluation mode.
+    split: only the parameters above this level.
     """
     trained = {name: weights[name].detach().clone().requires_grad_() for name in task.model.trainable(split)}
     total = [torch.zeros_like(value) for value in trained.values()]
     # A gradient for each sample. On meta tensors, which only count the work, as many samples at once cost the same.
     size = FISHER_BATCH if shard.x.is_meta else 1
     for x, y in zip(shard.x.split(size), shard.y.split(size), strict=True):
-        loss = F.cross_entropy(task.model({**weights, **trained}, x), y)
+        loss = task.kind.mean_loss(task.model({**weights, **trained}, x), y)
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
         torch._foreach_addcmul_(total, gradients, gradients)
     return {name: value / max(1, len(shard)) for name, value in zip(trained, total, strict=True)}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from undergrowth.core import Method
 from undergrowth.methods.adapt import Adapt
+from undergrowth.methods.apfl import APFL
 from undergrowth.methods.bounds import Central, Local
+from undergrowth.methods.distmezo import DistMeZO
+from undergrowth.methods.ditto import Ditto
 from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedat import FedAT
 from undergrowth.methods.fedavg import FedAvg
@@ -13,19 +16,30 @@ from undergrowth.methods.fedbn import FedBN
 from undergrowth.methods.fedbuff import FedBuff
 from undergrowth.methods.feddyn import FedDyn
 from undergrowth.methods.fedfsc import FedFSC, FedFSCPlus, FSCProx
-from undergrowth.methods.fedft import FedFT, FedFTEDS, FedFTRDS
+from undergrowth.methods.fedft import LP, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.methods.fedkad import FedKAD
 from undergrowth.methods.fedmd import FedMD
+from undergrowth.methods.fedmezo import FedMeZO
+from undergrowth.methods.fedncm import FedNCM
 from undergrowth.methods.fednova import FedNova
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from undergrowth.methods.fedper import FedPer
 from undergrowth.methods.fedprox import FedProx
 from undergrowth.methods.fedrolex import FedRolex
 from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
+from undergrowth.methods.fl_pqsu import FLPQSU
+from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
+from undergrowth.methods.l2gd import L2GD
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.pafl import PaFL
+from undergrowth.methods.prunefl import PruneFL
+from undergrowth.methods.qfedavg import QFedAvg
+from undergrowth.methods.reft import REFT, FedKD
 from undergrowth.methods.scaffold import Scaffold
+from undergrowth.methods.term import Term
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -51,6 +65,10 @@ METHODS: dict[str, type[Method]] = {
     "fedft": FedFT,
     "fedft-rds": FedFTRDS,
     "fedft-eds": FedFTEDS,
+    "fedncm": FedNCM,
+    "lp": LP,
+    "ft": FT,
+    "fedncm-ft": FedNCMFT,
     "fedsplit": FedSplit,
     "heterofl": HeteroFL,
     "fjord": FjORD,
@@ -58,10 +76,25 @@ METHODS: dict[str, type[Method]] = {
     "fedmd": FedMD,
     "fedat": FedAT,
     "fedkad": FedKAD,
+    "qfedavg": QFedAvg,
+    "term": Term,
+    "ditto": Ditto,
+    "fedper": FedPer,
+    "apfl": APFL,
+    "l2gd": L2GD,
+    "pafl": PaFL,
+    "fedmezo": FedMeZO,
+    "distmezo": DistMeZO,
+    "reft": REFT,
+    "fedkd": FedKD,
+    "fl-pqsu": FLPQSU,
+    "prunefl": PruneFL,
 }
 
 __all__ = [
-    "METHODS", "Adapt", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM",
-    "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
-    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "Scaffold",
+    "APFL", "FLPQSU", "FT", "L2GD", "LP", "METHODS", "REFT", "Adapt", "Central", "DistMeZO", "Ditto", "FSCProx",
+    "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC",
+    "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT",
+    "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
+    "PaFL", "PruneFL", "QFedAvg", "Scaffold", "Term",
 ]  # fmt: skip

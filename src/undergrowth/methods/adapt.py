@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from undergrowth.core import Method, State, Task, Weights, option
 from undergrowth.core.names import MODEL
 from undergrowth.core.notation import Form, Number, parse
-from undergrowth.learning import CrossEntropy, Objective, Proximal, distillation_loss, elastic_loss
+from undergrowth.learning import Objective, Proximal, TaskLoss, distillation_loss, elastic_loss
 from undergrowth.learning.adaptation import AdaptationClient, AdaptationServer, adapted_model
 from undergrowth.learning.reference import FORMS
 
@@ -72,12 +72,12 @@ class Adapt(Method):
 
     def _objective(self, name: str, numbers: Sequence[float]) -> Objective:
         if name == "ditto":
-            return CrossEntropy() + Proximal(numbers[0])
+            return TaskLoss() + Proximal(numbers[0])
         if name == "ewc":
             return elastic_loss(numbers[0])
         if name == "kd":
             return distillation_loss(alpha=numbers[1], temperature=numbers[0], form=self.form)
-        return CrossEntropy()
+        return TaskLoss()
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return {"global": state[MODEL]}

@@ -38,10 +38,10 @@ from torch import Tensor
 from undergrowth.core import Context, Method, ModelWeights, Packet, State, Task, Weights, option
 from undergrowth.core.names import SAMPLES, X, Y
 from undergrowth.core.reducers import WeightedMean, add_upload
-from undergrowth.learning import CrossEntropy, GradientClient, LossInputs, Objective, RandomSelector, Trained
-from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_on_server
+from undergrowth.learning import GradientClient, LossInputs, Objective, RandomSelector, TaskLoss, Trained
+from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_all_on_server
 from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of
-from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
+from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 
 ALIGNMENTS = ("attention", "plain", "none")
 FORMS = ("mean-square", "printed")
@@ -117,48 +117,64 @@ class FedATServer(OwnModelsServer):
         self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
     ) -> tuple[Weights, Mapping[str, Weights]]:
         mean = None
-        for path, up in uploads.items():
-            copy = self._teach_copy(task, model, up, context)
+        copies = self._teach_copies(task, model, list(uploads.values()), context)
+        for (path, up), copy in zip(uploads.items(), copies, strict=True):
             mean = add_upload(WeightedMean(), mean, path, Packet(copy, {SAMPLES: up.scalars[SAMPLES]}))
         after = mean.tensors if mean is not None else model
         maps = self._attention(task, after)
-        return after, {
-            path: self._transfer(sender_task(task, up), uploaded_weights(up), maps, context._replace(turn=3))
-            for path, up in uploads.items()
-        }
+        taught: dict[str, Weights] = {}
+        for senders in by_model(uploads):
+            own = sender_task(task, next(iter(senders.values())))
+            models = [uploaded_weights(up) for up in senders.values()]
+            trained = self._transfer(own, models, [maps] * len(models), context._replace(turn=3))
+            taught.update(zip(senders, trained, strict=True))
+        return after, taught
 
-    def _teach_copy(self, task: Task, model: Weights, up: Packet, context: Context) -> Weights:
-        """The global model after the three steps with one device's upload."""
+    def _teach_copies(
+        self, task: Task, model: Weights, uploads: Sequence[Packet], context: Context
+    ) -> Sequence[Weights]:
+        """For each upload, the global model after the three steps with it."""
         options = self.options
-        maps = self._attention(sender_task(task, up), uploaded_weights(up))
-        model = self._transfer(task, model, maps, context)
-        metadata = up.part("metadata").tensors
-        if not metadata:
-            return model
+        maps = [self._attention(sender_task(task, up), uploaded_weights(up)) for up in uploads]
+        copies = self._transfer(task, [model] * len(uploads), maps, context)
+        metadata = [up.part("metadata").tensors for up in uploads]
+        with_metadata = [place for place, sent in enumerate(metadata) if sent]
+        if not with_metadata:
+            return copies
         upper = replace(task, model=UpperModel(task.model, options.level))
-        pairs = {X: metadata["maps"], Y: metadata["labels"]}
+        pairs = [{X: metadata[place]["maps"], Y: metadata[place]["labels"]} for place in with_metadata]
         training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
-        learned = train_on_server(upper, model, pairs, CrossEntropy(), context._replace(turn=1), *training)
-        if options.alignment == "none":
-            return learned
-        lower = LowerModel(task.model, options.level)
-        maps = maps if options.alignment == "attention" else {}
-        return self._transfer(replace(task, model=lower), learned, maps, context._replace(turn=2), lower.inside)
+        chosen = [copies[place] for place in with_metadata]
+        learned = train_all_on_server(upper, chosen, pairs, TaskLoss(), context._replace(turn=1), *training)
+        if options.alignment != "none":
+            lower = LowerModel(task.model, options.level)
+            teachers = [maps[place] if options.alignment == "attention" else {} for place in with_metadata]
+            aligned = replace(task, model=lower)
+            learned = self._transfer(aligned, learned, teachers, context._replace(turn=2), lower.inside)
+        for place, weights in zip(with_metadata, learned, strict=True):
+            copies[place] = weights
+        return copies
 
     def _attention(self, task: Task, weights: Weights) -> dict[str, Tensor]:
         x = public_data(task, "fedat").x
         return attention_of(task, weights, x, shared_levels(task)) if self.options.beta else {}
 
     def _transfer(
-        self, task: Task, weights: Weights, maps: Mapping[str, Tensor], context: Context, inside: tuple[str, ...] = ()
-    ) -> Weights:
-        """The weights after training on the public data, towards the attention `maps`."""
+        self,
+        task: Task,
+        models: Sequence[Weights],
+        maps: Sequence[Mapping[str, Tensor]],
+        context: Context,
+        inside: tuple[str, ...] = (),
+    ) -> list[dict[str, Tensor]]:
+        """The weights of each model after training on the public data, towards its attention `maps`."""
         options, public = self.options, public_data(task, "fedat")
         levels = [level for level in shared_levels(task) if not inside or level in inside]
-        objective = CrossEntropy() + options.beta * AttentionTransfer(levels, options.form) if maps else CrossEntropy()
-        data = {X: public.x, Y: public.y, **maps}
+        transfer = options.beta * AttentionTransfer(levels, options.form)
+        objective = TaskLoss() + transfer if any(maps) else TaskLoss()
+        data = [{X: public.x, Y: public.y, **each} for each in maps]
         training = (options.transfer_lr, options.transfer_epochs, options.server_batch)
-        return train_on_server(task, weights, data, objective, context, *training)
+        return train_all_on_server(task, models, data, objective, context, *training)
 
 
 @dataclass(frozen=True)

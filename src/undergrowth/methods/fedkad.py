@@ -24,7 +24,7 @@ classes (docs/decisions/0025). Departure: prototypes pass BatchNorm in evaluatio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from undergrowth.core import Context, Method, ModelWeights, Packet, Shard, State, Task, Weights, option
 from undergrowth.core.names import X, Y
-from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained, train_on_server
+from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained
 from undergrowth.learning.distillation import (
     LOSSES,
     TEACHER,
@@ -43,9 +43,10 @@ from undergrowth.learning.distillation import (
     draw_public,
     draw_seed,
     public_data,
+    train_all_on_server,
 )
 from undergrowth.learning.features import features_of, predictions
-from undergrowth.learning.own_models import OwnModelsServer, all_models, sender_task, uploaded_weights
+from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 
 
 def prototypes_of(task: Task, weights: Weights, shard: Shard, level: str) -> tuple[Tensor, Tensor]:
@@ -95,8 +96,12 @@ class PrototypeCrossEntropy(Objective):
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         weights = {**inputs.received, **inputs.output.buffers, **inputs.trained}
-        logits = inputs.task.model.run(weights, self.prototypes, start=self.level).logits
-        return F.cross_entropy(logits, self.classes, reduction=self.reduction)
+        models = inputs.clients or 1  # computed at once: each gets all prototypes
+        maps = self.prototypes.repeat(models, *[1] * (self.prototypes.dim() - 1))
+        logits = inputs.task.model.run(weights, maps, start=self.level).logits
+        losses = F.cross_entropy(logits, self.classes.repeat(models), reduction="none").reshape(models, -1)
+        combined = losses.sum(1) if self.reduction == "sum" else losses.mean(1)
+        return combined[0] if inputs.clients is None else combined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +144,19 @@ class FedKADServer(OwnModelsServer):
 
         refinement = PrototypeCrossEntropy(options.level, maps, classes, options.prototype_reduction)
 
-        def train(task: Task, weights: Weights, beta: float) -> Weights:
+        def train(task: Task, models: Sequence[Weights], beta: float) -> list[dict[str, Tensor]]:
             objective = Distillation(options.loss) + beta * refinement
-            return train_on_server(task, weights, data, objective, context, *training)
+            return train_all_on_server(task, models, [data] * len(models), objective, context, *training)
 
+        (after,) = train(task, [model], options.beta)
         device_beta = options.beta if options.device_beta is None else options.device_beta
-        return train(task, model, options.beta), {
-            path: train(sender_task(task, up), uploaded_weights(up), device_beta) for path, up in uploads.items()
-        }
+        taught: dict[str, Weights] = {}
+        for senders in by_model(uploads):
+            own = sender_task(task, next(iter(senders.values())))
+            taught.update(
+                zip(senders, train(own, [*map(uploaded_weights, senders.values())], device_beta), strict=True)
+            )
+        return after, taught
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,10 @@ class FedKAD(Method):
     pretrain_epochs: int = option(20, "epochs of every device in the first round; 0: the run's", at_least=0)
     device_beta: float | None = option(None, "beta for the devices' models; None: the same", at_least=0)
     prototype_reduction: str = option("mean", "how the classes' cross-entropies are combined", choices=("mean", "sum"))
+
+    @property
+    def needs_classes(self) -> str:
+        return "its prototypes are the mean maps of every class"
 
     @property
     def client(self) -> FedKADClient:

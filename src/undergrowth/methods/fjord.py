@@ -28,38 +28,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, option
 from undergrowth.core.names import BUFFERS, PARAMETERS, X
 from undergrowth.learning import (
-    CrossEntropy,
     GradientClient,
     LossInputs,
     Objective,
+    TaskLoss,
     Trained,
     WidthClient,
     WidthOptions,
     WidthServer,
     widths_of,
 )
-from undergrowth.learning.slice_client import RATIO, SlicedModel, slice_upload
+from undergrowth.learning.distillation import divergences
+from undergrowth.learning.slice_client import RATIO, slice_upload
+from undergrowth.learning.width import SlicedModel
 
 KEPT = "kept"  # entry of the carry: channels that each of the coming steps trains, steps × sets of channels
 
 
 @dataclass(frozen=True)
 class SelfDistillation(Objective):
-    """KL(softmax(z_r) ‖ softmax(z_p)) of the logits z_p with the first channels only, which `received` names."""
+    """KL(softmax(z_r) ‖ softmax(z_p)) of the logits z_p with the first channels only, which `received` names.
+
+    For tasks other than classification see `divergences`.
+    """
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        model, teacher = inputs.task.model, inputs.output.logits.detach().log_softmax(1)
+        model, teacher = inputs.task.model, inputs.output.logits.detach()
         assert isinstance(model, SlicedModel)
         masks = widths_of(model.whole).masks(inputs.trained, inputs.received[KEPT])
         narrow = {name: value * masks[name] if name in masks else value for name, value in inputs.trained.items()}
-        student = model.run({**inputs.received, **narrow}, inputs.batch[X], training=True).logits.log_softmax(1)
-        return inputs.mean(F.kl_div(student, teacher, reduction="none", log_target=True).sum(1))
+        student = model.run({**inputs.received, **narrow}, inputs.batch[X], training=True).logits
+        return inputs.mean(divergences(student, teacher, inputs.task.kind))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +107,7 @@ class FjORD(WidthOptions, Method):
 
     @property
     def client(self) -> WidthClient:
-        objective = CrossEntropy() + SelfDistillation() if self.distill else CrossEntropy()
+        objective = TaskLoss() + SelfDistillation() if self.distill else TaskLoss()
         return WidthClient(FjORDClient(objective, options=self))
 
     @property

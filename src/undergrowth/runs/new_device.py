@@ -20,13 +20,13 @@ from undergrowth.learning.adaptation import STOPPED, adapted_model
 from undergrowth.methods.adapt import ALONE, HOW, Adapt
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.config import Experiment, FleetSection, LinksSection
-from undergrowth.runs.evaluation import score
+from undergrowth.runs.evaluation import evaluate
 from undergrowth.runs.federation import federate
 from undergrowth.runs.new_device_data import read_data
-from undergrowth.runs.personal_phase import step_experiment
+from undergrowth.runs.personal_phase import ACCURACY, step_experiment
 from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL
-from undergrowth.runs.result import MODEL_FILE
+from undergrowth.runs.result import MODEL_FILE, main_metric
 from undergrowth.runs.start_phase import initial_weights
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
@@ -81,6 +81,8 @@ def adapt(
             raise InputError(f"run '{name}' is {row['status']}; `{store.resume_command(name)}` finishes it")
     if row["experiment"]["objects"].get("model") and model is None:
         raise InputError(f"run '{name}' was given a model object; adapt it from Python: ug.adapt('{name}', model=...)")
+    if main_metric(row).name != ACCURACY:
+        raise InputError(f"run '{name}' is about {main_metric(row).name}; adapt compares accuracies")
     experiment = _experiment(stored_experiment(row), epochs, lr, seed)
     if experiment.model.ladder:
         raise InputError(f"run '{name}': its devices have models of several shapes; adapt needs one model for all")
@@ -94,7 +96,7 @@ def adapt(
     task, federated = adapted.task, adapted.start
     test = found.central_test()
     models = {LOCAL: local.weights, FEDERATED: federated, how: adapted.weights}
-    accuracies = {each: score(task.model, weights, test)[0] for each, weights in models.items()}
+    accuracies = {each: evaluate(task.kind, task.model, weights, test)[ACCURACY] for each, weights in models.items()}
     state = {key: value.detach().cpu().contiguous() for key, value in task.model.complete(adapted.weights).items()}
     path = Path(file).expanduser()
     try:

@@ -12,7 +12,7 @@ import torch
 from undergrowth.core import Context, Method
 from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with_model
 from undergrowth.runs.ongoing_run import NOBODY_ASKED, Execution
-from undergrowth.runs.personal_phase import FOLDER, PersonalPhase, chosen_by_auto, step_name
+from undergrowth.runs.personal_phase import ACCURACY, FOLDER, PersonalPhase, chosen_by_auto, step_name
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL, PERSONAL
 from undergrowth.runs.start_phase import Step, initial_weights
 from undergrowth.runs.store import Store
@@ -89,7 +89,7 @@ class _Steps:
             _note(self.execution, f"personal, {step.name}: {idle} of {len(trained)} devices could not train")
         return run
 
-    def accuracies(self, run: str, key: str = "accuracy") -> Accuracies:
+    def accuracies(self, run: str, key: str = ACCURACY) -> Accuracies:
         return {each["device"]: each[key] for each in self.store.devices(run) if each[key] is not None}
 
 
@@ -98,17 +98,23 @@ def _method_models(execution: Execution) -> dict[str, Accuracies]:
     method, population = execution.federation.method, execution.federation.population
     models = _models(execution)
     if "global" not in models:
-        return {FEDERATED: execution.score_devices(population)}
+        return {FEDERATED: _accuracies(execution.score_devices(population))}
     found = {FEDERATED: _score_federated(execution, population)}
     if type(method).personal is not Method.personal or any(name.startswith("devices/") for name in models):
-        found[PERSONAL] = execution.score_devices(population)
+        found[PERSONAL] = _accuracies(execution.score_devices(population))
     return found
 
 
 def _score_federated(execution: Execution, population: Any) -> Accuracies:
     federation = execution.federation
     found = with_model(federation.task, _models(execution)["global"])
-    return score_on_devices(found, population.devices, population, federation.world.torch_device)
+    kind, torch_device = federation.task.kind, federation.world.torch_device
+    return _accuracies(score_on_devices(kind, found, population.devices, population, torch_device))
+
+
+def _accuracies(metrics: Mapping[str, Mapping[str, float | None]]) -> Accuracies:
+    found = {device: each[ACCURACY] for device, each in metrics.items()}
+    return {device: accuracy for device, accuracy in found.items() if accuracy is not None}
 
 
 def _models(execution: Execution) -> Mapping[str, Any]:

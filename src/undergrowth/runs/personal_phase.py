@@ -24,6 +24,7 @@ from undergrowth.methods.adapt import ALONE
 from undergrowth.runs.config import Experiment, MethodSection, ModelSection, PublicSection
 from undergrowth.runs.evaluation import evaluated_models
 from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.relative_accuracy import LOCAL
 from undergrowth.runs.start_phase import ALWAYS_AVAILABLE, EVERYBODY, Step
@@ -32,6 +33,7 @@ from undergrowth.runs.stop_section import StopSection
 from undergrowth.runs.store import Store
 
 FOLDER = "personal"
+ACCURACY = "accuracy"
 AUTO = "engine auto"  # begins the note about the choice of the engine
 _TRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay")
 _COSTS = ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds")
@@ -133,13 +135,15 @@ def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> E
     return experiment.with_population().model_copy(update=update)
 
 
-def check_personal(experiment: Experiment, federation: Federation, model: Any) -> None:
+def check_personal(experiment: Experiment, federation: Federation, model: Any, functions: TaskFunctions | None) -> None:
     """Raises `InputError` if the phase after the last round of an open federation is not possible."""
     section, name = experiment.personal, experiment.method.name
     if not section.evaluate:
         return
     if federation.method.pooled:
         raise InputError(f"personal: {name} trains one model on the samples of all; choose a federated method")
+    if federation.task.kind.metric.name != ACCURACY:
+        raise InputError(f"personal compares accuracies, and this task is about {federation.task.kind.metric.name}")
     if federation.task.ladder:
         raise InputError("personal: the devices have models of several shapes; leave out model.ladder")
     if experiment.run.engine == "processes" and torch.cuda.is_available() and not chosen_by_auto(federation):
@@ -155,7 +159,7 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any) -
     if "global" not in models and section.adapt:
         raise InputError(f"personal.adapt: {name} has no model of all devices to adapt; write personal.adapt=[]")
     for how in section.adapt:
-        step = federate(step_experiment(experiment, how, None), None, population, model)
+        step = federate(step_experiment(experiment, how, None), None, population, model, functions)
         if how == "freeze":
             step.task.model.trainable("head")
 

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from undergrowth.engines.combining import combine_finished
 from undergrowth.engines.memory import keep_freed_memory
 from undergrowth.engines.vector.stack_runner import StackRunner
+from undergrowth.engines.vector.stacked_loops import StackedLoops
 from undergrowth.engines.world import EngineSettings, Job, Outcome, World
 
 
 class VectorEngine:
     def __init__(self, settings: EngineSettings | None = None) -> None:
         self.settings = settings or EngineSettings()
+        self.run_loops = StackedLoops(self.settings.chunk)
 
     def open(self, world: World) -> None:
         keep_freed_memory()

@@ -1,0 +1,166 @@
+"""The steps of training loops that are computed in stacks, and the test that a stack gives what single loops give."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from undergrowth.core import Task, map_tensors
+from undergrowth.core.client import Batch, Carry, LoopClient
+from undergrowth.engines.vector.agreement import agree, full_precision
+from undergrowth.engines.vector.carries import slice_stack, stack_carries, unstack
+from undergrowth.engines.vector.layers import Stacked
+from undergrowth.engines.vector.recording import FinishedCarries, Recording, Recordings, allocate_finished, size_for
+from undergrowth.engines.vector.stack import Batches, Begun
+from undergrowth.engines.vector.stack_size import StackSize
+
+STACKING_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)  # raised by steps in a stack
+
+
+class StackedSteps:
+    """Computes loops of a task in stacks. A kind of loop is tested once against the plain step.
+
+    chunk: loops in a stack; None: as many as fit. record: whether a GPU may replay a recorded step.
+    """
+
+    def __init__(self, task: Task, torch_device: str, chunk: int | None, record: bool = True) -> None:
+        self.task = task
+        self.torch_device = torch_device
+        self.cuda = torch.device(torch_device).type == "cuda"
+        self._kinds: dict[Hashable, int] = {}  # what loops must have in common to be stacked → its number
+        self._stackable: dict[int, bool] = {}
+        model_bytes = 4 * sum(shape.numel() for shape in task.model.shapes.values())
+        self._stack_size = StackSize(torch_device, chunk, model_bytes)
+        self._recordings = Recordings(self._step, self.cuda and record)
+        self._exact_task = task.with_models(lambda model: model.with_precision(False))  # to compare steps
+
+    def kind_of(self, begun: Begun) -> int:
+        """The number of its kind. Loops of the same kind can be in one stack."""
+        return self._kinds.setdefault(begun.signature, len(self._kinds))
+
+    def compute(self, kind: int, group: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
+        """The final carries of a group, in chunks that fit into memory; a chunk that did not fit is halved."""
+        idle = [each for each in group if not each.count]
+        if idle:
+            yield idle, [each.carry for each in idle]
+        rest = [each for each in group if each.count]
+        while rest:
+            size = min(self._stack_size.clients(kind), len(rest))
+            left = rest[:size]
+            try:
+                for chunk, carries in self._run_steps(kind, left):
+                    left = left[: -len(chunk)]
+                    yield chunk, carries
+            except torch.cuda.OutOfMemoryError:
+                self._stack_size.halve(kind, size)
+                self._recordings.clear()
+                torch.cuda.empty_cache()
+            rest = [*left, *rest[size:]]
+
+    def _run_steps(self, kind: int, chunk: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
+        """All steps of a chunk. Yields clients with their final carries, those that finish early before others."""
+        if self._recordings.can_record(kind):
+            yield from self._run_recorded_steps(kind, chunk)
+            return
+        batches = Batches(chunk, self.torch_device, len(chunk))
+        carry = stack_carries([each.carry for each in chunk])
+        clients = len(chunk)
+        finished: list[Carry] = []  # of the last clients of the chunk
+        for step, active in enumerate(batches.active):
+            if active < clients:
+                finished = [*unstack(slice_stack(carry, slice(active, clients)), clients - active), *finished]
+                carry, clients = slice_stack(carry, slice(0, active)), active
+            carry = self._step(carry, *batches.at(step, clients), client=chunk[0].client, clients=clients)
+        yield chunk, [*unstack(carry, clients), *finished]
+
+    def _run_recorded_steps(self, kind: int, chunk: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
+        """The same in the buffers of recordings, which may have more places than there are clients."""
+        batches = Batches(chunk, self.torch_device, size_for(len(chunk)))
+        carry = stack_carries([each.carry for each in chunk])
+        key = self._recordings.key(kind, carry)
+        clients = len(chunk)
+        recording: Recording | None = None
+        parts: list[FinishedCarries] = []
+        for step, active in enumerate(batches.active):
+            if recording is not None and active < clients:
+                parts = parts or allocate_finished(recording, clients)
+                for part in parts:
+                    part.put(recording, active, clients)
+                while len(parts) > 1 and active <= parts[0].first:
+                    split_point, carries = parts[0].first, parts.pop(0).carries()
+                    yield chunk[split_point:], carries
+                    chunk = chunk[:split_point]
+            clients = active
+            wanted = self._recordings.find(key, chunk[0].client, batches, carry, clients)
+            if recording is None or not wanted.continues(recording):
+                wanted.load(carry, clients)
+            wanted.step(batches, step)
+            carry, recording = wanted.carry, wanted
+        assert recording is not None
+        finished: list[Carry] = []
+        for part in parts or allocate_finished(recording, clients):
+            part.put(recording, 0, clients)
+            finished = [*part.carries(), *finished]
+        yield chunk, finished
+
+    def _step(
+        self,
+        carry: Carry,
+        batch: Batch,
+        mask: Tensor | None,
+        client: LoopClient,
+        clients: int,
+        task: Task | None = None,
+    ) -> Carry:
+        with Stacked(clients, mask):
+            return client.step(task or self.task, carry, batch)
+
+    def can_stack(self, kind: int, group: list[Begun]) -> bool:
+        if kind not in self._stackable:
+            pair = [each for each in group if each.count][:2]
+            if not pair:
+                return False
+            if len(pair) == 1:
+                pair.append(pair[0].altered)
+            with full_precision():
+                self._stackable[kind] = self._agrees(kind, pair)
+        return self._stackable[kind]
+
+    def _agrees(self, kind: int, pair: list[Begun]) -> bool:
+        """Whether one step of two clients gives the same in a stack and alone.
+
+        In double precision if the model supports it: otherwise rounding could decide, and differently after a resume.
+        """
+        with suppress(*STACKING_ERRORS):
+            self._measure_step(kind, pair)
+            for dtype in (torch.float64, torch.float32):
+                with suppress(*STACKING_ERRORS):
+                    return self._agrees_in(dtype, pair)
+        return False
+
+    def _measure_step(self, kind: int, pair: list[Begun]) -> None:
+        """On a GPU, runs a step as it will be run later, to find out how much memory it takes and what it changes."""
+        if self.cuda:
+            batch, mask = Batches(pair, self.torch_device, len(pair)).at(0, len(pair))
+            before = stack_carries([each.carry for each in pair])
+            self._stack_size.start_measuring()
+            after = self._step(before, batch, mask, client=pair[0].client, clients=len(pair), task=self._exact_task)
+            self._stack_size.measure(kind, len(pair))
+            self._recordings.learn(kind, before, after)
+
+    def _agrees_in(self, dtype: torch.dtype, pair: list[Begun]) -> bool:
+        def convert(value: Tensor) -> Tensor:
+            return value.to(dtype) if value.dtype == torch.float32 else value
+
+        client, task = pair[0].client, self._exact_task
+        carries = [map_tensors(convert, each.carry) for each in pair]
+        batch, mask = map_tensors(convert, Batches(pair, self.torch_device, len(pair)).at(0, len(pair)))
+        stack = self._step(stack_carries(carries), batch, mask, client=client, clients=len(pair), task=task)
+        for place, (each, carry) in enumerate(zip(pair, carries, strict=True)):
+            alone = client.step(task, carry, map_tensors(convert, next(iter(each.steps))))
+            if not all(agree(slice_stack(stack[key], place), alone[key], carry.get(key)) for key in stack):
+                return False
+        return True
