@@ -4,7 +4,7 @@ from undergrowth.core import AllSelector, Selector
 from undergrowth.learning.augmentation import ImageAugmentation, build_augmentation
 from undergrowth.learning.contrastive import Contrastive, ContrastiveClient
 from undergrowth.learning.distillation import Distillation, train_on_server
-from undergrowth.learning.features import UpperModel, features_of, mean_loss, predictions
+from undergrowth.learning.features import UpperModel, features_of, predictions
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import CrossEntropy, Linear, LossInputs, Objective, Proximal, TaskLoss, with_slope
 from undergrowth.learning.optimisers import Adam, Sgd, learning_rate, require_sgd, sum_of_weights
@@ -16,6 +16,7 @@ from undergrowth.learning.reference import (
     distillation_loss,
     elastic_loss,
     fisher_information,
+    mean_loss,
     weighted_sum,
 )
 from undergrowth.learning.samplers import build_sampler

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -61,21 +60,6 @@ def logit_distances(loss: str, logits: Tensor, teacher: Tensor, kind: TaskKind) 
         return entropies.flatten(1).mean(1) if entropies.dim() > 1 else entropies
     difference = logits - teacher
     return (difference.abs() if loss == "l1" else difference.square()).flatten(1).mean(1)
-
-
-def divergences(student: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
-    """KL(softmax(t) ‖ softmax(z)) of each sample's logits z from the teacher's t, mean over positions if several.
-
-    Of multi-label, Σ over labels of KL(σ(t) ‖ σ(z)); of a regression, the squared distance, mean over targets.
-    """
-    if isinstance(kind, Regression):
-        return (student - teacher).square().flatten(1).mean(1)
-    if isinstance(kind, MultiLabel):
-        entropy = partial(F.binary_cross_entropy_with_logits, target=teacher.sigmoid(), reduction="none")
-        return (entropy(student) - entropy(teacher)).sum(1)
-    student, teacher = student.log_softmax(-1), teacher.log_softmax(-1)
-    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
-    return divergence.flatten(1).mean(1) if divergence.dim() > 1 else divergence
 
 
 def consensus(logits: Iterable[Tensor]) -> Tensor:

@@ -25,11 +25,6 @@ def logits_of(task: Task, weights: Weights, x: Tensor) -> Tensor:
         return torch.cat([task.model(weights, batch) for batch in x.split(EVALUATION_BATCH)])
 
 
-def mean_loss(task: Task, weights: Weights, shard: Shard) -> Tensor:
-    """The loss of the run's task for a model over all samples of a shard, in evaluation mode."""
-    return task.kind.mean_loss(predictions(task, weights, shard), shard.y)
-
-
 def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
     """The feature maps of all samples at `level`, in evaluation mode and without gradients.
 

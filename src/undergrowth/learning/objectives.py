@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Batch, Classification, InputError, Output, Task, Weights
+from undergrowth.core import Batch, Classification, InputError, MultiLabel, Output, Regression, Task, TaskKind, Weights
 from undergrowth.core.names import WEIGHT, Y
 
 SLOPE = "slope/"  # prefix of names in `LossInputs.received`: what `Linear` adds to the gradient of a parameter
@@ -157,6 +158,21 @@ class Linear(Objective):
     def __call__(self, inputs: LossInputs) -> Tensor:
         terms = [inputs.total(value * inputs.received[SLOPE + name]) for name, value in inputs.trained.items()]
         return torch.stack(terms).sum(0)
+
+
+def divergences(student: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
+    """KL(softmax(t) ‖ softmax(z)) of each sample's logits z from the teacher's t, mean over positions if several.
+
+    Of multi-label, Σ over labels of KL(σ(t) ‖ σ(z)); of a regression, the squared distance, mean over targets.
+    """
+    if isinstance(kind, Regression):
+        return (student - teacher).square().flatten(1).mean(1)
+    if isinstance(kind, MultiLabel):
+        entropy = partial(F.binary_cross_entropy_with_logits, target=teacher.sigmoid(), reduction="none")
+        return (entropy(student) - entropy(teacher)).sum(1)
+    student, teacher = student.log_softmax(-1), teacher.log_softmax(-1)
+    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return divergence.flatten(1).mean(1) if divergence.dim() > 1 else divergence
 
 
 def with_slope(weights: Weights, slope: Weights) -> Weights:

@@ -1,8 +1,7 @@
-"""Loss terms that keep a model near the received one by what it predicts, not only by its weights.
+"""The received model on the device's samples: its loss, its logits, and how much each of its weights matters.
 
 `Consolidation` (elastic weight consolidation, EWC) and `SoftTargets` (knowledge distillation, KD) are the terms of
-local adaptation. A `ReferenceClient` gives them what they need of the received model: the Fisher information of its
-weights, and its logits.
+local adaptation: they keep a model near the received one. A `ReferenceClient` gives them what they need of it.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from undergrowth.core import Carry, Context, Packet, Regression, Shard, State, Steps, Task, Weights
 from undergrowth.core.names import MODEL_NAME
-from undergrowth.learning.distillation import TEACHER, divergences
-from undergrowth.learning.features import augmented_inputs, logits_of
+from undergrowth.learning.distillation import TEACHER
+from undergrowth.learning.features import augmented_inputs, logits_of, predictions
 from undergrowth.learning.gradient_client import GradientClient
-from undergrowth.learning.objectives import LossInputs, Objective, Scaled, TaskLoss, Total
+from undergrowth.learning.objectives import LossInputs, Objective, Scaled, TaskLoss, Total, divergences
 from undergrowth.learning.optimisers import Sgd
 
 LOGITS, FISHER_INFORMATION = "logits", "Fisher information"  # what a term may need of the received model
@@ -125,6 +124,11 @@ class ReferenceClient(GradientClient):
             for epoch in range(len(steps.epochs))
         )
         return replace(steps, visits={**steps.visits, TEACHER: logits})
+
+
+def mean_loss(task: Task, weights: Weights, shard: Shard) -> Tensor:
+    """The loss of the run's task for a model over all samples of a shard, in evaluation mode."""
+    return task.kind.mean_loss(predictions(task, weights, shard), shard.y)
 
 
 def fisher_information(task: Task, weights: Weights, shard: Shard, split: str | None = None) -> dict[str, Tensor]:

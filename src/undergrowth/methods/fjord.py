@@ -43,7 +43,7 @@ from undergrowth.learning import (
     WidthServer,
     widths_of,
 )
-from undergrowth.learning.distillation import divergences
+from undergrowth.learning.objectives import divergences
 from undergrowth.learning.slice_client import RATIO, slice_upload
 from undergrowth.learning.width import SlicedModel
 

@@ -16,6 +16,8 @@ What is evaluated: a device uses x_k, and its accuracy is in `result.clients`. T
 
 Departures: a training step is one of SGD on a batch, where the paper has the gradient over all samples. If only some
 devices take part in a round, x̄ is the mean of those. A θ above 1 is refused. BatchNorm statistics move like parameters.
+`plan` prices a round with 1/p training steps. With a top-k uplink set links.feedback: false. What a codec leaves out is
+still in x_k and is sent with it again in the next round; error feedback would send it twice.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="l2gd", options={"lam": 0.5, "p": 0.2}, rounds=2)
