@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from undergrowth.core import Context, Model, Packet, Shard, Task
+from undergrowth.core import Context, Model, Packet, Regression, Shard, Task
 from undergrowth.core.names import WEIGHT
 from undergrowth.learning import (
     Consolidation,
@@ -124,6 +124,19 @@ def test_distillation_is_what_the_formula_says(
     assert float(SoftTargets(4.0)(at)) == pytest.approx(divergence)
     found = float(distillation_loss(0.7, 4.0, form)(at))
     assert found == pytest.approx(task_weight * entropy + teacher_weight * divergence)
+
+
+def test_of_a_regression_distillation_is_the_squared_distance_at_every_temperature(
+    double: Task, received: Weights, moved: Weights, samples: Shard
+) -> None:
+    task = replace(double, kind=Regression())
+    teacher = task.model(received, samples.x)
+    at = inputs_at(task, received, moved, replace(samples, y=teacher + 1), **{TEACHER: teacher})
+    distance = (at.output.logits - teacher).square().mean()
+    squared_error = (at.output.logits - teacher - 1).square().mean()
+    for temperature in (1.0, 6.0):
+        found = distillation_loss(0.7, temperature)(at)
+        torch.testing.assert_close(found, 0.3 * squared_error + 0.7 * distance)
 
 
 def test_the_terms_of_stacked_clients_are_those_of_each(double: Task, received: Weights, moved: Weights) -> None:

@@ -49,7 +49,7 @@ def fisher(received: Weights, device: str) -> dict[str, Tensor]:
 
 
 def loss_of_round(term: str, form: str, mu: float, received: Weights, device: str) -> Loss:
-    """μ·L + (1 − μ)·D with D of eqs. 5 and 6 of the source; the reference model is in evaluation mode."""
+    """μ·L + (1 − μ)·D with D of eqs. 5 and 6 of the paper; the reference model is in evaluation mode."""
     shard, information, reference = SHARDS[device], fisher(received, device), module_with(received).eval()
 
     def loss(module: nn.Module, rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from undergrowth.core import Carry, Context, Packet, Regression, Shard, State, Steps, Task, Weights
+from undergrowth.core import Carry, Context, Packet, Shard, State, Steps, Task, Weights
 from undergrowth.core.names import MODEL_NAME
 from undergrowth.learning.distillation import TEACHER
 from undergrowth.learning.features import augmented_inputs, logits_of, predictions
@@ -46,7 +46,7 @@ class Consolidation(Objective):
 class SoftTargets(Objective):
     """KL(softmax(g/T) ‖ softmax(z/T)), mean over the batch. z are the logits, g those of the received model.
 
-    For tasks other than classification see `divergences`. The outputs of a regression are not divided by T.
+    For tasks other than classification see `divergences`. Times T², the term of a regression does not depend on T.
     """
 
     temperature: float
@@ -54,8 +54,7 @@ class SoftTargets(Objective):
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         kind, student, teacher = inputs.task.kind, inputs.output.logits, inputs.batch[TEACHER]
-        t = 1.0 if isinstance(kind, Regression) else self.temperature
-        return inputs.mean(divergences(student / t, teacher / t, kind))
+        return inputs.mean(divergences(student / self.temperature, teacher / self.temperature, kind))
 
 
 def elastic_loss(strength: float) -> Objective:
@@ -67,7 +66,7 @@ def distillation_loss(alpha: float, temperature: float, form: str = FORMS[0]) ->
     """The loss of KD from the received model.
 
     cited: (1 − α)·task loss + α·T²·KL, the form of Hinton et al. and Yu et al. printed: α·T²·task loss +
-    (1 − α)·KL, as source 001 prints it. A term whose weight is 0 is left out.
+    (1 − α)·KL, as Iacob et al. (2023, eq. 6) print it. A term whose weight is 0 is left out.
     """
     square = temperature**2
     task, teacher = (1 - alpha, alpha * square) if form == FORMS[0] else (alpha * square, 1 - alpha)

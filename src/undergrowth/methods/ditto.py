@@ -36,8 +36,12 @@ class PersonalClient(GradientClient):
     """Trains its own model towards the received one, and sends nothing. own: `model` is v_k."""
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
-        centre = {CENTRE + name: down.tensors[name] for name in task.model.parameters}
-        return {**(own.get("model") or down.tensors), **centre}
+        weights, centre = own.get("model") or down.tensors, down.tensors
+        # One order of names for all devices, also for those without a model yet.
+        return {
+            **{name: weights[name] for name in task.model.shapes},
+            **{CENTRE + name: centre[name] for name in task.model.parameters},
+        }
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         problem = find_non_finite(Packet(trained.tensors))

@@ -1,4 +1,4 @@
-"""PaFL, personalisation-aware federated learning (source 001, §3): local adaptation begins during the training.
+"""PaFL, personalisation-aware FL (Iacob et al. 2023, §3): the loss of local adaptation begins during the training.
 
 Down: w. In round t of T a device minimises (eq. 8), for E epochs of SGD from w,
 
@@ -7,13 +7,13 @@ Down: w. In round t of T a device minimises (eq. 8), for E epochs of SGD from w,
 where L is the loss of the task and D(t) a loss of local adaptation whose reference model is the w of this round. Up:
 w_k and n_k. Server: w ← Σ p_k·w_k, p_k = n_k / Σ n. With μ = 1 it is FedAvg, bit for bit.
 
-term "h_kd" and "h_ewc" are H_KD and H_EWC of the source: μ(t) = 1 in the rounds t < start·T (rounds count from 0), and
-μ(t) = mu from then on. D is the whole loss of the adaptation, which contains L, so that mu = 0 is the source's setting:
+term "h_kd" and "h_ewc" are H_KD and H_EWC of the paper: μ(t) = 1 in the rounds t < start·T (rounds count from 0), and
+μ(t) = mu from then on. D is the whole loss of the adaptation, which contains L, so that mu = 0 is the paper's setting:
 
     h_kd    (1 − alpha)·L + alpha·T²·KL(softmax(g/T) ‖ softmax(z/T)), with the logits z and those g of w
     h_ewc   L + (lam/2)·Σ M_i·(w_k,i − w_i)², with the diagonal empirical Fisher information M of w on the device's data
 
-form "printed" takes the loss of h_kd as source 001 prints it in eq. 6: alpha·T²·L + (1 − alpha)·KL. With SGD, M_i is at
+form "printed" takes the loss of h_kd as the paper prints it in eq. 6: alpha·T²·L + (1 − alpha)·KL. With SGD, M_i is at
 most 1/(learning rate·lam·(1 − mu)), because steps with a larger one go beyond w_i, and diverge from twice that on.
 
 Another schedule is a function of the round and the number of rounds that returns μ and D, an `Objective`: an object in
@@ -122,7 +122,7 @@ class PaFL(Method):
     mu: float = option(0.0, "weight of the plain loss from then on; 1 is FedAvg", at_least=0, at_most=1)
     temperature: float = option(6.0, "h_kd: divides the logits of both models", above=0)
     alpha: float = option(0.95, "h_kd: weight of the term with the received model's logits", at_least=0, at_most=1)
-    form: str = option(FORMS[0], "h_kd: weights as in the cited work, or as source 001 prints them", choices=FORMS)
+    form: str = option(FORMS[0], "h_kd: weights as in the cited work, or as the paper prints them", choices=FORMS)
     lam: float = option(5000.0, "h_ewc: strength of the pull towards the received weights", at_least=0)
 
     def check(self) -> None:

@@ -1,15 +1,15 @@
 """q-FedAvg (Li et al. 2020): the higher the loss of a device, the more it counts.
 
-Objective: Σ p_k/(q + 1)·F_k(w)^(q + 1), p_k = n_k / Σ n (source 001, eq. 3). Down: w. A device: F_k, the mean loss of w
-over its samples before training, then E epochs of SGD from w. With L = 1 / (learning rate of the devices) and
-Δw_k = L·(w − w_k),
+Objective: Σ p_k/(q + 1)·F_k(w)^(q + 1), p_k = n_k / Σ n. Down: w. A device: F_k, the mean loss of w over its samples
+before training, then E epochs of SGD from w. With L = 1 / (learning rate of the devices) and Δw_k = L·(w − w_k),
 
     Δ_k = F_k^q·Δw_k        h_k = q·F_k^(q − 1)·‖Δw_k‖² + L·F_k^q        w ← w − Σ Δ_k / Σ h_k.
 
-weighting: "samples" multiplies Δ_k and h_k by n_k, as source 001 does, which draws devices uniformly. "uniform" leaves
-them as they are, as the paper does, which draws devices by their samples. With q = 0 it is FedAvg. F_k is at least
-1e-10. mu: FedProx's term (mu/2)·‖w_k − w‖² in the loss of the devices, as in source 004; a device that cannot finish by
-the deadline then sends the model that it has by then.
+weighting: "samples" multiplies Δ_k and h_k by n_k, as Iacob et al. (2023, "Can fair federated learning reduce the need
+for personalisation?") do, who draw devices uniformly. "uniform" leaves them as they are, as the paper does, which draws
+devices by their samples. With q = 0 it is FedAvg. F_k is at least 1e-10. mu: FedProx's term (mu/2)·‖w_k − w‖² in the
+loss of the devices (Iacob, Cambridge thesis, 2022); a device that cannot finish by the deadline then sends the model
+that it has by then.
 
 Departures: a device sends c_k = −Δ_k/h_k and h_k, and the server adds the mean of the c_k with weights h_k, which is
 the same quotient. In c_k the powers of F_k cancel, so that neither q = 15 nor a loss near 0 leaves the range of single
