@@ -13,10 +13,10 @@ def adapt(
     run: RunName,
     data: Annotated[str, typer.Option(metavar="FOLDER", help="Folder or .npz file with the samples of the device.")],
     how: Annotated[
-        str, typer.Option(metavar="HOW", help="fine-tune, freeze, ditto[:LAMBDA], ewc[:LAMBDA] or kd[:T[:ALPHA]].")
+        str, typer.Option(metavar="NAME", help="fine-tune, freeze, ditto[:LAMBDA], ewc[:LAMBDA] or kd[:T[:ALPHA]].")
     ] = "fine-tune",
     file: Annotated[
-        str, typer.Option("-o", "--file", metavar="FILE", help="Where to write the state dict.")
+        str, typer.Option("-o", "--file", metavar="PATH", help="Where to write the state dict.")
     ] = "adapted.safetensors",
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Epochs at most. (Default: personal.epochs.)")] = None,
     lr: Annotated[
