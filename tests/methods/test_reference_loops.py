@@ -11,6 +11,7 @@ from undergrowth.methods import METHODS
 AVERAGING, FEW_SHOT = "test_reference_averaging", "test_reference_few_shot"
 FINE_TUNING, DISTILLATION = "test_reference_fine_tuning", "test_reference_distillation"
 ASYNCHRONOUS, CORRECTIONS = "test_reference_asynchronous", "test_reference_corrections"
+HEAD_TUNING = "test_head_tuning"
 WIDTH = "test_width::test_each_coordinate_is_the_mean_of_those_who_trained_it_and_else_stays"
 
 # Method → file in this folder and test. A new method adds its line.
@@ -37,6 +38,10 @@ REFERENCE_LOOPS = {
     "fedft": f"{FINE_TUNING}::test_fedft",
     "fedft-rds": f"{FINE_TUNING}::test_fedft_rds",
     "fedft-eds": f"{FINE_TUNING}::test_fedft_eds",
+    "fedncm": f"{HEAD_TUNING}::test_fedncm",
+    "lp": f"{HEAD_TUNING}::test_lp",
+    "ft": f"{HEAD_TUNING}::test_ft",
+    "fedncm-ft": f"{HEAD_TUNING}::test_ft",
     "fedsplit": f"{FINE_TUNING}::test_fedsplit",
     "heterofl": WIDTH,
     "fjord": WIDTH,

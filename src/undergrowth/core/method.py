@@ -36,6 +36,8 @@ class Method:
 
     pooled: ClassVar[bool] = False  # True: one device holds the samples of all (the centralised bound)
     needs_public: ClassVar[bool] = False  # True: the server must hold data
+    needs_all_classes: ClassVar[bool] = False  # True: the run warns of classes that no device holds
+    begins_with: ClassVar[str] = ""  # a method whose rounds come first, as with `start.method`; empty: none
 
     if TYPE_CHECKING:  # only declared: a method defines these as class attributes, fields or properties
 

@@ -12,9 +12,10 @@ from undergrowth.methods.fedbn import FedBN
 from undergrowth.methods.fedbuff import FedBuff
 from undergrowth.methods.feddyn import FedDyn
 from undergrowth.methods.fedfsc import FedFSC, FedFSCPlus, FSCProx
-from undergrowth.methods.fedft import FedFT, FedFTEDS, FedFTRDS
+from undergrowth.methods.fedft import LP, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.methods.fedkad import FedKAD
 from undergrowth.methods.fedmd import FedMD
+from undergrowth.methods.fedncm import FedNCM
 from undergrowth.methods.fednova import FedNova
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from undergrowth.methods.fedprox import FedProx
@@ -22,6 +23,7 @@ from undergrowth.methods.fedrolex import FedRolex
 from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
+from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.moon import Moon
 from undergrowth.methods.scaffold import Scaffold
@@ -49,6 +51,10 @@ METHODS: dict[str, type[Method]] = {
     "fedft": FedFT,
     "fedft-rds": FedFTRDS,
     "fedft-eds": FedFTEDS,
+    "fedncm": FedNCM,
+    "lp": LP,
+    "ft": FT,
+    "fedncm-ft": FedNCMFT,
     "fedsplit": FedSplit,
     "heterofl": HeteroFL,
     "fjord": FjORD,
@@ -59,7 +65,8 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
-    "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
-    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "Scaffold",
+    "FT", "LP", "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM",
+    "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNCM",
+    "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
+    "Scaffold",
 ]  # fmt: skip

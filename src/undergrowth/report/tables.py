@@ -148,7 +148,7 @@ def start_line(costs: Mapping[str, Any]) -> str:
     if costs["bytes_down"]:
         traffic = f"{size(costs['bytes_down'])} down, {size(costs['bytes_up'])} up"
         energy_and_time = f"{energy(costs['joules'])}, {duration(costs['simulated_seconds'])} of simulated time"
-        parts.append(f"{operations(costs['flops'])}, {traffic}, {energy_and_time} in warm rounds")
+        parts.append(f"{operations(costs['flops'])}, {traffic}, {energy_and_time} on devices")
     return "; ".join(parts) or "nothing yet"
 
 

@@ -28,7 +28,7 @@ from undergrowth.data import (
     remove_samples,
 )
 from undergrowth.methods import METHODS
-from undergrowth.models import WithWeights, builder, check_weights
+from undergrowth.models import WithWeights, builder, check_weights, is_hugging_face_model
 from undergrowth.runs.config import DataSection, Experiment, PublicSection, Rung, explain
 from undergrowth.runs.fields import NO_BOOLEANS
 from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
@@ -86,7 +86,7 @@ def build_population(experiment: Experiment, data: Dataset | Population | None) 
     """The devices and their samples. `data` replaces the data set that the experiment names."""
     section = experiment.data
     if data is None:
-        data = _load(section)
+        data = _load(section, experiment)
     if is_hugging_face(data):
         data = load("hf", data, **(section.options if section.name == "hf" else {}))  # type: ignore[arg-type]
     if isinstance(data, Population):
@@ -117,7 +117,7 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
-        data, figures = _load(section), device_normalisation(experiment, population)
+        data, figures = _load(section, experiment), device_normalisation(experiment, population)
         if not isinstance(data, Dataset):
             raise InputError(f"public '{section.name}' made a {type(data).__name__}; it must be or return a Dataset")
         # Inputs of another shape are refused below.
@@ -138,7 +138,7 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
     return shard
 
 
-def _load(section: DataSection | PublicSection) -> Dataset | Population:
+def _load(section: DataSection | PublicSection, experiment: Experiment) -> Dataset | Population:
     """The data that a section names. The hint for an unknown option considers the keys of the section too."""
     assert section.name is not None
     if is_reference(section.name):
@@ -151,7 +151,10 @@ def _load(section: DataSection | PublicSection) -> Dataset | Population:
         if key not in known:
             hint = suggest(key, [*known, *type(section).model_fields])
             raise InputError(f"data set '{section.name}' has no option '{key}'; {hint}")
-    return load(section.name, section.path, **section.options)
+    options, model = section.options, experiment.model.name
+    if is_hugging_face_model(model) and "tokenizer" in known and not options.get("words"):
+        options = {"tokenizer": model.partition(":")[2], **options}  # the tokens that the model was trained with
+    return load(section.name, section.path, **options)
 
 
 def _is_data(found: Any) -> bool:

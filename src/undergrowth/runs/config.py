@@ -247,7 +247,8 @@ def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
         experiment = Experiment.model_validate(raw)
     except ValidationError as error:
         raise InputError(explain(error, Experiment)) from None
-    if experiment.start != StartSection() and "weights" in experiment.model.options:
+    start = experiment.start
+    if (start.weights or start.data or start.warm_rounds) and experiment.model.options.get("weights") is not None:
         raise InputError("model.weights and start are both given; write the file as start.weights")
     return _with_rounds(experiment)
 

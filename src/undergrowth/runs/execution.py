@@ -24,7 +24,7 @@ from undergrowth.runs.ongoing_run import Execution, OnRound
 from undergrowth.runs.opening import AUTO, check_same_data, check_same_method, enter_run, open_federation
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
-from undergrowth.runs.start_phase import WARM_ROUNDS, Step, phase_steps, prepare_phase
+from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
 from undergrowth.runs.status import record_status
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
@@ -54,6 +54,7 @@ def start(
     hooks = Callbacks(callbacks)
     experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model)
+    experiment = with_first_method(experiment, federation.method)
     if experiment.run.evaluate_every == "auto":
         experiment, federation = _with_interval(experiment, federation, model)
     try:
@@ -194,7 +195,7 @@ def _do_step(
     try:
         if row is None:
             experiment = open_federation(experiment, federation)
-            devices = step.data if step.name == WARM_ROUNDS else None  # their data is checked by the run itself
+            devices = None if step.name == PRETRAINING else step.data  # their data is checked by the run itself
             run = enter_run(store, experiment, federation, {"method": None, "data": devices, "model": model})
         else:
             run = row["id"]

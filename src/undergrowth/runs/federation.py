@@ -122,6 +122,7 @@ def federate(
     for node in nodes.values():
         node.knowledge = clock
     notes.extend(method.notes(task))
+    notes.extend(_missing_classes(population) if method.needs_all_classes else ())
     return Federation(method, population, task, devices, topology, nodes, world, clock, engine, notes)
 
 
@@ -144,6 +145,15 @@ def _population(
     if not len(population.central_test()):
         raise InputError(f"data '{name}': the central test set is empty; it needs at least one sample")
     return population, public, notes + ([f"{empty} of {len(devices)} devices have no sample"] if empty else [])
+
+
+def _missing_classes(population: Population) -> list[str]:
+    """A note about the classes of which no device has a training sample; or no note."""
+    if not hasattr(population, "counts"):
+        return []
+    missing = [str(number) for number, count in enumerate(population.counts().sum(0)) if not count]
+    listed = f"class {missing[0]}" if len(missing) == 1 else f"classes {', '.join(missing)}"
+    return [f"no device has a training sample of {listed}, so the model cannot learn it"] if missing else []
 
 
 def _task(

@@ -224,7 +224,7 @@ class Execution:
             for device, problem in list(end.refused.items())[:1]:
                 more = f" and {len(end.refused) - 1} more" if len(end.refused) > 1 else ""
                 notes.append(f"round {end.round + 1}: refused the update of {device}{more}: {problem}")
-            if end.abandoned:
+            if end.abandoned and (end.lost or end.refused or end.dropped):  # a server may also ask nobody
                 notes.append(f"round {end.round + 1}: abandoned, no usable update came back")
         if not isfinite(self.scores["loss"]) and not any(DIVERGED in note for note in notes):
             notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")

@@ -21,12 +21,13 @@ from typing import Any
 from torch import nn
 
 from undergrowth.core import InputError, suggest
+from undergrowth.models import is_hugging_face_model
 from undergrowth.runs.config import Experiment
 
 
 def is_reference(name: str | None) -> bool:
     """Whether a name in an experiment stands for an object of the user."""
-    return name is not None and ":" in name
+    return name is not None and ":" in name and not is_hugging_face_model(name)
 
 
 def resolve(section: str, name: str) -> Any:

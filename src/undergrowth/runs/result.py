@@ -67,7 +67,7 @@ class Result:
 
     @property
     def start(self) -> dict[str, Result]:
-        """The results of the steps before the first round, by name: "pretraining", "warm rounds"."""
+        """The results of the steps before the first round, by name: "pretraining", a method, "warm rounds"."""
         folder = self.folder / FOLDER
         if not folder.exists():
             return {}

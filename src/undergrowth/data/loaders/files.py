@@ -52,11 +52,15 @@ def read_lines(path: Path) -> tuple[str, ...]:
     """The non-blank lines of a text file; empty if there is no such file."""
     if not path.is_file():
         return ()
+    return tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
+
+
+def read_text(path: Path) -> str:
+    """The content of a UTF-8 file."""
     try:
-        text = read_bytes(path).decode("utf-8")
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise file_error(path, "it is not UTF-8 text") from error
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def file_error(path: Path, problem: str) -> InputError:
