@@ -40,6 +40,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "fedasync": {"rounds": 4},
     "fedbuff": {"rounds": 3},
     "moon": {"model": {**MODEL, "projection": 6}},
+    "fedmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
+    "distmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
     "fedbn": {"model": {"name": "resnet-8", "width": 4}},
     "fedfsc": {"method": FEW_SHOT},
     "fedfsc-plus": {"method": FEW_SHOT},

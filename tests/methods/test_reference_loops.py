@@ -49,6 +49,8 @@ REFERENCE_LOOPS = {
     "fedmd": f"{DISTILLATION}::test_fedmd",
     "fedat": "test_fedat::test_a_round_at_the_server_is_what_the_formulas_say",
     "fedkad": f"{DISTILLATION}::test_fedkad",
+    "fedmezo": "test_fedmezo::test_fedmezo",
+    "distmezo": "test_fedmezo::test_distmezo",
 }
 
 

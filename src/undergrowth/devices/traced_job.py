@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from undergrowth.core import Client, Context, InputError, Packet, RunError, Shard, State, Task, move_to, tensors_in
+from undergrowth.core import (
+    Client,
+    Context,
+    InputError,
+    LoopClient,
+    Packet,
+    RunError,
+    Shard,
+    State,
+    Task,
+    move_to,
+    tensors_in,
+)
 from undergrowth.devices.meter import Meter
 
 if TYPE_CHECKING:
@@ -84,7 +96,13 @@ class TracedJobBuilder:
             meter.ignore(task.public.x, task.public.y)
         meter.hold((down, own, task.model.constants))
         with _without_onednn() if self.needs == VALUES else contextlib.nullcontext():
-            yield TracedJob(self.client, task, down, shard, own, Context(0, "device", 0), meter)
+            yield TracedJob(self._client(), task, down, shard, own, Context(0, "device", 0), meter)
+
+    def _client(self) -> Client:
+        """The client on its device; values that other jobs use must not change in place, and shapes do not."""
+        if isinstance(self.client, LoopClient) and self.needs != VALUES:
+            return self.client.on_device()
+        return self.client
 
     def _shard(self, size: int, counts: ClassCounts | None) -> Shard:
         """Inputs of zeros, and labels with the given counts or with all classes equally frequent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from undergrowth.core import Method
 from undergrowth.methods.bounds import Central, Local
+from undergrowth.methods.distmezo import DistMeZO
 from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedat import FedAT
 from undergrowth.methods.fedavg import FedAvg
@@ -15,6 +16,7 @@ from undergrowth.methods.fedfsc import FedFSC, FedFSCPlus, FSCProx
 from undergrowth.methods.fedft import LP, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.methods.fedkad import FedKAD
 from undergrowth.methods.fedmd import FedMD
+from undergrowth.methods.fedmezo import FedMeZO
 from undergrowth.methods.fedncm import FedNCM
 from undergrowth.methods.fednova import FedNova
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -62,11 +64,13 @@ METHODS: dict[str, type[Method]] = {
     "fedmd": FedMD,
     "fedat": FedAT,
     "fedkad": FedKAD,
+    "fedmezo": FedMeZO,
+    "distmezo": DistMeZO,
 }
 
 __all__ = [
-    "FT", "LP", "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM",
-    "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNCM",
-    "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
-    "Scaffold",
+    "FT", "LP", "METHODS", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg",
+    "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD",
+    "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD",
+    "HeteroFL", "Local", "Moon", "Scaffold",
 ]  # fmt: skip
