@@ -55,6 +55,11 @@ class Method:
         of_client: frozenset[str] = getattr(self.client, "ignored_settings", frozenset())
         return self.server.ignored_settings | of_client | (_IGNORED_IF_POOLED if self.pooled else frozenset())
 
+    @property
+    def model_settings(self) -> Mapping[str, Any]:
+        """Settings of the section `model` that the method needs, by key, such as adapters."""
+        return {}
+
     def check(self) -> None:
         """Raise an InputError if options contradict each other. The limits of each option were checked before."""
 

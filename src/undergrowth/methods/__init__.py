@@ -27,8 +27,10 @@ from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
+from undergrowth.methods.lora import LoRA
 from undergrowth.methods.moon import Moon
 from undergrowth.methods.scaffold import Scaffold
+from undergrowth.methods.slora import SLoRA
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -66,11 +68,13 @@ METHODS: dict[str, type[Method]] = {
     "fedkad": FedKAD,
     "fedmezo": FedMeZO,
     "distmezo": DistMeZO,
+    "lora": LoRA,
+    "slora": SLoRA,
 }
 
 __all__ = [
     "FT", "LP", "METHODS", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg",
     "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD",
     "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD",
-    "HeteroFL", "Local", "Moon", "Scaffold",
+    "HeteroFL", "LoRA", "Local", "Moon", "SLoRA", "Scaffold",
 ]  # fmt: skip

@@ -27,9 +27,10 @@ from undergrowth.data import (
     partition_dataset,
     remove_samples,
 )
+from undergrowth.learning.adapters import WithAdapters
 from undergrowth.methods import METHODS
 from undergrowth.models import WithWeights, builder, check_weights, is_hugging_face_model
-from undergrowth.runs.config import DataSection, Experiment, PublicSection, Rung, explain
+from undergrowth.runs.config import DataSection, Experiment, ModelSection, PublicSection, Rung, explain
 from undergrowth.runs.fields import NO_BOOLEANS
 from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
 from undergrowth.runs.sections import Named
@@ -175,12 +176,30 @@ def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
     return draw_public(data, section.share, section.samples, section.missing, experiment.run.seed)
 
 
+def with_model_settings(experiment: Experiment, method: Method) -> Experiment:
+    """The experiment with the settings of its model that the method needs."""
+    needed = method.model_settings
+    if not needed:
+        return experiment
+    given = dict(experiment.model)
+    try:
+        checked = ModelSection.model_validate({**given, **needed})
+    except ValidationError as error:
+        raise InputError(explain(error, ModelSection, "model")) from None
+    for key in needed:
+        if given[key] not in (None, getattr(checked, key)):
+            raise InputError(f"model.{key}: the method has options for that, which say something else; leave it out")
+    model = experiment.model.model_copy(update={key: getattr(checked, key) for key in needed})
+    return experiment.model_copy(update={"model": model})
+
+
 def build_model(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:
     """The model of the run, with the weights in `start.weights`. `model` replaces the one that the experiment names."""
     if isinstance(model, Model):
         return model
     built = _named(experiment.model, population) if model is None else _functional(model)
-    weights, levels = experiment.start.weights, experiment.model.levels
+    weights, levels, adapters = experiment.start.weights, experiment.model.levels, experiment.model.adapters
+    built = built if adapters is None else Model(WithAdapters(built.build, adapters))
     built = built if weights is None else _with_weights(built, weights)
     return built if levels is None else built.with_levels(levels)
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from undergrowth.core import MAX_NUMBER, InputError, Train, find_meant, suggest
 from undergrowth.data import is_table_file
 from undergrowth.learning import learning_rate
+from undergrowth.learning.adapters import Adapters
 from undergrowth.runs.fields import (
     Above0,
     AtLeast0,
@@ -112,10 +113,40 @@ class Rung(Named):
         return f"{self.name} ({options})" if options else self.name
 
 
+class LoraSection(Section):
+    """Low-rank adapters of the run's model, which is frozen but for its head; see `learning/adapters.py`."""
+
+    rank: Count = 8
+    alpha: Above0 = 16.0
+    layers: tuple[str, ...] = ()
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _one_layer(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
 class ModelSection(Named):
     name: str = "cnn"
     levels: dict[str, str] | None = None  # split level → first submodule above it; None: the model's own, or a guess
     ladder: tuple[Rung, ...] = ()
+    lora: LoraSection | None = None
+
+    @model_validator(mode="after")
+    def _no_ladder_with_adapters(self) -> ModelSection:
+        if self.lora is not None and self.ladder:
+            raise ValueError("has lora and a ladder; adapters belong to one model for all devices, so give one of them")
+        return self
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The adapters of the run's model; None if it has none."""
+        lora, head = self.lora, (self.levels or {}).get("head")
+        return None if lora is None else Adapters(lora.rank, lora.alpha, lora.layers, head)
+
+    def without_options_of_rounds(self) -> ModelSection:
+        """The model of what comes before the first round: the run's model alone, without adapters."""
+        return self.model_copy(update={"ladder": (), "lora": None})
 
     @field_validator("ladder", mode="before")
     @classmethod

@@ -15,6 +15,7 @@ from undergrowth.core import InputError, Method
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
+from undergrowth.runs.builders import with_model_settings
 from undergrowth.runs.callback import Callbacks
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.evaluation_interval import choose_interval
@@ -54,7 +55,7 @@ def start(
     hooks = Callbacks(callbacks)
     experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model)
-    experiment = with_first_method(experiment, federation.method)
+    experiment = with_model_settings(with_first_method(experiment, federation.method), federation.method)
     if experiment.run.evaluate_every == "auto":
         experiment, federation = _with_interval(experiment, federation, model)
     try:

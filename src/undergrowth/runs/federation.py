@@ -27,6 +27,7 @@ from undergrowth.runs.builders import (
     build_public,
     check_models,
     check_torch_device,
+    with_model_settings,
 )
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import references
@@ -96,6 +97,9 @@ def federate(
     check_parts(method)
     check_options(method, "method")
     method.check()
+    experiment = with_model_settings(experiment, method)
+    if method.model_settings and isinstance(model, Model):
+        model = model.build  # checked without these settings
     engine = build_engine(experiment)
     population, public, notes = _population(experiment, method, data)
     with_samples = [name for name in population.devices if population.size(name) > 0]
