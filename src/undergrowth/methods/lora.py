@@ -14,7 +14,7 @@ such as fedprox, fedadam or fedmezo.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="lora", model="mlp", options={"rank": 4}, rounds=2)
-    >>> result = ug.run(method="fedadam", model={"name": "mlp", "lora": {"rank": 4}}, rounds=2)
+    >>> result = ug.run(method="fedadam", model="mlp", model_options={"lora": {"rank": 4}}, rounds=2)
 """
 
 from __future__ import annotations
