@@ -11,6 +11,7 @@ from undergrowth.methods import METHODS
 AVERAGING, FEW_SHOT = "test_reference_averaging", "test_reference_few_shot"
 FINE_TUNING, DISTILLATION = "test_reference_fine_tuning", "test_reference_distillation"
 ASYNCHRONOUS, CORRECTIONS = "test_reference_asynchronous", "test_reference_corrections"
+PRUNING = "test_reference_pruning"
 HEAD_TUNING = "test_head_tuning"
 WIDTH = "test_width::test_each_coordinate_is_the_mean_of_those_who_trained_it_and_else_stays"
 
@@ -51,6 +52,10 @@ REFERENCE_LOOPS = {
     "fedkad": f"{DISTILLATION}::test_fedkad",
     "fedmezo": "test_fedmezo::test_fedmezo",
     "distmezo": "test_fedmezo::test_distmezo",
+    "reft": f"{PRUNING}::test_reft",
+    "fedkd": f"{PRUNING}::test_fedkd",
+    "fl-pqsu": f"{PRUNING}::test_fl_pqsu",
+    "prunefl": f"{PRUNING}::test_prunefl",
 }
 
 

@@ -159,7 +159,7 @@ IMAGE = (3, 32, 32)
         (
             ("wrn-16-1", IMAGE, 2),
             {"depth": 22},
-            "unknown option 'depth'; choose one of: init, norm, projection, skip_head, weights",
+            "unknown option 'depth'; choose one of: freeze, image_size, init, norm, projection",
         ),
         (("mlp", (4,), 2), {"hidden": (3, 0)}, "option hidden must be a list of whole numbers of at least 1"),
         (("mlp", (4,), 2), {"hidden": "200"}, "such as [200], not '200'"),

@@ -75,6 +75,10 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
         "simulated: placement policies on workers of different speeds, against the lower bound",
         _measure("placement"),
     ),
+    "inference": (
+        "models without some of their channels: size, FLOPs and time of a forward pass",
+        _measure("inference"),
+    ),
 }
 
 __all__ = ["BENCHMARKS", "Line", "Measurement", "Row"]

@@ -13,6 +13,7 @@ from undergrowth.core.packet import Weights
 from undergrowth.core.pytree import State
 from undergrowth.core.server import InnerServer, Server, model_in
 from undergrowth.core.task import Task
+from undergrowth.core.task_kind import Classification
 
 
 class ModelWeights(NamedTuple):
@@ -59,6 +60,11 @@ class Method:
     def model_settings(self) -> Mapping[str, Any]:
         """Settings of the section `model` that the method needs, by key, such as adapters."""
         return {}
+
+    @property
+    def needs_classes(self) -> str:
+        """Why the method works with classification only, as "it draws samples of every class"; "" if it does not."""
+        return ""
 
     def check(self) -> None:
         """Raise an InputError if options contradict each other. The limits of each option were checked before."""
@@ -110,6 +116,20 @@ def check_parts(method: Method) -> None:
             f"method {name}: {kind.__name__} has no `reducer`, which says how uploads are combined; "
             "define one, such as `WeightedMean()`"
         ) from None
+
+
+def check_task(method: Method, name: str, task: Task) -> None:
+    """Raise an InputError if the method, or the run's selector, needs classes and the task has none."""
+    if isinstance(task.kind, Classification):
+        return
+    for what, reason in (
+        (f"method {name}", method.needs_classes),
+        ("train.selector", "it selects samples by their classes" if task.selector.needs_classes else ""),
+    ):
+        if reason:
+            raise InputError(
+                f"{what}: {reason}, so it works with the task classification only, and the task is {task.kind.name}"
+            )
 
 
 def check_state(method: Method, state: State) -> None:

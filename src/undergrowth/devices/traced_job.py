@@ -22,6 +22,7 @@ from undergrowth.core import (
     move_to,
     tensors_in,
 )
+from undergrowth.core.task_kind import Classification
 from undergrowth.devices.meter import Meter
 
 if TYPE_CHECKING:
@@ -108,10 +109,12 @@ class TracedJobBuilder:
         """Inputs of zeros, and labels with the given counts or with all classes equally frequent."""
         torch_device = self.torch_device if self.needs == VALUES else torch.device("meta")
         x = torch.zeros((size, *self.tracer.shape), dtype=self.tracer.dtype, device=torch_device)
-        if self.needs == SHAPES:
-            return Shard(x, torch.zeros(size, dtype=torch.int64, device="meta"))
+        task = self.tracer.task
+        if self.needs == SHAPES or not isinstance(task.kind, Classification):
+            place = torch.device("meta") if self.needs == SHAPES else self.torch_device
+            return Shard(x, task.kind.example_labels(size, self.tracer.shape, task.classes, place))
         if counts is None:
-            y = torch.arange(size) % self.tracer.task.classes
+            y = torch.arange(size) % task.classes
         else:
             y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         return Shard(x, y.to(self.torch_device))

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): a model whose own weights are frozen, with small trained matrices beside them.
+"""Low-rank adapters (LoRA, Hu et al. 2021): frozen weights with small trained matrices beside them.
 
 A linear layer y = W·x + b becomes y = W·x + b + (alpha / rank)·B·A·x. A (rank × inputs) starts random, B (outputs ×
 rank) starts at zero, so the adapted model starts as the model was. A, B and the head are trained; everything else is
@@ -109,7 +109,7 @@ def adapted_layers(module: nn.Module) -> dict[str, Adapted]:
             found[name] = Adapted(layer, f"{name}.lora_A", f"{name}.lora_B", layer.scale)
         elif _PEFT_NAME in getattr(layer, "lora_A", ()):
             one, two = (f"{name}.{each}.{_PEFT_NAME}.weight" for each in ("lora_A", "lora_B"))
-            found[name] = Adapted(layer.base_layer, one, two, layer.scaling[_PEFT_NAME])  # type: ignore[arg-type, index]
+            found[name] = Adapted(layer.base_layer, one, two, layer.scaling[_PEFT_NAME])
     return found
 
 

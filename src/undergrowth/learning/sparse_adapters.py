@@ -41,7 +41,8 @@ class SparseLinear(nn.Module):
 def spread(values: Tensor, positions: Tensor, shape: torch.Size) -> Tensor:
     """A matrix of zeros with `values` at `positions`; of several devices' values, a matrix for each device."""
     zeros = values.new_zeros(*values.shape[:-1], shape.numel())
-    return zeros.scatter(-1, positions.expand_as(values), values).unflatten(-1, shape)
+    matrix: Tensor = zeros.scatter(-1, positions.expand_as(values), values).unflatten(-1, shape)
+    return matrix
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def low_rank(model: Model, sparse: Model, weights: Weights, initial: Weights) ->
     layers = dict(sparse.module.named_modules())
     for name, layer in adapted_layers(model.module).items():
         positions = layers[name].positions
-        change = spread(weights[f"{name}.{SPARSE}"], positions, layer.base.weight.shape)  # type: ignore[arg-type]
+        change = spread(weights[f"{name}.{SPARSE}"], positions, layer.base.weight.shape)
         left, singular, right = torch.linalg.svd(change.double(), full_matrices=False)
         rank = min(len(initial[layer.first]), len(singular))
         root = (singular[:rank] / layer.scale).sqrt()

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Batch, Task, Weights, option
@@ -112,14 +111,14 @@ def _copy(value: Tensor, together: bool) -> Tensor:
 
 
 def loss_sum(task: Task, weights: Mapping[str, Tensor], batch: Batch, clients: int | None) -> Tensor:
-    """The sum of the cross-entropy over the samples of a batch; of a stack of clients, one sum per client.
+    """The sum of the losses of the samples of a batch; of a stack of clients, one sum per client.
 
     In evaluation mode: dropout is off and statistics of BatchNorm stay as they are. The sum is in float64, because
     slopes are small differences of losses.
     """
     with torch.no_grad():
-        logits = task.model(weights, batch[X])
-        losses = F.cross_entropy(logits, batch[Y], reduction="none").double()
+        values, counts = task.kind.losses(task.model(weights, batch[X]), batch[Y])
+        losses = (values if counts is None else values / counts.clamp_min(1)).double()
     if clients is None:
         return losses.sum()
     real = batch[WEIGHT] > 0  # samples that only pad the stack have no weight

@@ -25,10 +25,13 @@ from undergrowth.methods.fedrolex import FedRolex
 from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
+from undergrowth.methods.fl_pqsu import FLPQSU
 from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.lora import LoRA
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.prunefl import PruneFL
+from undergrowth.methods.reft import REFT, FedKD
 from undergrowth.methods.scaffold import Scaffold
 from undergrowth.methods.slora import SLoRA
 
@@ -70,11 +73,15 @@ METHODS: dict[str, type[Method]] = {
     "distmezo": DistMeZO,
     "lora": LoRA,
     "slora": SLoRA,
+    "reft": REFT,
+    "fedkd": FedKD,
+    "fl-pqsu": FLPQSU,
+    "prunefl": PruneFL,
 }
 
 __all__ = [
-    "FT", "LP", "METHODS", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg",
-    "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD",
-    "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD",
-    "HeteroFL", "LoRA", "Local", "Moon", "SLoRA", "Scaffold",
+    "FLPQSU", "FT", "LP", "METHODS", "REFT", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad", "FedAdam",
+    "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS",
+    "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD",
+    "FedSplit", "FedYogi", "FjORD", "HeteroFL", "LoRA", "Local", "Moon", "PruneFL", "SLoRA", "Scaffold",
 ]  # fmt: skip

@@ -177,5 +177,9 @@ class FedFTEDS(FineTuning):
     temperature: float = option(0.1, "divides the logits before the entropy; below 1 it hardens", above=0)
 
     @property
+    def needs_classes(self) -> str:
+        return "it selects samples by the entropy of their class probabilities" if self.share < 1 else ""
+
+    @property
     def selector(self) -> Selector:
         return EntropySelector(self.share, self.temperature) if self.share < 1 else AllSelector()

@@ -136,3 +136,7 @@ class FedNCM(Method):
     client = ClassSumsClient()
     server = ClassMeansServer()
     needs_all_classes: ClassVar[bool] = True
+
+    @property
+    def needs_classes(self) -> str:
+        return "it computes the mean features of every class"

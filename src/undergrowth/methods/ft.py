@@ -38,3 +38,7 @@ class FedNCMFT(Method):
     client = GradientClient()
     server = AveragingServer()
     begins_with: ClassVar[str] = "fedncm"
+
+    @property
+    def needs_classes(self) -> str:
+        return "it begins with the mean features of every class"

@@ -9,9 +9,10 @@ by n_k. After the last of these rounds, the server computes S = U·diag(s)·Vᵀ
 
 Stage 2, the other rounds: LoRA (see lora) from these A and B. What S has beyond rank r is lost.
 
-`undergrowth plan` shows the prices of stage 1, in which a device needs more memory. stage1_share = 0 is LoRA. Departure:
-the source counts `density` of all weights of the model in stage 1. Only layers with adapters can keep what stage 1
-learned, so only they are tuned; `layers: ["*"]` are all linear layers.
+`undergrowth plan` shows the prices of stage 1, in which a device needs more memory. stage1_share = 0 is LoRA.
+
+Departure: the source counts `density` of all weights of the model in stage 1. Only layers with adapters can keep what
+stage 1 learned, so only they are tuned; `layers: ["*"]` are all linear layers below the head.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="slora", model="mlp", options={"rank": 4, "stage1_share": 0.5}, rounds=2)
@@ -24,8 +25,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from undergrowth.core import Context, Method, Model, ModelWeights, Packet, Plan, Shard, State, Task, View, Weights, option
-from undergrowth.core.client import Batch, Carry, LoopClient, Steps
+from undergrowth.core import (
+    Batch,
+    Carry,
+    Context,
+    LoopClient,
+    Method,
+    Model,
+    ModelWeights,
+    Packet,
+    Plan,
+    Shard,
+    State,
+    Steps,
+    Task,
+    View,
+    Weights,
+    option,
+)
 from undergrowth.core.names import MODEL
 from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, model_mismatch

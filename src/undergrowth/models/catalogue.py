@@ -36,6 +36,7 @@ from undergrowth.models.checks import (
     check_init,
     check_norm,
     check_options,
+    check_positions,
     check_projection,
     check_shape,
     check_start,
@@ -105,11 +106,13 @@ class Recipe:
     layers: Layers
     options: Mapping[str, Option]
     projection: int | None = None
+    per_position: bool = False
     image_size: int | None = None  # `shape` is that of resized images
     freeze: str | None = None  # a level
 
     def __call__(self) -> Staged:
-        module = self.architecture.make(self.shape, self.classes, self.layers, **self.options)
+        more = {"per_position": True} if self.per_position else {}
+        module = self.architecture.make(self.shape, self.classes, self.layers, **self.options, **more)
         if self.projection is not None:
             module = add_projection(module, self.projection, self.layers)
         if self.image_size is not None:
@@ -161,6 +164,7 @@ def builder(
     weights: str | PathLike[str] | None = None,
     skip_head: bool = False,
     projection: int | None = None,
+    per_position: bool = False,
     image_size: int | None = None,
     freeze: str | None = None,
     **options: object,
@@ -171,8 +175,9 @@ def builder(
     `hugging_face.py`. `norm` is batch, group or none, `init` he-out, he-in, lecun or torch (see
     `initialisation.py`); the defaults depend on the architecture. `weights` is a file of initial weights; with
     `skip_head` the last layer is not loaded. `projection` is the number of outputs of a projection head before the last
-    layer. With `image_size` the model resizes its input to images of that many pixels per side. The part below the
-    level `freeze` is not trained. Wrong arguments raise an `InputError` here, not when the module is built.
+    layer. `per_position`: the outputs are those of every position of a sequence, for the task next-token, whose tokens
+    are the `classes`. With `image_size` the model resizes its input to images of that many pixels per side. The part
+    below the level `freeze` is not trained. Wrong arguments raise an `InputError` here, not when the module is built.
     """
     if is_hugging_face_model(name):
         given = {
@@ -189,9 +194,13 @@ def builder(
     inputs = check_image_size(row, name, shape, image_size)
     checked_shape, checked_classes = check_shape(row, name, inputs, kind), check_classes(name, classes)
     chosen = {**check_options(row, name, options), **numbers}
+    if per_position:
+        chosen |= check_positions(row, name, chosen, checked_classes)
     file = check_start(name, weights, skip_head)
     layers, size = Layers(kind, check_init(row, name, init)), check_projection(name, projection)
-    recipe = Recipe(row, checked_shape, checked_classes, layers, chosen, size, image_size, check_freeze(name, freeze))
+    recipe = Recipe(
+        row, checked_shape, checked_classes, layers, chosen, size, per_position, image_size, check_freeze(name, freeze)
+    )
     skeleton = recipe.skeleton()
     if file is None:
         return recipe

@@ -115,6 +115,19 @@ def _check_image(architecture: Architecture, name: str, shape: tuple[int, ...], 
         )
 
 
+def check_positions(
+    architecture: Architecture, name: str, options: Mapping[str, Option], tokens: int
+) -> dict[str, Option]:
+    """The size of the vocabulary, which has room for the tokens. Refuses a model with one output for a sequence."""
+    if not architecture.per_position:
+        raise InputError(
+            f"model {name}: the task next-token needs outputs for every position; use lstm or your own model"
+        )
+    vocabulary = options["vocabulary"]
+    assert isinstance(vocabulary, int)
+    return {"vocabulary": max(vocabulary, tokens)}
+
+
 def check_options(architecture: Architecture, name: str, given: Mapping[str, object]) -> dict[str, Option]:
     """All options: the given values, and the defaults of the others."""
     for key in given:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
@@ -13,11 +12,12 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, ValidationError, create_model
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, suggest
+from undergrowth.core import InputError, Method, Model, NextToken, Shard, Task, Weights, suggest
 from undergrowth.data import (
     Dataset,
     PartitionedPopulation,
     Population,
+    check_task_name,
     describe,
     draw_public,
     hide_labels,
@@ -27,11 +27,12 @@ from undergrowth.data import (
     partition_dataset,
     remove_samples,
 )
-from undergrowth.learning.adapters import WithAdapters
 from undergrowth.methods import METHODS
-from undergrowth.models import WithWeights, builder, check_weights, is_hugging_face_model
-from undergrowth.runs.config import DataSection, Experiment, ModelSection, PublicSection, Rung, explain
+from undergrowth.models import builder, is_hugging_face_model
+from undergrowth.runs.config import DataSection, Experiment, PublicSection, explain
 from undergrowth.runs.fields import NO_BOOLEANS
+from undergrowth.runs.model_preparation import prepare_model
+from undergrowth.runs.model_section import Rung
 from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
 from undergrowth.runs.sections import Named
 
@@ -85,12 +86,20 @@ def _field_type(hint: Any) -> Any:
 
 def build_population(experiment: Experiment, data: Dataset | Population | None) -> Population:
     """The devices and their samples. `data` replaces the data set that the experiment names."""
-    section = experiment.data
+    section, task = experiment.data, experiment.task.name
     if data is None:
-        data = _load(section, experiment)
+        data = _load(section, experiment, task)
+        if isinstance(data, Dataset) and not is_reference(section.name) and task not in (None, data.task):
+            raise InputError(f"task '{task}': data set '{data.name}' is for {data.task}")
     if is_hugging_face(data):
         data = load("hf", data, **(section.options if section.name == "hf" else {}))  # type: ignore[arg-type]
+    if isinstance(data, Dataset) and task not in (None, data.task):
+        data = replace(data, task=task)
+        data.check()
     if isinstance(data, Population):
+        of_the_data = task_of(data)
+        if task not in (None, of_the_data):
+            raise InputError(f"task '{task}': the data object is for {of_the_data}; its attribute `task` says so")
         if section.clients is not None and section.clients != len(data.devices):
             raise InputError(f"clients {section.clients}: the data object has {len(data.devices)} devices")
         if experiment.public.of_the_devices:
@@ -111,6 +120,13 @@ def build_population(experiment: Experiment, data: Dataset | Population | None) 
     )
 
 
+def task_of(population: Population) -> str:
+    """The task that the data is for."""
+    task: str = getattr(population, "task", "classification")
+    check_task_name(f"data '{population.name}'", task)
+    return task
+
+
 def build_public(experiment: Experiment, population: Population) -> Shard | None:
     """The samples that the server holds: from the data set in the section `public`, or from the population."""
     section = experiment.public
@@ -118,7 +134,8 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
-        data, figures = _load(section, experiment), device_normalisation(experiment, population)
+        task = task_of(population)
+        data, figures = _load(section, experiment, task), device_normalisation(experiment, population)
         if not isinstance(data, Dataset):
             raise InputError(f"public '{section.name}' made a {type(data).__name__}; it must be or return a Dataset")
         # Inputs of another shape are refused below.
@@ -126,6 +143,10 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
             data = normalise(data, figures)
         shard = data.shard(_public_indices(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
+        if section.labelled and data.task != task:
+            raise InputError(
+                f"public.labelled true: data set '{data.name}' is for {data.task}, not {task}; write false"
+            )
         if section.labelled and data.classes != population.classes:
             raise InputError(
                 f"public.labelled true: data set '{data.name}' has {data.classes} classes and '{population.name}' has "
@@ -139,8 +160,11 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
     return shard
 
 
-def _load(section: DataSection | PublicSection, experiment: Experiment) -> Dataset | Population:
-    """The data that a section names. The hint for an unknown option considers the keys of the section too."""
+def _load(section: DataSection | PublicSection, experiment: Experiment, task: str | None) -> Dataset | Population:
+    """The data that a section names, for `task` if its labels can be read in several ways.
+
+    The hint for an unknown option considers the keys of the section too.
+    """
     assert section.name is not None
     if is_reference(section.name):
         options = {**section.options, **({} if section.path is None else {"path": section.path})}
@@ -155,6 +179,8 @@ def _load(section: DataSection | PublicSection, experiment: Experiment) -> Datas
     options, model = section.options, experiment.model.name
     if is_hugging_face_model(model) and "tokenizer" in known and not options.get("words"):
         options = {"tokenizer": model.partition(":")[2], **options}  # the tokens that the model was trained with
+    if task is not None and "task" in known:
+        options = {"task": task, **options}
     return load(section.name, section.path, **options)
 
 
@@ -176,32 +202,12 @@ def _public_indices(experiment: Experiment, data: Dataset) -> NDArray[Any]:
     return draw_public(data, section.share, section.samples, section.missing, experiment.run.seed)
 
 
-def with_model_settings(experiment: Experiment, method: Method) -> Experiment:
-    """The experiment with the settings of its model that the method needs."""
-    needed = method.model_settings
-    if not needed:
-        return experiment
-    given = dict(experiment.model)
-    try:
-        checked = ModelSection.model_validate({**given, **needed})
-    except ValidationError as error:
-        raise InputError(explain(error, ModelSection, "model")) from None
-    for key in needed:
-        if given[key] not in (None, getattr(checked, key)):
-            raise InputError(f"model.{key}: the method has options for that, which say something else; leave it out")
-    model = experiment.model.model_copy(update={key: getattr(checked, key) for key in needed})
-    return experiment.model_copy(update={"model": model})
-
-
 def build_model(experiment: Experiment, population: Population, model: Callable[[], nn.Module] | Model | None) -> Model:
     """The model of the run, with the weights in `start.weights`. `model` replaces the one that the experiment names."""
     if isinstance(model, Model):
         return model
     built = _named(experiment.model, population) if model is None else _functional(model)
-    weights, levels, adapters = experiment.start.weights, experiment.model.levels, experiment.model.adapters
-    built = built if adapters is None else Model(WithAdapters(built.build, adapters))
-    built = built if weights is None else _with_weights(built, weights)
-    return built if levels is None else built.with_levels(levels)
+    return prepare_model(built, experiment)
 
 
 def _named(section: Named, population: Population) -> Model:
@@ -216,17 +222,8 @@ def named_model(section: Named, population: Population) -> Callable[[], nn.Modul
         options["init"] = section.init
     if is_reference(section.name):
         return OwnModelBuilder(section.name, options)
-    return builder(section.name, population.shape, population.classes, **options)
-
-
-def _with_weights(model: Model, file: str) -> Model:
-    """The model with initial weights from a file, without the file's head if that has another shape."""
-    try:
-        path = Path(file).expanduser()
-        check_weights(model.module, path, skip_head=None)
-    except (InputError, RuntimeError) as error:  # RuntimeError: ~name of an unknown user
-        raise InputError(f"start.weights: {str(error).removeprefix('weights: ')}") from None
-    return Model(WithWeights(model.build, path, skip_head=None))
+    per_position = task_of(population) == NextToken.name
+    return builder(section.name, population.shape, population.classes, per_position=per_position, **options)
 
 
 def build_ladder(
@@ -277,22 +274,22 @@ def _check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
         )
 
 
-def check_models(task: Task, x: torch.Tensor) -> Task:
+def check_models(task: Task, sample: Shard) -> Task:
     """The task, with models that know at which levels they cannot be trained on one sample.
 
-    Raises `InputError` if the output of a model for the single sample `x` does not fit the labels.
+    Raises `InputError` if the output of a model for the single sample does not fit its label.
     """
-    checked, ladder = _check_model(task, x), {}
+    checked, ladder = _check_model(task, sample), {}
     for name, model in task.ladder.items():
         try:
-            ladder[name] = _check_model(replace(task, model=model), x)
+            ladder[name] = _check_model(replace(task, model=model), sample)
         except InputError as error:
             raise InputError(f"model.ladder '{name}': {str(error).removeprefix('model: ')}") from None
     return replace(task, model=checked, ladder=ladder)
 
 
-def _check_model(task: Task, x: torch.Tensor) -> Model:
-    model, weights = task.model, task.model.initial(0)
+def _check_model(task: Task, sample: Shard) -> Model:
+    x, model, weights = sample.x, task.model, task.model.initial(0)
     try:
         with torch.no_grad():
             copy = x.clone()
@@ -304,10 +301,10 @@ def _check_model(task: Task, x: torch.Tensor) -> Model:
         raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
     if not isinstance(output, torch.Tensor):
         raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
-    if output.dim() != 2 or output.shape[1] < task.classes:
+    needed = task.kind.output_problem(tuple(output.shape[1:]), tuple(sample.y.shape[1:]), task.classes)
+    if needed is not None:
         raise InputError(
-            f"model: its output for one sample has shape {tuple(output.shape[1:])}; "
-            f"the data needs ({task.classes},), one value for each class"
+            f"model: its output for one sample has shape {tuple(output.shape[1:])}; the data needs {needed}"
         )
     model = model.with_example(x)
     if not _trains(model, weights, x, True):

@@ -1,4 +1,4 @@
-"""An experiment: its eleven sections, and how they are validated before anything starts.
+"""An experiment: its twelve sections, and how they are validated before anything starts.
 
 A wrong key, type or value is refused with one sentence that names it.
 """
@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from undergrowth.core import MAX_NUMBER, InputError, Train, find_meant, suggest
 from undergrowth.data import is_table_file
 from undergrowth.learning import learning_rate
-from undergrowth.learning.adapters import Adapters
 from undergrowth.runs.fields import (
     Above0,
     AtLeast0,
@@ -30,9 +29,11 @@ from undergrowth.runs.fields import (
     Whole,
 )
 from undergrowth.runs.formats import refuse_old_keys
+from undergrowth.runs.model_section import ModelSection
 from undergrowth.runs.sections import Named, Section
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
+from undergrowth.runs.task_section import TaskSection
 
 
 class MethodSection(Named):
@@ -50,7 +51,9 @@ class DataSection(Named):
     @model_validator(mode="before")
     @classmethod
     def _natural_groups(cls, value: Any) -> Any:
-        """Data with a group column is partitioned by it, unless another partition is given."""
+        """Data with a group column is partitioned by it, unless another partition is given; texts by role."""
+        if value == "text" or (isinstance(value, Mapping) and value.get("name") == "text"):
+            return {"partition": "natural", **({"name": value} if isinstance(value, str) else value)}
         if not isinstance(value, Mapping) or value.get("group") is None:
             return value
         name = str(value.get("name"))
@@ -98,78 +101,6 @@ class PublicSection(Section):
     def of_the_devices(self) -> bool:
         """Whether the data is taken from the devices' data set."""
         return self.name is None and (self.share is not None or self.samples is not None)
-
-
-class Rung(Named):
-    """A model that a device may use instead of the run's model."""
-
-    count: Count | None = None  # how many devices get it; None: see `assign_models`
-    init: str | None = None
-
-    @property
-    def label(self) -> str:
-        """Names the model in packets and checkpoints. Its start is not part of the name."""
-        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
-        return f"{self.name} ({options})" if options else self.name
-
-
-class LoraSection(Section):
-    """Low-rank adapters of the run's model, which is frozen but for its head; see `learning/adapters.py`."""
-
-    rank: Count = 8
-    alpha: Above0 = 16.0
-    layers: tuple[str, ...] = ()
-
-    @field_validator("layers", mode="before")
-    @classmethod
-    def _one_layer(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-
-class ModelSection(Named):
-    name: str = "cnn"
-    levels: dict[str, str] | None = None  # split level → first submodule above it; None: the model's own, or a guess
-    ladder: tuple[Rung, ...] = ()
-    lora: LoraSection | None = None
-
-    @model_validator(mode="after")
-    def _no_ladder_with_adapters(self) -> ModelSection:
-        if self.lora is not None and self.ladder:
-            raise ValueError("has lora and a ladder; adapters belong to one model for all devices, so give one of them")
-        return self
-
-    @property
-    def adapters(self) -> Adapters | None:
-        """The adapters of the run's model; None if it has none."""
-        lora, head = self.lora, (self.levels or {}).get("head")
-        return None if lora is None else Adapters(lora.rank, lora.alpha, lora.layers, head)
-
-    def without_options_of_rounds(self) -> ModelSection:
-        """The model of what comes before the first round: the run's model alone, without adapters."""
-        return self.model_copy(update={"ladder": (), "lora": None})
-
-    @field_validator("ladder", mode="before")
-    @classmethod
-    def _from_counts(cls, value: Any) -> Any:
-        """The list that `{name: count}` is short for."""
-        if not isinstance(value, Mapping):
-            return value
-        if None in value.values():
-            raise ValueError("has a model without a count; write the number of devices, as in {wrn-10-1: 6}")
-        return [{"name": name, "count": count} for name, count in value.items()]
-
-    @field_validator("ladder")
-    @classmethod
-    def _all_have_counts(cls, ladder: tuple[Rung, ...]) -> tuple[Rung, ...]:
-        without = [rung.label for rung in ladder if rung.count is None]
-        if 0 < len(without) < len(ladder):
-            raise ValueError(f"has counts, but '{without[0]}' has none; give a count to every model or to none")
-        return ladder
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many devices get each model of the ladder, by its label; empty without counts."""
-        return {rung.label: rung.count for rung in self.ladder if rung.count is not None}
 
 
 class FleetSection(Named):
@@ -232,6 +163,7 @@ class Experiment(Section):
     fleet: FleetSection = FleetSection()
     links: LinksSection = LinksSection()
     topology: Place = "star"
+    task: TaskSection = TaskSection()
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()
     run: RunSection = RunSection()

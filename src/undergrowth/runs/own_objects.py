@@ -158,6 +158,8 @@ def references(experiment: Experiment) -> dict[str, str]:
         (experiment.start.data and experiment.start.data.name, "start"),
         (experiment.model.name, "model"),
         *((rung.name, "model") for rung in experiment.model.ladder),
+        (experiment.task.loss, "loss"),
+        *((name, "metrics") for name in experiment.task.metrics.values()),
     ]
     return {name: section for name, section in named if name and is_reference(name)}
 

@@ -27,6 +27,7 @@ from undergrowth.runs.builders import device_normalisation
 from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.own_objects import is_reference
+from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import TRAINING_KEYS, FirstMethodSection, StartSection
 from undergrowth.runs.stop_section import StopSection
@@ -46,6 +47,10 @@ class Step:
     name: str
     experiment: Experiment
     data: Population | None = None
+
+    def functions(self, given: TaskFunctions | None) -> TaskFunctions | None:
+        """The user's loss and metrics, if they are for the data of this step."""
+        return given if self.name == WARM_ROUNDS else None
 
     def after(self, weights: Path | None) -> Step:
         """The step when the one before it has written its model to `weights`; None: it is the first."""
@@ -131,7 +136,12 @@ def _warm_rounds(experiment: Experiment) -> Experiment:
     return experiment.with_population().model_copy(update=update)
 
 
-def prepare_phase(experiment: Experiment, federation: Federation, model: Callable[[], nn.Module] | None) -> list[Step]:
+def prepare_phase(
+    experiment: Experiment,
+    federation: Federation,
+    model: Callable[[], nn.Module] | None,
+    functions: TaskFunctions | None = None,
+) -> list[Step]:
     """The steps of the experiment's phase, with their data. Raises `InputError` if one of them is not possible."""
     start = experiment.start
     if not start.trains:
@@ -144,12 +154,14 @@ def prepare_phase(experiment: Experiment, federation: Federation, model: Callabl
         )
     if start.schedule is not None:
         parse("start.schedule", start.schedule, SCHEDULES)
-    return [_check_step(step, federation, model) for step in phase_steps(experiment, federation.device_data)]
+    return [_check_step(step, federation, model, functions) for step in phase_steps(experiment, federation.device_data)]
 
 
-def _check_step(step: Step, federation: Federation, model: Callable[[], nn.Module] | None) -> Step:
+def _check_step(
+    step: Step, federation: Federation, model: Callable[[], nn.Module] | None, functions: TaskFunctions | None
+) -> Step:
     try:
-        built = federate(step.experiment, None, step.data, model)
+        built = federate(step.experiment, None, step.data, model, step.functions(functions))
         if step.name not in _PLACES:
             _check_first_method(step.name, built.method)
         source, devices = built.population, federation.population

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from undergrowth.core.errors import InputError
@@ -25,6 +26,15 @@ def find_folder(path: Path, inside: Iterable[str], patterns: Iterable[str]) -> P
     if not path.is_dir():
         raise MissingFilesError("there is no such folder")
     raise MissingFilesError(f"it contains no {' or '.join(patterns)}")
+
+
+def scikit_learn_file(data: str, file: str) -> Path:
+    """A file of a data set in the installed scikit-learn, which is not imported: that takes a second."""
+    spec = find_spec("sklearn")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        if (Path(folder) / file).exists():
+            return Path(folder) / file
+    raise InputError(f"data '{data}': the file {file} of scikit-learn is missing; install scikit-learn again")
 
 
 def find_file(folder: Path, *choices: str) -> Path:
