@@ -46,8 +46,8 @@ from undergrowth.core import (
 from undergrowth.core.names import MODEL
 from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, model_mismatch
-from undergrowth.learning.sparse_adapters import SPARSE, low_rank, sparse_model
 from undergrowth.methods.lora import LoraOptions
+from undergrowth.methods.slora.sparse_adapters import SPARSE, low_rank, sparse_model
 
 MASK = "mask"  # the seed of the positions; a state or a packet of stage 2 has none
 
@@ -56,7 +56,7 @@ MASK = "mask"  # the seed of the positions; a state or a packet of stage 2 has n
 class SLoRAClient(LoopClient):
     """Trains the sparse adapters if the packet has the seed of a mask, and the low-rank ones otherwise."""
 
-    density: float
+    options: SLoRA
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         seed = down.scalars.get(MASK)
@@ -74,7 +74,7 @@ class SLoRAClient(LoopClient):
     def _stage(self, seed: float | None) -> GradientClient:
         if seed is None:
             return GradientClient()
-        return GradientClient(view=partial(sparse_model, density=self.density, seed=int(seed)))
+        return GradientClient(view=partial(sparse_model, density=self.options.density, seed=int(seed)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,15 +87,15 @@ class SLoRAServer(AveragingServer):
         state = super().init(task, context)
         if not self.options.first_rounds(task):
             return state
-        seed = context.key(MASK) % 2**31  # fits into a number of a packet
-        values = sparse_model(task.model, self.options.density, seed).initial(0)
+        seed = float(context.key(MASK) >> 15)  # 48 bits: exact as a float
+        values = sparse_model(task.model, self.options.density, int(seed)).initial(0)
         return {MODEL: {name: state[MODEL].get(name, value) for name, value in values.items()}, MASK: seed}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        return {MODEL: dict(down.tensors), **({MASK: int(down.scalars[MASK])} if MASK in down.scalars else {})}
+        return {MODEL: dict(down.tensors), **({MASK: down.scalars[MASK]} if MASK in down.scalars else {})}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        scalars = {MASK: float(state[MASK])} if MASK in state else {}
+        scalars = {MASK: state[MASK]} if MASK in state else {}
         return self.ask(task, view, context, Packet(model_in(state), scalars))
 
     def check(self, task: Task, up: Packet) -> str | None:
@@ -126,7 +126,7 @@ class SLoRA(LoraOptions, Method):
 
     @property
     def client(self) -> SLoRAClient:
-        return SLoRAClient(self.density)
+        return SLoRAClient(self)
 
     @property
     def server(self) -> SLoRAServer:
@@ -146,3 +146,6 @@ class SLoRA(LoraOptions, Method):
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights | ModelWeights:
         weights = model_in(state)
         return ModelWeights(self.stage_model(task, state), weights) if MASK in state else weights
+
+
+__all__ = ["SLoRA"]
