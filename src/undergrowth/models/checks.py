@@ -10,7 +10,7 @@ from undergrowth.core.errors import InputError, suggest
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.initialisation import INITS, Init
 
-COMMON_OPTIONS = ("norm", "init", "weights", "skip_head", "projection", "image_size", "freeze", "lora")
+COMMON_OPTIONS = ("norm", "init", "weights", "skip_head", "projection", "image_size", "freeze")
 
 
 def _is_count(value: object) -> bool:
