@@ -31,8 +31,8 @@ from tests.methods.tiny_federation import (
 )
 from undergrowth.core import Context, Packet, Shard
 from undergrowth.learning import elastic_loss
-from undergrowth.learning.adaptation import AdaptationClient, split_samples
 from undergrowth.methods import Adapt, FedProx, Local
+from undergrowth.methods.adapt.rules import AdaptationClient, split_samples
 
 ROUNDS = 2
 LossOf = Callable[[str, Weights], Loss]  # the loss of a device, with the federated model
@@ -159,7 +159,7 @@ def test_distillation_with_all_weight_on_the_task_is_fine_tuning() -> None:
 
 def test_consolidation_with_equal_importance_is_fedprox() -> None:
     """With F = 1 one job from the received model is what a device of FedProx does with the same weight."""
-    client = AdaptationClient(elastic_loss(0.3), keeps_federated=True)
+    client = AdaptationClient(objective=elastic_loss(0.3), options=Adapt(), keeps_federated=True)
     ones = {name: torch.ones_like(initial()[name]) for name in TASK.model.parameters}
     own = {"information": ones, "federated": initial(), "model": initial()}
     for device, shard in SHARDS.items():

@@ -13,7 +13,7 @@ import pytest
 
 import undergrowth
 from undergrowth.core import LoopClient, Method, Updates
-from undergrowth.learning import GradientClient
+from undergrowth.learning import GradientClient, ReferenceClient
 from undergrowth.methods import METHODS
 
 PACKAGE = Path(undergrowth.__file__).parent
@@ -80,7 +80,7 @@ def test_a_part_of_learning_is_used_by_two_methods_at_least() -> None:
         for module in reachable_parts(method_files(method)):
             users.setdefault(module, set()).add(method)
     modules = {f"{LEARNING}.{path.stem}" for path in (PACKAGE / "learning").glob("*.py")} - {f"{LEARNING}.__init__"}
-    of_the_run = {f"{LEARNING}.samplers", f"{LEARNING}.augmentation"}
+    of_the_run = {f"{LEARNING}.{part}" for part in ("adapters", "augmentation", "samplers")}
     assert {module for module in modules if len(users.get(module, ())) < 2} == of_the_run
 
 
@@ -94,9 +94,10 @@ def clients_of(method: Method) -> list[Any]:
 
 @ALL_METHODS
 def test_a_client_has_at_most_one_class_between_itself_and_the_loop_client(name: str) -> None:
+    """Two, if the first is the client of methods that compare with the received model."""
     for client in clients_of(METHODS[name]()):
         bases = type(client).__mro__[1 : type(client).__mro__.index(LoopClient)]
-        assert bases in ((), (GradientClient,))
+        assert bases in ((), (GradientClient,), (ReferenceClient, GradientClient))
 
 
 @ALL_METHODS

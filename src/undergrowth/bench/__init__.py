@@ -74,6 +74,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
         "local-only, federated and adapted models of 10 000 devices, against a hand-written loop",
         _measure("personal"),
     ),
+    "lora": ("adapters of many clients on one frozen model, against a loop over the clients", _measure("lora")),
     "memory": ("the memory of FedMeZO on a device, against inference", _measure("memory")),
     "placement": (
         "simulated: placement policies on workers of different speeds, against the lower bound",

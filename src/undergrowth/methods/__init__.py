@@ -33,12 +33,14 @@ from undergrowth.methods.fl_pqsu import FLPQSU
 from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.l2gd import L2GD
+from undergrowth.methods.lora import LoRA
 from undergrowth.methods.moon import Moon
 from undergrowth.methods.pafl import PaFL
 from undergrowth.methods.prunefl import PruneFL
 from undergrowth.methods.qfedavg import QFedAvg
 from undergrowth.methods.reft import REFT, FedKD
 from undergrowth.methods.scaffold import Scaffold
+from undergrowth.methods.slora import SLoRA
 from undergrowth.methods.term import Term
 
 METHODS: dict[str, type[Method]] = {
@@ -85,6 +87,8 @@ METHODS: dict[str, type[Method]] = {
     "pafl": PaFL,
     "fedmezo": FedMeZO,
     "distmezo": DistMeZO,
+    "lora": LoRA,
+    "slora": SLoRA,
     "reft": REFT,
     "fedkd": FedKD,
     "fl-pqsu": FLPQSU,
@@ -95,6 +99,6 @@ __all__ = [
     "APFL", "FLPQSU", "FT", "L2GD", "LP", "METHODS", "REFT", "Adapt", "Central", "DistMeZO", "Ditto", "FSCProx",
     "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC",
     "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT",
-    "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
-    "PaFL", "PruneFL", "QFedAvg", "Scaffold", "Term",
+    "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "LoRA", "Local",
+    "Moon", "PaFL", "PruneFL", "QFedAvg", "SLoRA", "Scaffold", "Term",
 ]  # fmt: skip

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from undergrowth.learning.adapters import is_adapter
+
 _COUNTER = "num_batches_tracked"  # of batch normalisation; old files have none, and it does not change an output
 
 
@@ -17,7 +19,7 @@ def with_own_names(module: nn.Module, found: Mapping[str, Tensor]) -> dict[str, 
     first = getattr(module, "published", None)
     if first is None or first not in found:
         return dict(found)
-    own = module.state_dict()
+    own = {name: value for name, value in module.state_dict().items() if not is_adapter(name)}
     names = [name for name in own if not name.endswith(_COUNTER)]
     others = [name for name in found if not name.endswith(_COUNTER)]
     if len(names) != len(others):

@@ -16,8 +16,8 @@ from undergrowth.core import Context, InputError, Packet, RunError, Shard, Task,
 from undergrowth.core.notation import parse
 from undergrowth.data import Dataset
 from undergrowth.engines import restore_torch_settings, set_torch
-from undergrowth.learning.adaptation import STOPPED, adapted_model
 from undergrowth.methods.adapt import ALONE, HOW, Adapt
+from undergrowth.methods.adapt.rules import STOPPED, adapted_model
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.config import Experiment, FleetSection, LinksSection
 from undergrowth.runs.evaluation import evaluate

@@ -19,11 +19,12 @@ import torch
 from undergrowth.core import Context, InputError, Shard
 from undergrowth.data import Population
 from undergrowth.exchange import Totals
-from undergrowth.learning.adaptation import split_samples
 from undergrowth.methods.adapt import ALONE
-from undergrowth.runs.config import Experiment, MethodSection, ModelSection, PublicSection
+from undergrowth.methods.adapt.rules import split_samples
+from undergrowth.runs.config import Experiment, MethodSection, PublicSection
 from undergrowth.runs.evaluation import evaluated_models
 from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.model_section import ModelSection
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.relative_accuracy import LOCAL

@@ -1,4 +1,4 @@
-"""Adaptation: a device trains a model of its own from the federated one, keeps it, and stops early.
+"""The device and the server of `adapt`: a device trains a model of its own from the federated one, and stops early.
 
 The device trains in one job after the other, usually an epoch each. With `validation` it holds out a part of its
 training samples. After every job it measures the loss on that part and remembers the model with the lowest loss, the
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,10 +31,12 @@ from undergrowth.core import (
 )
 from undergrowth.core.client import Carry, Steps
 from undergrowth.core.names import BUFFERS, MODEL, PARAMETERS, SAMPLES, SEED
-from undergrowth.learning.features import predictions
 from undergrowth.learning.gradient_client import Trained
 from undergrowth.learning.planning import ask_each
-from undergrowth.learning.reference import FISHER, ReferenceClient
+from undergrowth.learning.reference import FISHER, ReferenceClient, mean_loss
+
+if TYPE_CHECKING:
+    from undergrowth.methods.adapt import Adapt
 
 STOPPED = "stopped"  # scalar of an upload: 1 if the device has stopped early
 BEST, LOSS, WAITED = "best", "loss", "waited"  # parts of a device's own state
@@ -59,13 +62,7 @@ def _initial(model: Model, seed: int) -> Weights:
     return model.initial(seed)
 
 
-def mean_loss(task: Task, weights: Weights, shard: Shard) -> float:
-    """The mean loss of a model on `shard`, in evaluation mode."""
-    values, counts = task.kind.losses(predictions(task, weights, shard), shard.y)
-    return float(values.mean() if counts is None else values.sum() / counts.sum().clamp_min(1))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdaptationClient(ReferenceClient):
     """Continues to train its own model, and sends only its number of samples and whether it has stopped.
 
@@ -74,8 +71,7 @@ class AdaptationClient(ReferenceClient):
     needs that as `federated`, and the Fisher `information` of it if it consolidates weights.
     """
 
-    validation: float = 0.0
-    patience: int = 0  # 0: never stop early
+    options: Adapt
     keeps_federated: bool = False  # whether the objective compares with the received model in every job
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
@@ -88,7 +84,7 @@ class AdaptationClient(ReferenceClient):
         }
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        training, _ = split_samples(shard, self.validation, context)
+        training, _ = split_samples(shard, self.options.validation, context)
         carry, steps = super().begin(task, down, training, own, context)
         if self.keeps_federated and MODEL in own:
             # `received` stays the federated model, with which the objective compares.
@@ -113,18 +109,18 @@ class AdaptationClient(ReferenceClient):
 
     def _validate(self, trained: Trained, received: Weights, own: State) -> bool:
         """Adds to `own` what early stopping needs; returns whether the device stops."""
-        _, held_out = split_samples(trained.shard, self.validation, trained.context)
-        if not self.patience or not len(held_out):
+        _, held_out = split_samples(trained.shard, self.options.validation, trained.context)
+        if not self.options.patience or not len(held_out):
             return False
         before = trained.own
-        lowest = before[LOSS] if before else mean_loss(trained.task, received, held_out)
-        loss = mean_loss(trained.task, own[MODEL], held_out)
+        lowest = before[LOSS] if before else float(mean_loss(trained.task, received, held_out))
+        loss = float(mean_loss(trained.task, own[MODEL], held_out))
         if loss < lowest:
             own.update({LOSS: loss, WAITED: 0})
             return False
         best = before.get(BEST, before.get(MODEL, received))
         own.update({BEST: best, LOSS: lowest, WAITED: before.get(WAITED, 0) + 1})
-        return bool(own[WAITED] >= self.patience)
+        return bool(own[WAITED] >= self.options.patience)
 
 
 def adapted_model(own: State) -> Weights | None:

@@ -30,8 +30,8 @@ from undergrowth.core import Method, State, Task, Weights, option
 from undergrowth.core.names import MODEL
 from undergrowth.core.notation import Form, Number, parse
 from undergrowth.learning import Objective, Proximal, TaskLoss, distillation_loss, elastic_loss
-from undergrowth.learning.adaptation import AdaptationClient, AdaptationServer, adapted_model
 from undergrowth.learning.reference import FORMS
+from undergrowth.methods.adapt.rules import AdaptationClient, AdaptationServer, adapted_model
 
 ALONE = "alone"
 HOW = {
@@ -59,10 +59,9 @@ class Adapt(Method):
     def client(self) -> AdaptationClient:
         name, numbers = parse("method.how", self.how, HOW)
         return AdaptationClient(
-            self._objective(name, numbers),
+            objective=self._objective(name, numbers),
             split="head" if name == "freeze" else None,
-            validation=self.validation,
-            patience=self.patience,
+            options=self,
             keeps_federated=name in _COMPARE,
         )
 
