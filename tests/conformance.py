@@ -39,6 +39,7 @@ BATCH_NORM = {"name": "resnet-8", "width": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "fedasync": {"rounds": 4},
     "fedbuff": {"rounds": 3},
+    "hierfavg": {"method": {"rounds_per_level": [1]}},
     "moon": {"model": {**MODEL, "projection": 6}},
     "fedbn": {"model": {"name": "resnet-8", "width": 4}},
     "fedfsc": {"method": FEW_SHOT},

@@ -7,7 +7,7 @@ from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError, RunError, RunWarning, describe_error, find_meant, suggest
-from undergrowth.core.method import Method, ModelWeights, check_parts, check_state, personal_model
+from undergrowth.core.method import Method, ModelWeights, NodePlace, check_parts, check_state, personal_model
 from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Node
 from undergrowth.core.options import MAX_NUMBER, MAX_WHOLE_NUMBER, check_options, option
@@ -32,7 +32,8 @@ __all__ = [
     "MAX_NUMBER", "MAX_WHOLE_NUMBER", "AllSelector", "Answer", "Ask", "AskId", "Augmentation", "Batch", "Carry",
     "Client",
     "Collect", "Command", "Context", "Deadline", "DeviceKnowledge", "Drop", "Grouped", "InnerServer", "InputError",
-    "LazyMapping", "LoopClient", "Lost", "Method", "Model", "ModelWeights", "Named", "Node", "Output", "Packet",
+    "LazyMapping", "LoopClient", "Lost", "Method", "Model", "ModelWeights", "Named", "Node", "NodePlace", "Output",
+    "Packet",
     "Partial", "PerCoordinateMean", "Plan", "Progress", "Receipt", "Reducer", "Refused", "RoundEnd", "RunError",
     "RunWarning", "Sampler", "Selector", "Server", "Shard", "State", "Steps", "Sum", "Task", "TiltedMean", "Train",
     "UniformSampler", "Updates", "View", "WeightedMean", "Weights", "add_upload", "are_finite", "check_options",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from inspect import getattr_static, signature
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -22,6 +23,16 @@ class ModelWeights(NamedTuple):
     weights: Weights
 
 
+@dataclass(frozen=True)
+class NodePlace:
+    """Where a node is in the topology, and what a topology file says about it alone. None: what the method says."""
+
+    depth: int = 0  # links between the node and the root
+    rounds: int | None = None  # for one ask of the parent
+    asynchronous: bool | None = None  # whether it goes on without waiting for all its children
+    proxy: bool | None = None  # whether it has proxy data, in its `task.public`
+
+
 # A pooled run has one device, of a common kind, below one server.
 _IGNORED_IF_POOLED = frozenset({"fleet.name", "topology", "train.over_select", "train.quorum", "train.sample"})
 
@@ -36,6 +47,8 @@ class Method:
 
     pooled: ClassVar[bool] = False  # True: one device holds the samples of all (the centralised bound)
     needs_public: ClassVar[bool] = False  # True: the server must hold data
+    # The fields of `NodePlace` that a topology file may set for single nodes.
+    node_settings: ClassVar[frozenset[str]] = frozenset()
 
     if TYPE_CHECKING:  # only declared: a method defines these as class attributes, fields or properties
 
@@ -59,6 +72,14 @@ class Method:
     def server_at(self, depth: int) -> Server:
         """The server of the nodes `depth` links below the root."""
         return self.server if depth == 0 else InnerServer(self.server)
+
+    def server_for(self, place: NodePlace) -> Server:
+        """The server of one node. By default all nodes of a level have the same."""
+        return self.server_at(place.depth)
+
+    def rounds_at(self, depth: int) -> int:
+        """The rounds that a node `depth` links below the root does for one ask of its parent."""
+        return 1
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
         """The models to evaluate, by name, from the root's state and the devices' own states.

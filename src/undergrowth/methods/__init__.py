@@ -23,6 +23,7 @@ from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.heterofl import HeteroFL
+from undergrowth.methods.hierfavg import HierFAVG
 from undergrowth.methods.moon import Moon
 from undergrowth.methods.scaffold import Scaffold
 
@@ -42,6 +43,7 @@ METHODS: dict[str, type[Method]] = {
     "fedadagrad": FedAdagrad,
     "fedasync": FedAsync,
     "fedbuff": FedBuff,
+    "hierfavg": HierFAVG,
     "moon": Moon,
     "fedfsc": FedFSC,
     "fedfsc-plus": FedFSCPlus,
@@ -61,5 +63,6 @@ METHODS: dict[str, type[Method]] = {
 __all__ = [
     "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
     "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
-    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "Scaffold",
+    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "HierFAVG", "Local", "Moon",
+    "Scaffold",
 ]  # fmt: skip

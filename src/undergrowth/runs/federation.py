@@ -12,7 +12,19 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from undergrowth.core import Context, InputError, Method, Model, Node, Shard, Task, check_options, check_parts, suggest
+from undergrowth.core import (
+    Context,
+    InputError,
+    Method,
+    Model,
+    Node,
+    NodePlace,
+    Shard,
+    Task,
+    check_options,
+    check_parts,
+    suggest,
+)
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
@@ -166,13 +178,14 @@ def _nodes(
     """The nodes of the topology. `samples`: the number of samples of each device that has any."""
     nodes = {}
     for name, children in topology.children.items():
-        is_root = topology.depth[name] == 0
+        depth = topology.depth[name]
+        is_root = depth == 0
         nodes[name] = Node(
             name=name,
-            server=method.server_at(topology.depth[name]),
+            server=method.server_for(NodePlace(depth)),
             task=task,
             children=tuple(child for child in children if child in topology.children or child in samples),
-            cycles=experiment.max_rounds if is_root else 1,
+            cycles=experiment.max_rounds if is_root else method.rounds_at(depth),
             seed=experiment.run.seed,
             is_root=is_root,
             devices=len(samples),
