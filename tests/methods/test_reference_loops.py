@@ -31,6 +31,7 @@ REFERENCE_LOOPS = {
     "fedasync": f"{ASYNCHRONOUS}::test_fedasync",
     "fedbuff": f"{ASYNCHRONOUS}::test_fedbuff",
     "hierfavg": "test_hierfavg::test_hierfavg",
+    "bhfl": "test_bhfl::test_bhfl",
     "moon": f"{AVERAGING}::test_moon",
     "fedfsc": f"{FEW_SHOT}::test_fedfsc",
     "fedfsc-plus": f"{FEW_SHOT}::test_fedfsc_plus",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,15 +12,16 @@ from undergrowth.learning.servers import AveragingServer, has_no_samples
 Value = TypeVar("Value")
 
 
-def at_level(values: Sequence[Value], level: int) -> Value:
-    """The value of a level, counted from 0. The last value holds for all further levels."""
-    return values[min(level, len(values) - 1)]
+def at_level(values: Value | tuple[Value, ...], level: int) -> Value:
+    """The value of a level, counted from 0. The last value holds for all further levels, a single one for all."""
+    return values[min(level, len(values) - 1)] if isinstance(values, tuple) else values
 
 
-def check_levels(name: str, values: Sequence[object]) -> None:
+def check_levels(**options: object) -> None:
     """Raise an InputError if an option with a value for every level has none."""
-    if not values:
-        raise InputError(f"method.{name} is empty; give at least one value, which holds for all levels")
+    for name, values in options.items():
+        if values == ():
+            raise InputError(f"method.{name} is empty; give at least one value, which holds for all levels")
 
 
 def run_round(task: Task, state: State, context: Context) -> dict[str, float]:

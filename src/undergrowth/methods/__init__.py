@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from undergrowth.core import Method
+from undergrowth.methods.bhfl import BHFL
 from undergrowth.methods.bounds import Central, Local
 from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedat import FedAT
@@ -44,6 +45,7 @@ METHODS: dict[str, type[Method]] = {
     "fedasync": FedAsync,
     "fedbuff": FedBuff,
     "hierfavg": HierFAVG,
+    "bhfl": BHFL,
     "moon": Moon,
     "fedfsc": FedFSC,
     "fedfsc-plus": FedFSCPlus,
@@ -61,7 +63,7 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
+    "BHFL", "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
     "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
     "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "HierFAVG", "Local", "Moon",
     "Scaffold",

@@ -6,7 +6,7 @@ rounds_per_level has T for the nodes one link below the root, two links below it
 all further levels. With T = 1 it is FedAvg in a tree; in a star there is no node below the root, and it is FedAvg.
 
     >>> import undergrowth as ug
-    >>> result = ug.run(method="hierfavg", options={"rounds_per_level": [3]}, topology="tree:4x5", rounds=2)
+    >>> result = ug.run(method="hierfavg", options={"rounds_per_level": 3}, topology="tree:4x5", rounds=2)
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from undergrowth.learning.node_models import ModelServer, at_level, check_levels
 
 @dataclass(frozen=True)
 class HierFAVG(Method):
-    rounds_per_level: tuple[int, ...] = option((2,), "rounds of a node for one of its parent, by level", at_least=1)
+    rounds_per_level: int | tuple[int, ...] = option(2, "rounds of a node for one of its parent, by level", at_least=1)
 
     client = GradientClient()
     server = ModelServer()
     node_settings: ClassVar[frozenset[str]] = frozenset({"rounds"})
 
     def check(self) -> None:
-        check_levels("rounds_per_level", self.rounds_per_level)
+        check_levels(rounds_per_level=self.rounds_per_level)
 
     def server_at(self, depth: int) -> Server:
         return self.server
