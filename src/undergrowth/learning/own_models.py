@@ -15,7 +15,8 @@ from undergrowth.core import Collect, Context, ModelWeights, Packet, Plan, Serve
 from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, RUNG, SEED
 from undergrowth.learning.ladder import assign_models, fit, ladder_names, with_ladder_model
 from undergrowth.learning.planning import ask_each
-from undergrowth.learning.servers import model_mismatch, uploaded_weights
+from undergrowth.learning.servers import model_mismatch
+from undergrowth.learning.servers import uploaded_weights as uploaded_weights  # for the methods of this server
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,7 @@ from undergrowth.core.reducers import WeightedMean, add_upload
 from undergrowth.learning import CrossEntropy, GradientClient, LossInputs, Objective, RandomSelector, Trained
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_all_on_server
 from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of
-from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task
-from undergrowth.learning.servers import uploaded_weights
+from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 
 ALIGNMENTS = ("attention", "plain", "none")
 FORMS = ("mean-square", "printed")

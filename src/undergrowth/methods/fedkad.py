@@ -46,8 +46,7 @@ from undergrowth.learning.distillation import (
     train_all_on_server,
 )
 from undergrowth.learning.features import features_of, predictions
-from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task
-from undergrowth.learning.servers import uploaded_weights
+from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 
 
 def prototypes_of(task: Task, weights: Weights, shard: Shard, level: str) -> tuple[Tensor, Tensor]:
