@@ -33,6 +33,7 @@ from undergrowth.cli.run import run
 from undergrowth.cli.serve import serve
 from undergrowth.cli.show import show
 from undergrowth.cli.sweep import sweep
+from undergrowth.cli.topology import topology
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run experiments": {"plan": plan, "run": run, "sweep": sweep, "resume": resume, "reproduce": reproduce},
@@ -49,6 +50,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "datasets": datasets,
         "models": models,
         "fleets": fleets,
+        "topology": topology,
         "engines": engines,
         "bench": bench,
     },

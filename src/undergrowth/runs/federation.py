@@ -12,19 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from undergrowth.core import (
-    Context,
-    InputError,
-    Method,
-    Model,
-    Node,
-    NodePlace,
-    Shard,
-    Task,
-    check_options,
-    check_parts,
-    suggest,
-)
+from undergrowth.core import Context, InputError, Method, Model, Node, Shard, Task, check_options, check_parts, suggest
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
@@ -43,9 +31,10 @@ from undergrowth.runs.builders import (
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.preview import FirstRound, preview_first_round
+from undergrowth.runs.topologies import check_settings, place_of, population_topology, task_of
 from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
-from undergrowth.topology import Topology, build_topology
+from undergrowth.topology import Topology
 
 
 @dataclass
@@ -116,7 +105,8 @@ def federate(
     if not isinstance(model, Model) or task.ladder:
         task = check_models(task, sample.to(task.model.torch_device))
     notes.extend(unused_settings(experiment, method, task))
-    topology = build_topology("star" if method.pooled else experiment.topology, population.devices)
+    topology = population_topology("star" if method.pooled else experiment.topology, population)
+    check_settings(topology, method, task.public)
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
     )
@@ -178,14 +168,14 @@ def _nodes(
     """The nodes of the topology. `samples`: the number of samples of each device that has any."""
     nodes = {}
     for name, children in topology.children.items():
-        depth = topology.depth[name]
-        is_root = depth == 0
+        place = place_of(topology, name)
+        is_root = place.depth == 0
         nodes[name] = Node(
             name=name,
-            server=method.server_for(NodePlace(depth)),
-            task=task,
+            server=method.server_for(place),
+            task=task_of(topology, name, task, experiment.run.seed),
             children=tuple(child for child in children if child in topology.children or child in samples),
-            cycles=experiment.max_rounds if is_root else method.rounds_at(depth),
+            cycles=experiment.max_rounds if is_root else place.rounds or method.rounds_at(place.depth),
             seed=experiment.run.seed,
             is_root=is_root,
             devices=len(samples),
