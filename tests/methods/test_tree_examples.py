@@ -29,6 +29,7 @@ def test_the_example_system_runs(name: str, servers: int, tmp_path: Path, monkey
 def test_an_asynchronous_tree_gives_the_same_on_another_engine(tmp_path: Path) -> None:
     def go(engine: str) -> Any:
         raw = experiment("bhfl", tmp_path, "tree:2x3", engine=engine)
+        raw["model"] = {"name": "logistic"}
         raw["method"] |= {"execution": ["synchronous", "asynchronous"], "rounds_per_level": 2, "residuals": "norm:1"}
         return run(raw)
 

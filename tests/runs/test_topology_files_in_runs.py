@@ -11,6 +11,8 @@ import pytest
 import undergrowth as ug
 from undergrowth.cli.app import app
 from undergrowth.core import InputError
+from undergrowth.report import write_report
+from undergrowth.report.tables import score
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 
@@ -47,6 +49,36 @@ def test_a_node_has_its_own_settings_and_its_own_proxy_data(file: Path) -> None:
     method = nodes["left"].server.options
     places = [nodes[name].server.place for name in ("server", "left", "right")]
     assert [method.has_proxy_data(place) for place in places] == [True, True, False]
+
+
+def test_a_node_waits_for_all_rounds_of_the_nodes_below_it(file: Path) -> None:
+    file.write_text("nodes: {a: {devices: 2}, b: {parent: a, devices: 2, rounds: 3}, c: {devices: 2, deadline: 1}}")
+    nodes = build(file, {"name": "hierfavg", "rounds_per_level": 2}, fleet={"deadline": 4}).nodes
+    deadlines = {name: node.task.train.deadline for name, node in nodes.items()}
+    assert deadlines == {"server": 4 * 2 * 3, "a": 4 * 3, "b": 4, "c": 1}
+
+
+def test_every_model_of_a_tree_is_evaluated(file: Path, tmp_path: Path) -> None:
+    options = {"proxy": "before", "eta_down": 0.3}
+    result = ug.run(
+        method="bhfl", options=options, topology=file, clients=6, model="logistic", rounds=2, public=0.1,
+        partition="iid", out=tmp_path, progress=False,
+    )  # fmt: skip
+    rows = {row["node"]: row for row in result.tree["nodes"]}
+    assert list(rows) == ["server", "left", "right"] and rows["server"]["accuracy"] == result.accuracy
+    assert [row["devices"] for row in rows.values()] == [0, 2, 4]
+    assert [row["accuracy_proxy"] is None for row in rows.values()] == [False, False, True]
+    distances = result.tree["distances"]
+    assert [row["distance"] for row in distances] == [0, 1, 2] and {row["devices"] for row in distances} == {6}
+    own = [device["accuracy"] for device in result.clients]
+    assert distances[0]["accuracy"] == pytest.approx(sum(own) / 6)
+    # The root's model on the devices below it, once weighed by samples and once by devices: iid shards are equal.
+    assert distances[2]["accuracy"] == pytest.approx(rows["server"]["accuracy_below"], abs=0.02)
+    assert ug.load(result.run, tmp_path).tree == result.tree
+    page = write_report([result.run], tmp_path, tmp_path / "page.html").read_text()
+    assert f"left  (accuracy {score(rows['left']['accuracy'])}" in page and "2 links above" in page
+    star = ug.run(method="fedavg", clients=3, model="logistic", rounds=1, out=tmp_path, progress=False)
+    assert star.tree == {} and "tree" not in star.summary
 
 
 def test_settings_that_have_no_use_are_refused(file: Path) -> None:

@@ -81,6 +81,10 @@ class Method:
         """The rounds that a node `depth` links below the root does for one ask of its parent."""
         return 1
 
+    def has_proxy_data(self, place: NodePlace) -> bool:
+        """Whether a node trains on data of its own, which is in its `task.public`."""
+        return False
+
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
         """The models to evaluate, by name, from the root's state and the devices' own states.
 
@@ -90,6 +94,10 @@ class Method:
         for one model per device: they are then loaded one at a time.
         """
         return {"global": model_in(state)}
+
+    def node_model(self, task: Task, state: State) -> Weights | None:
+        """The model of a node below the root, from its state; None if such a node has none of its own."""
+        return None
 
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights | ModelWeights:
         """The model that `device` would use, given its own state."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import Method, Server, option
+from undergrowth.core import Method, Server, State, Task, Weights, option
+from undergrowth.core.names import MODEL
 from undergrowth.learning import GradientClient
 from undergrowth.learning.node_models import ModelServer, at_level, check_levels
 
@@ -35,3 +36,6 @@ class HierFAVG(Method):
 
     def rounds_at(self, depth: int) -> int:
         return at_level(self.rounds_per_level, depth - 1)
+
+    def node_model(self, task: Task, state: State) -> Weights | None:
+        return state.get(MODEL)

@@ -18,6 +18,7 @@ from undergrowth.report.run_cards import add_cards, add_group_table, add_key
 from undergrowth.report.run_names import find_runs
 from undergrowth.report.run_record import RunRecord, differences, load_records, short_labels
 from undergrowth.report.tables import DEVICE_COLUMNS, count, device_cells
+from undergrowth.report.tree_section import add_tree
 from undergrowth.runs import Store
 from undergrowth.runs.atomic_files import replace_file
 
@@ -69,6 +70,9 @@ def build_page(
     _add_summary(page, records, groups, labels)
     page.add("</div>")
     _add_devices(page, groups)
+    for record, label in zip(records[:_MAX_RUNS_IN_DETAIL], labels, strict=False):
+        if record.row["summary"] and "tree" in record.row["summary"]:
+            add_tree(page, label, record.row["summary"]["tree"])
     _add_details(page, groups)
     add_sections(page, analyses or {}, records, labels, places)
     _add_settings(page, records, labels)

@@ -31,7 +31,7 @@ from undergrowth.runs.builders import (
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.preview import FirstRound, preview_first_round
-from undergrowth.runs.topologies import check_settings, place_of, population_topology, task_of
+from undergrowth.runs.topologies import check_settings, place_of, population_topology, rounds_of, task_of
 from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology
@@ -173,9 +173,9 @@ def _nodes(
         nodes[name] = Node(
             name=name,
             server=method.server_for(place),
-            task=task_of(topology, name, task, experiment.run.seed),
+            task=task_of(topology, name, task, method, experiment.run.seed),
             children=tuple(child for child in children if child in topology.children or child in samples),
-            cycles=experiment.max_rounds if is_root else place.rounds or method.rounds_at(place.depth),
+            cycles=experiment.max_rounds if is_root else rounds_of(topology, name, method),
             seed=experiment.run.seed,
             is_root=is_root,
             devices=len(samples),

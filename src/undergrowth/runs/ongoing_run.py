@@ -25,6 +25,7 @@ from undergrowth.runs.result import MODEL_FILE
 from undergrowth.runs.start_phase import FOLDER, start_costs
 from undergrowth.runs.stop_section import CALLBACK, ROUNDS
 from undergrowth.runs.store import Store
+from undergrowth.runs.tree_evaluation import score_tree
 
 MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
 _COSTS_OF_A_ROUND = ("simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
@@ -153,7 +154,9 @@ class Execution:
             }
             for name in federation.population.devices
         ]
-        self.store.finish_run(self.run, self._summary(weights), devices)
+        tree = score_tree(federation)
+        summary = self._summary(weights) | ({"tree": tree} if tree else {})
+        self.store.finish_run(self.run, summary, devices)
         self.store.set_status(self.run, "done", federation.notes)
 
     def _rows(self, ends: Sequence[RoundEnd]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
 MODEL_FILE = "model.safetensors"
+_NOT_SUMMARISED = ("compute_seconds", "shape", "classes", "tree")
 _TABLES = ("history", "clients", "ledger")
 
 
@@ -63,6 +64,7 @@ class Result:
     summary: dict[str, Any]  # what `undergrowth run --json` prints
     notes: list[str]
     folder: Path  # of this run
+    tree: dict[str, Any] = field(default_factory=dict)  # accuracies of the nodes and by distance, see `score_tree`
     build: Callable[[], nn.Module] | None = None  # makes the module that the weights belong to
 
     @property
@@ -125,7 +127,7 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
     summary = row["summary"]
     if build is None and row["experiment"]["objects"].get("model") is None:
         build = _named_model(row)
-    totals = {field.name: summary[field.name] for field in fields(Totals)}
+    totals = {each.name: summary[each.name] for each in fields(Totals)}
     phase = StartCosts(**summary["start"]) if "start" in summary else None
     return Result(
         run=run,
@@ -136,7 +138,8 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
         history=store.rounds(run),
         clients=store.devices(run),
         ledger=LedgerView(**totals, start=phase, _folder=str(store.folder), _run=run),
-        summary={name: value for name, value in summary.items() if name not in ("compute_seconds", "shape", "classes")},
+        summary={name: value for name, value in summary.items() if name not in _NOT_SUMMARISED},
+        tree=summary.get("tree", {}),
         notes=row["notes"],
         folder=store.folder / run,
         build=build,

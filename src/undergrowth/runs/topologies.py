@@ -69,12 +69,20 @@ def place_of(topology: Topology, node: str) -> NodePlace:
     return NodePlace(topology.depth[node], settings.rounds, settings.asynchronous, proxy)
 
 
-def task_of(topology: Topology, node: str, task: Task, seed: int) -> Task:
-    """The task with the training settings and the proxy data of a node. Nodes have different public samples."""
+def rounds_of(topology: Topology, node: str, method: Method) -> int:
+    """The rounds that a node below the root does for one ask of its parent."""
+    return topology.of(node).rounds or method.rounds_at(topology.depth[node])
+
+
+def task_of(topology: Topology, node: str, task: Task, method: Method, seed: int) -> Task:
+    """The task with the training settings and the proxy data of a node. Nodes have different public samples.
+
+    A node waits as long as the rounds of the nodes below it may last, unless it has a deadline of its own.
+    """
     settings = topology.of(node)
-    changed: dict[str, Any] = {
-        name: settings.given[name] for name in ("sample", "quorum", "deadline") if name in settings.given
-    }
+    changed: dict[str, Any] = {key: value for key, value in settings.given.items() if key not in _OF_METHODS}
+    if "deadline" not in changed and task.train.deadline is not None:
+        changed["deadline"] = task.train.deadline * _rounds_below(topology, node, method)
     if changed:
         task = replace(task, train=replace(task.train, **changed))
     if settings.proxy is None or task.public is None:
@@ -89,3 +97,11 @@ def task_of(topology: Topology, node: str, task: Task, seed: int) -> Task:
     if not len(rows):
         raise InputError(f"topology: node '{node}' has proxy {settings.proxy:g}, which is no sample of {total}")
     return replace(task, public=task.public.take(rows.to(task.public.x.device)))
+
+
+def _rounds_below(topology: Topology, node: str, method: Method) -> int:
+    """The most rounds of devices, one after the other, in one round of a node."""
+    nodes = [child for child in topology.children[node] if child in topology.children]
+    return max(
+        (rounds_of(topology, child, method) * _rounds_below(topology, child, method) for child in nodes), default=1
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 
 from rich.tree import Tree
@@ -23,9 +23,9 @@ def draw_text(topology: Topology) -> Tree:
     return path[0]
 
 
-def draw_svg(topology: Topology) -> str:
-    """The topology as an SVG image: a line for every node and for some devices of each."""
-    lines = list(rows(topology))
+def draw_svg(topology: Topology, notes: Mapping[str, str] | None = None) -> str:
+    """The topology as an SVG image: a line for every node, with its note, and for some devices of each."""
+    lines = list(rows(topology, notes))
     width = max(depth * INDENT + len(label) * CHARACTER for depth, label, _ in lines) + 2 * INDENT
     height = (len(lines) + 1) * ROW
     parts = [
@@ -48,11 +48,12 @@ def draw_svg(topology: Topology) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def rows(topology: Topology) -> Iterator[tuple[int, str, bool]]:
+def rows(topology: Topology, notes: Mapping[str, str] | None = None) -> Iterator[tuple[int, str, bool]]:
     """Depth, label, and whether it is a node, from the root down; of many devices below a node only some."""
 
     def visit(node: str, depth: int) -> Iterator[tuple[int, str, bool]]:
         settings = [f"{name} {_value(value)}" for name, value in topology.of(node).given.items()]
+        settings += [notes[node]] if notes and node in notes else []
         yield depth, f"{node}  ({', '.join(settings)})" if settings else node, True
         below = topology.children[node]
         for child in (child for child in below if child in topology.children):

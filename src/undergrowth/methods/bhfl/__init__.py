@@ -128,6 +128,9 @@ class BHFL(Method):
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return {"global": model_in(state)}
 
+    def node_model(self, task: Task, state: State) -> Weights | None:
+        return state.get(MODEL)
+
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
         return own.get(MODEL) or model_in(state)
 
