@@ -64,7 +64,10 @@ def test_json(type_command) -> None:
 def test_all_methods_by_default(type_command) -> None:
     Path("my.yaml").write_text("model: logistic\nmethod: {name: fedprox, mu: 0.5}\ndata: {clients: 3}\n")
     done = type_command("plan", "my.yaml", "--json")
-    assert "left out: fedmd, fedat, fedkad: public: the method needs data that the server holds" in done.stderr
+    assert (
+        "left out: fedmd, fedat, fedkad, reft, fedkd: public: the method needs data that the server holds"
+        in done.stderr
+    )
     methods = {row["method"] for row in last_json(done.stdout)}
     assert {"fedavg", "fedprox", "fedbuff", "local"} <= methods and not {"central", "fedmd"} & methods
     rows = last_json(type_command("plan", "my.yaml", "--method", "central", "--json").stdout)

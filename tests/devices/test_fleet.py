@@ -36,7 +36,7 @@ def written(tmp_path):
 
 
 def test_shipped_fleets_and_their_fractions():
-    assert names() == ["uniform", "reft-5", "mixed-edge", "phones", "cross-silo"]
+    assert names() == ["uniform", "reft-5", "reft-200", "mixed-edge", "phones", "cross-silo"]
     for rows in shipped_fleets().values():
         assert math.isclose(sum(row.fraction for row in rows), 1.0)
 

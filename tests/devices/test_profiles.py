@@ -18,7 +18,7 @@ def test_every_shipped_profile_names_its_source():
     assert list(PROFILES) == [
         "microcontroller", "raspberry-pi-zero-2", "raspberry-pi-3b+", "raspberry-pi-4", "raspberry-pi-5", "phone-low",
         "phone-mid", "phone-high", "smartwatch", "laptop", "desktop-gpu", "jetson-nano", "jetson-orin", "edge-server",
-        "reft-10", "reft-20", "reft-40", "reft-60", "reft-100", "uniform",
+        "reft-10", "reft-20", "reft-40", "reft-60", "reft-80", "reft-100", "reft-140", "reft-200", "uniform",
     ]  # fmt: skip
     assert all(found.source and found.name == name for name, found in PROFILES.items())
 

@@ -9,7 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Context, Model, Output, Shard, Task, Train
+from undergrowth.core import (
+    Classification,
+    Context,
+    Model,
+    MultiLabel,
+    NextToken,
+    Output,
+    Regression,
+    Shard,
+    Task,
+    Train,
+)
 from undergrowth.core.names import WEIGHT
 from undergrowth.data import load
 from undergrowth.learning import CrossEntropy, Distillation, train_on_server
@@ -18,6 +29,7 @@ from undergrowth.learning.features import LowerModel
 from undergrowth.learning.objectives import LossInputs
 from undergrowth.methods.fedat import FORMS, AttentionTransfer, attention, attention_of
 from undergrowth.methods.fedkad import PrototypeCrossEntropy, mean_prototypes, prototypes_of
+from undergrowth.methods.fjord import divergences
 from undergrowth.models import builder
 
 
@@ -85,11 +97,31 @@ def test_the_attention_loss_of_stacked_clients_is_that_of_each(form: str) -> Non
 def test_distances_of_logits() -> None:
     z, t = random(4, 3), random(4, 3, seed=1)
     chances = t.softmax(1)
-    torch.testing.assert_close(logit_distances("l1", z, t), (z - t).abs().sum(1) / 3)
-    torch.testing.assert_close(logit_distances("l2", z, t), ((z - t) ** 2).sum(1) / 3)
+    torch.testing.assert_close(logit_distances("l1", z, t, Classification()), (z - t).abs().sum(1) / 3)
+    torch.testing.assert_close(logit_distances("l2", z, t, Classification()), ((z - t) ** 2).sum(1) / 3)
     torch.testing.assert_close(
-        logit_distances("ce", z, t), -(chances * (z.exp() / z.exp().sum(1, keepdim=True)).log()).sum(1)
+        logit_distances("ce", z, t, Classification()),
+        -(chances * (z.exp() / z.exp().sum(1, keepdim=True)).log()).sum(1),
     )
+
+
+def test_distances_of_other_tasks() -> None:
+    generator = torch.Generator().manual_seed(8)
+    z, t = torch.randn(2, 5, 4, 3, generator=generator, dtype=torch.float64)  # positions × tokens
+    p, q = t.softmax(2), z.softmax(2)
+    entropies = -(p * q.log()).sum(2).mean(1)
+    torch.testing.assert_close(logit_distances("ce", z, t, NextToken()), entropies)
+    torch.testing.assert_close(logit_distances("l1", z, t, NextToken()), (z - t).abs().sum((1, 2)) / 12)
+    torch.testing.assert_close(divergences(z, t, NextToken()), (p * (p / q).log()).sum(2).mean(1))
+    z, t = z[:, 0], t[:, 0]
+    for loss in ("l1", "l2", "ce"):  # outputs of a regression are no logits
+        torch.testing.assert_close(logit_distances(loss, z, t, Regression()), ((z - t) ** 2).sum(1) / 3)
+    torch.testing.assert_close(divergences(z, t, Regression()), ((z - t) ** 2).sum(1) / 3)
+    p, q = 1 / (1 + (-t).exp()), 1 / (1 + (-z).exp())
+    binary = -(p * q.log() + (1 - p) * (1 - q).log())
+    torch.testing.assert_close(logit_distances("ce", z, t, MultiLabel()), binary.sum(1) / 3)
+    divergence = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    torch.testing.assert_close(divergences(z, t, MultiLabel()), divergence.sum(1))
 
 
 def test_a_consensus_is_the_mean_of_logits() -> None:

@@ -61,7 +61,7 @@ def norm_of_change(model: Weights, after: Weights) -> float:
 
 def test_bhfl() -> None:
     """Algorithm 1 with the corrected line 9: two levels, one residual up (largest change) and one down (to devices)."""
-    up, down, share, rounds, edge_rounds = 0.8, 0.6, 0.3, 3, 2
+    up, down, share, rounds, edge_rounds = 0.8, 0.6, 0.3, 2, 2
     edges, public = {"left": ("a", "b"), "right": ("c",)}, TASK.public
     kept: dict[str, Weights] = {"root": initial()}  # W_q
     for number in range(rounds):
@@ -101,8 +101,7 @@ def test_bhfl() -> None:
         assert_same(found[name], weights)
 
 
-@pytest.mark.parametrize("tree", [STAR, TWO_LEVELS, THREE_LEVELS])
-@pytest.mark.parametrize("rounds_per_level", [1, 2])
+@pytest.mark.parametrize(("tree", "rounds_per_level"), [(STAR, 1), (TWO_LEVELS, 1), (THREE_LEVELS, 2)])
 def test_with_replacement_downward_it_is_hierfavg(tree: Any, rounds_per_level: int) -> None:
     expected = run_tree(HierFAVG(rounds_per_level), 2, tree).root.state["model"]
     found = run_tree(BHFL(rounds_per_level=rounds_per_level, **REPLACING), 2, tree)
@@ -150,12 +149,12 @@ OPTIMISERS = ["average", "momentum:0.5", "fedadam", "fedyogi", "fedadagrad", "mo
 @pytest.mark.parametrize("kind", [*OPTIMISERS, "interpolation:0.1"])
 def test_a_rate_of_zero_changes_nothing(kind: str) -> None:
     at_root = {"up": (kind, "average"), "down": "average" if kind.startswith("inter") else kind}
-    still = run_tree(BHFL(eta_up=0.0, residuals="norm:1", **at_root), 3)
+    still = run_tree(BHFL(eta_up=0.0, residuals="norm:1", **at_root), 2)
     for name in ("root", "left", "right"):
         assert_same(still.nodes[name].state["model"], initial())
-    alone = run_tree(BHFL(eta_down=0.0, residuals_down="all", **{**at_root, "up": "average"}), 3)
+    alone = run_tree(BHFL(eta_down=0.0, residuals_down="all", **{**at_root, "up": "average"}), 2)
     weights: Weights = initial()
-    for number in range(3):  # the device goes on with its own model, as if it were alone
+    for number in range(2):  # the device goes on with its own model, as if it were alone
         weights = train(weights, "c", device_context("c", number))
     assert_same(alone.world.states.get("c")["model"], weights)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undergrowth.core import Answer, Ask, Context, Method, Model, Node, Receipt, Shard, State, Task, Train
+from undergrowth.core import Answer, Ask, Context, Method, Model, ModelWeights, Node, Receipt, Shard, State, Task, Train
 from undergrowth.methods import METHODS, Central, FedAdam, FedAvg, FedAvgM, FedProx, Local
 
 
@@ -64,8 +64,9 @@ def test_every_method_changes_the_model_to_finite_values_and_is_frozen(task: Tas
     state, own = play(method, task)
     models = method.models(task, state, own)
     start = task.model.initial(Context(9, "root", 0).key("model"))
-    assert models and all(torch.isfinite(w[k].double()).all() for w in models.values() for k in w)
-    assert not any(same(dict(weights), start) for weights in models.values())
+    trained = [found.weights if isinstance(found, ModelWeights) else found for found in models.values()]
+    assert trained and all(torch.isfinite(w[k].double()).all() for w in trained for k in w)
+    assert not any(same(dict(weights), start) for weights in trained)
     personal = method.personal(task, state, own["a"], "a")
     assert personal.keys() == task.model.shapes.keys()
     for option in fields(method):  # type: ignore[arg-type]

@@ -11,6 +11,8 @@ from undergrowth.methods import METHODS
 AVERAGING, FEW_SHOT = "test_reference_averaging", "test_reference_few_shot"
 FINE_TUNING, DISTILLATION = "test_reference_fine_tuning", "test_reference_distillation"
 ASYNCHRONOUS, CORRECTIONS = "test_reference_asynchronous", "test_reference_corrections"
+PRUNING = "test_reference_pruning"
+HEAD_TUNING = "test_head_tuning"
 WIDTH = "test_width::test_each_coordinate_is_the_mean_of_those_who_trained_it_and_else_stays"
 
 # Method → file in this folder and test. A new method adds its line.
@@ -39,6 +41,10 @@ REFERENCE_LOOPS = {
     "fedft": f"{FINE_TUNING}::test_fedft",
     "fedft-rds": f"{FINE_TUNING}::test_fedft_rds",
     "fedft-eds": f"{FINE_TUNING}::test_fedft_eds",
+    "fedncm": f"{HEAD_TUNING}::test_fedncm",
+    "lp": f"{HEAD_TUNING}::test_lp",
+    "ft": f"{HEAD_TUNING}::test_ft",
+    "fedncm-ft": f"{HEAD_TUNING}::test_ft",
     "fedsplit": f"{FINE_TUNING}::test_fedsplit",
     "heterofl": WIDTH,
     "fjord": WIDTH,
@@ -46,6 +52,12 @@ REFERENCE_LOOPS = {
     "fedmd": f"{DISTILLATION}::test_fedmd",
     "fedat": "test_fedat::test_a_round_at_the_server_is_what_the_formulas_say",
     "fedkad": f"{DISTILLATION}::test_fedkad",
+    "fedmezo": "test_fedmezo::test_fedmezo",
+    "distmezo": "test_fedmezo::test_distmezo",
+    "reft": f"{PRUNING}::test_reft",
+    "fedkd": f"{PRUNING}::test_fedkd",
+    "fl-pqsu": f"{PRUNING}::test_fl_pqsu",
+    "prunefl": f"{PRUNING}::test_prunefl",
 }
 
 

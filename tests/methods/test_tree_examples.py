@@ -26,6 +26,7 @@ def test_the_example_system_runs(name: str, servers: int, tmp_path: Path, monkey
     assert all(row.bytes_down > 0 and row.bytes_up > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_tree_gives_the_same_on_another_engine(tmp_path: Path) -> None:
     def go(engine: str) -> Any:
         raw = experiment("bhfl", tmp_path, "tree:2x3", engine=engine)

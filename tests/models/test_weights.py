@@ -145,3 +145,31 @@ def test_half_precision_weights_are_widened(trained: nn.Module, tmp_path: Path) 
     torch.save({name: value.half() for name, value in trained.state_dict().items()}, tmp_path / "w.pt")
     module = fresh(weights=tmp_path / "w.pt")
     assert module.state_dict()["head.weight"].dtype == torch.float32
+
+
+# The first names of the published files, and their last, which is the head.
+PUBLISHED = {
+    "efficientnet-lite0": ("_conv_stem.weight", (3, 33, 33)),
+    "squeezenet": ("features.0.weight", (3, 32, 32)),
+    "resnet-18": ("conv1.weight", (3, 96, 96)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_file_has_the_same_tensors_in_the_same_order(name: str, tmp_path: Path) -> None:
+    first, shape = PUBLISHED[name]
+    options = {"width": 4} if name == "resnet-18" else {}
+    torch.manual_seed(3)
+    source = builder(name, shape, 7, **options)()
+    state = {key: value for key, value in source.state_dict().items() if not key.endswith("num_batches_tracked")}
+    published = {f"layer{number}": value for number, value in enumerate(state.values())}
+    published = {first: published.pop("layer0"), **published}
+    if name == "squeezenet":  # its head is a convolution
+        published[f"layer{len(state) - 2}"] = state["head.weight"][:, :, None, None]
+    torch.save(published, tmp_path / "published.pth")
+    loaded = builder(name, shape, 7, weights=tmp_path / "published.pth", **options)()
+    assert same({**loaded.state_dict(), **state}, loaded.state_dict())
+    other = builder(name, shape, 2, weights=tmp_path / "published.pth", skip_head=True, **options)()
+    assert torch.equal(next(iter(other.state_dict().values())), next(iter(state.values())))
+    with pytest.raises(InputError, match="only the head differs"):
+        builder(name, shape, 2, weights=tmp_path / "published.pth", **options)

@@ -43,6 +43,11 @@ CASES: list[Case] = [
     ("mobilenetv3-small", (3, 40, 40), "batch", {"stride": 2}),
     ("efficientnet-b0", (1, 17, 17), "batch", {}),
     ("efficientnet-b0", (3, 8, 8), "group", {}),
+    ("efficientnet-lite0", (3, 40, 33), "batch", {}),
+    ("squeezenet", (3, 32, 32), "none", {}),
+    ("squeezenet", (1, 17, 20), "none", {}),
+    ("transformer", (6,), "none", {"vocabulary": 11, "width": 8}),
+    ("transformer", (6,), "none", {"vocabulary": 9, "width": 6, "heads": 3, "depth": 3}),
     ("lstm", (6,), "none", {"vocabulary": 11, "hidden": 8}),
     ("lstm", (1,), "none", {"vocabulary": 11, "hidden": 8}),
     ("lstm-words", (6,), "none", {"vocabulary": 11, "embedding": 5, "hidden": 8}),
@@ -82,7 +87,7 @@ def fresh(case: Case, seed: int = 0) -> Staged:
 def samples(case: Case, count: int = 4) -> Tensor:
     name, shape, _, _ = case
     generator = torch.Generator().manual_seed(1)
-    if name.startswith("lstm"):
+    if name.startswith(("lstm", "transformer")):
         return torch.randint(0, 11, (count, *shape), generator=generator)
     return torch.randn(count, *shape, generator=generator)
 

@@ -15,9 +15,9 @@ from undergrowth.report.groups import group_records
 def all_figures(records):
     groups = group_records(records)
     drawn = [curves.metric_per_round(groups, key) for key in ("accuracy", "loss")]
-    drawn += [curves.accuracy_against_cost(groups, cost) for cost in ("seconds", "bytes", "flops", "joules")]
+    drawn += [curves.metric_against_cost(groups, "accuracy", cost) for cost in ("seconds", "bytes", "flops", "joules")]
     drawn += [device_figures.distribution(groups, key) for key in ("accuracy", "samples", "rounds")]
-    drawn += [device_figures.accuracy_against_samples(groups)]
+    drawn += [device_figures.metric_against_samples(groups, "accuracy")]
     drawn += [device_figures.cost_boxes(groups, cost) for cost in device_figures.COSTS]
     drawn += [figures.outcomes_per_round(group.records[0], group.label) for group in groups]
     return drawn
@@ -102,5 +102,5 @@ def test_other_models_are_drawn() -> None:
 def test_units_of_time(seconds: float, unit: str) -> None:
     run = record(rounds=1)
     run.rounds[0]["simulated_seconds"] = seconds
-    figure = curves.accuracy_against_cost(group_records([run]), "seconds")
+    figure = curves.metric_against_cost(group_records([run]), "accuracy", "seconds")
     assert figure["layout"]["xaxis"]["title"]["text"] == f"simulated {unit}"

@@ -121,7 +121,7 @@ def test_a_smaller_batch_for_a_class_with_too_little_memory(tmp_path: Path) -> N
 
 def test_the_best_method_lets_most_devices_take_part(tmp_path: Path) -> None:
     fleet = fleet_file(tmp_path, strong={"share": 0.5}, weak={"down": 0.2e6, "up": 0.1e6, "share": 0.5})
-    with pytest.warns(UserWarning, match="left out: fedmd, fedat, fedkad: public: the method needs data"):
+    with pytest.warns(UserWarning, match="left out: fedmd, fedat, fedkad, reft, fedkd: public: the method needs data"):
         found = ug.plan(fleet=fleet, deadline=0.4, **SMALL)
     devices = takes_part(found)
     best = best_method(found)

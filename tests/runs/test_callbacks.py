@@ -14,7 +14,7 @@ import safetensors.torch
 import undergrowth as ug
 from tests.runs.conftest import Run
 from undergrowth.callbacks import BestModel, Callback, EarlyStopping, OngoingRun
-from undergrowth.core import InputError, RunError
+from undergrowth.core import Classification, InputError, NextToken, Regression, RunError, TaskKind
 from undergrowth.runs import Store, execution
 
 CHEAP = {"model": "logistic", "data": {"name": "digits", "clients": 4, "train_samples": 200}, "fleet": "mixed-edge"}
@@ -143,11 +143,15 @@ def test_what_is_no_callback_is_refused_before_anything_starts(callbacks: Any, w
 # Early stopping ---------------------------------------------------------------------------------------------------
 
 
+CLASSIFICATION = Classification()
+
+
 class Past:
     """A run with given figures."""
 
-    def __init__(self, figures: list[float], every: int = 1) -> None:
+    def __init__(self, figures: list[float], every: int = 1, kind: TaskKind = CLASSIFICATION) -> None:
         self.figures, self.every, self.reason = figures, every, ""
+        self.metric, self.metric_named = kind.metric, kind.metric_named
         self.history: list[dict[str, Any]] = []
 
     def is_evaluated(self, row: Mapping[str, Any]) -> bool:
@@ -158,7 +162,7 @@ class Past:
 
     def rounds_with(self, callback: EarlyStopping) -> int:
         for number, figure in enumerate(self.figures, start=1):
-            self.history.append({"round": number, callback.metric: figure})
+            self.history.append({"round": number, callback.metric or self.metric.name: figure})
             callback.on_round(self.history[-1], self)  # type: ignore[arg-type]
             if self.reason:
                 break
@@ -181,6 +185,14 @@ def test_a_run_ends_after_as_many_evaluations_without_improvement(
     figures: list[float], callback: EarlyStopping, rounds: int
 ) -> None:
     assert Past(figures).rounds_with(callback) == rounds
+
+
+def test_without_a_name_the_main_metric_of_the_task_counts_in_its_direction() -> None:
+    past = Past([9.0, 8.0, 8.5, 7.0, 7.5, 7.2], kind=NextToken())
+    assert past.rounds_with(EarlyStopping(2)) == 6
+    assert past.reason == "perplexity has not improved since round 4, where it was 7 (2 evaluations)"
+    assert Past([0.1, 0.2, 0.1], kind=Regression()).rounds_with(EarlyStopping(1)) == 3
+    assert Past([0.1, 0.2, 0.1], kind=Regression()).rounds_with(EarlyStopping(1, metric="mae")) == 2
 
 
 def test_rounds_without_an_evaluation_do_not_count() -> None:

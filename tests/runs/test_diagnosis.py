@@ -12,7 +12,7 @@ from torch import nn
 
 import undergrowth as ug
 from tests.runs.conftest import Run
-from undergrowth.core import Model, ModelWeights, RunError, RunWarning, Shard
+from undergrowth.core import Classification, Model, ModelWeights, RunError, RunWarning, Shard
 from undergrowth.runs import execution
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.diagnosis import count_dead_units, describe_guessing
@@ -33,7 +33,8 @@ def model(dead: int) -> ModelWeights:
 
 
 def describe(accuracy: float, loss: float, dead: int = 0, **raw: Any) -> str | None:
-    return describe_guessing({"accuracy": accuracy, "loss": loss}, model(dead), TEST, parse_experiment(raw))
+    scores = {"accuracy": accuracy, "loss": loss}
+    return describe_guessing(Classification(), scores, model(dead), TEST, parse_experiment(raw))
 
 
 def test_dead_units_are_counted() -> None:

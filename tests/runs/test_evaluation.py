@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from undergrowth.core import Model, Shard
+from undergrowth.core import Classification, Model, Shard
 from undergrowth.models import builder
 from undergrowth.runs import evaluation
 
@@ -27,8 +27,8 @@ def test_any_number_of_cores_gives_the_same_bits(name: str, monkeypatch: pytest.
     scores = []
     for cores in (1, 2, 3, 8):
         monkeypatch.setattr(evaluation, "cores", lambda cores=cores: cores)
-        scores.append(evaluation.score(model, weights, shard))
-    assert len(set(scores)) == 1 and torch.get_num_threads() == 1
+        scores.append(evaluation.evaluate(Classification(), model, weights, shard))
+    assert scores.count(scores[0]) == 4 and torch.get_num_threads() == 1
 
 
 def test_scores_are_those_of_one_pass_over_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,9 +36,9 @@ def test_scores_are_those_of_one_pass_over_all_samples(monkeypatch: pytest.Monke
     monkeypatch.setattr(evaluation, "cores", lambda: 2)
     with torch.no_grad():
         logits = model(weights, shard.x)
-    accuracy, loss = evaluation.score(model, weights, shard)
-    assert accuracy == (logits.argmax(1) == shard.y).double().mean().item()
-    assert loss == pytest.approx(F.cross_entropy(logits.double(), shard.y).item(), rel=1e-6)
+    scores = evaluation.evaluate(Classification(), model, weights, shard)
+    assert scores["accuracy"] == (logits.argmax(1) == shard.y).double().mean().item()
+    assert scores["loss"] == pytest.approx(F.cross_entropy(logits.double(), shard.y).item(), rel=1e-6)
 
 
 def test_a_copy_for_another_thread_has_other_layers_and_the_same_tensors() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import Run
+from undergrowth.core import Metric
 from undergrowth.runs.progress import ProgressLines
 
 
@@ -20,6 +21,7 @@ def rounds_printed(seconds_a_round: float, capsys: pytest.CaptureFixture[str]) -
         root = SimpleNamespace(done=number == 10)
         federation = SimpleNamespace(driver=SimpleNamespace(root=root))
         run: Any = SimpleNamespace(run="id", federation=federation, fraction=lambda row: row["round"] / 10)
+        run.metric = Metric("accuracy")
         lines.on_round({"round": number, "accuracy": 0.5, "loss": 1.0, "wall_seconds": now[0]}, run)
     return [int(number) for number in re.findall(r"id: round (\d+) of 10, accuracy 0.500", capsys.readouterr().err)]
 

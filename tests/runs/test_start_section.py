@@ -22,7 +22,9 @@ from ..fleet_files import fleet_file
 
 SECTIONS = [
     ({"weights": "a.pt", "data": "digits"}, "has weights and data; give one of them"),
-    ({"lr": 0.1}, "has lr, which is for training on other data; give data as well"),
+    ({"lr": 0.1}, "has lr, which is for training on other data or by a method; give one of them"),
+    ({"rounds": 2}, "has rounds without method; give its name as well"),
+    ({"method": {"rounds": 2}}, "start.method.name is missing"),
     ({"epochs": 5, "warm_rounds": 1}, "has epochs, which is for training on other data"),
     ({"warm_epochs": 3}, "has warm_epochs without warm_rounds"),
     ({"warm_rounds": -1}, "start.warm_rounds -1 should be greater than or equal to 0"),
@@ -44,6 +46,11 @@ def test_an_impossible_section_is_refused(section: Any, sentence: str) -> None:
 def test_a_file_is_named_in_one_place() -> None:
     with pytest.raises(InputError, match=r"model.weights and start are both given; write the file as start.weights"):
         parse_experiment({"model": {"name": "mlp", "weights": "a.pt"}, "start": {"warm_rounds": 1}})
+
+
+def test_a_method_may_come_after_a_file_of_the_model() -> None:
+    start = parse_experiment({"model": {"name": "mlp", "weights": "a.pt"}, "start": {"method": "fedncm"}}).start
+    assert start.trains and str(start) == "1 round of fedncm"
 
 
 def test_an_option_of_fedft_is_refused_with_its_new_name() -> None:

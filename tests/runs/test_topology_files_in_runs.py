@@ -65,18 +65,18 @@ def test_every_model_of_a_tree_is_evaluated(file: Path, tmp_path: Path) -> None:
         partition="iid", out=tmp_path, progress=False,
     )  # fmt: skip
     rows = {row["node"]: row for row in result.tree["nodes"]}
-    assert list(rows) == ["server", "left", "right"] and rows["server"]["accuracy"] == result.accuracy
+    assert list(rows) == ["server", "left", "right"] and rows["server"]["score"] == result.accuracy
     assert [row["devices"] for row in rows.values()] == [0, 2, 4]
-    assert [row["accuracy_proxy"] is None for row in rows.values()] == [False, False, True]
+    assert [row["score_proxy"] is None for row in rows.values()] == [False, False, True]
     distances = result.tree["distances"]
     assert [row["distance"] for row in distances] == [0, 1, 2] and {row["devices"] for row in distances} == {6}
     own = [device["accuracy"] for device in result.clients]
-    assert distances[0]["accuracy"] == pytest.approx(sum(own) / 6)
+    assert distances[0]["score"] == pytest.approx(sum(own) / 6)
     # The root's model on the devices below it, once weighed by samples and once by devices: iid shards are equal.
-    assert distances[2]["accuracy"] == pytest.approx(rows["server"]["accuracy_below"], abs=0.02)
+    assert distances[2]["score"] == pytest.approx(rows["server"]["score_below"], abs=0.02)
     assert ug.load(result.run, tmp_path).tree == result.tree
     page = write_report([result.run], tmp_path, tmp_path / "page.html").read_text()
-    assert f"left  (accuracy {score(rows['left']['accuracy'])}" in page and "2 links above" in page
+    assert f"left  (accuracy {score(rows['left']['score'])}" in page and "2 links above" in page
     star = ug.run(method="fedavg", clients=3, model="logistic", rounds=1, out=tmp_path, progress=False)
     assert star.tree == {} and "tree" not in star.summary
 

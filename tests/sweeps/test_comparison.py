@@ -20,7 +20,7 @@ def record(accuracies: list[float]) -> RunRecord:
         }
         for number, accuracy in enumerate(accuracies, 1)
     ]  # fmt: skip
-    row: dict[str, Any] = {"status": "done", "summary": {**rounds[-1], "compute_seconds": 1.0}}
+    row: dict[str, Any] = {"status": "done", "summary": {**rounds[-1], "compute_seconds": 1.0}, "experiment": {}}
     return RunRecord("run", row, rounds, [], "")
 
 
@@ -38,7 +38,7 @@ def test_means_and_deviations_over_seeds() -> None:
     for row, curves in ((first, CURVES["first"]), (other, CURVES["other"])):
         last = [curve[-1] for curve in curves.values()]
         rounds = [len(curve) for curve in curves.values()]
-        assert row.seeds == 3 and row.accuracy == pytest.approx((np.mean(last), np.std(last, ddof=1)))
+        assert row.seeds == 3 and row.value == pytest.approx((np.mean(last), np.std(last, ddof=1)))
         assert row.rounds == pytest.approx((np.mean(rounds), np.std(rounds, ddof=1)))
         for name, cost in (("simulated_seconds", 2), ("bytes", 40), ("joules", 5)):
             assert row.costs[name].mean == pytest.approx(cost * np.mean(rounds))
@@ -65,6 +65,6 @@ def test_rounds_and_costs_until_an_accuracy_is_first_reached() -> None:
 def test_one_seed_has_no_deviation_and_no_run_has_no_figures() -> None:
     only = VariantRuns("only", {0: record([0.5])}, {})
     row, empty = compare([only, VariantRuns("empty", {}, {0: "no luck"})], 0.9)
-    assert row.accuracy == (0.5, None) and row.reached == 0
+    assert row.value == (0.5, None) and row.reached == 0
     figures = empty.flat()
     assert (figures["seeds"], figures["accuracy"], figures["difference"], figures["bytes"]) == (0, None, None, None)

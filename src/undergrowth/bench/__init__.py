@@ -70,9 +70,14 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
         _measure("clock"),
     ),
     "start": ("from the shell to the end of a first round, against importing torch", _measure("start")),
+    "memory": ("the memory of FedMeZO on a device, against inference", _measure("memory")),
     "placement": (
         "simulated: placement policies on workers of different speeds, against the lower bound",
         _measure("placement"),
+    ),
+    "inference": (
+        "models without some of their channels: size, FLOPs and time of a forward pass",
+        _measure("inference"),
     ),
 }
 

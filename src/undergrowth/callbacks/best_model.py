@@ -9,7 +9,7 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 
-from undergrowth.callbacks.metric import improvement_of
+from undergrowth.callbacks.metric import chosen_metric, improvement_of
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.callback import Callback, OngoingRun, Row
 
@@ -24,7 +24,7 @@ class BestModel(Callback):
     resumed run goes on from the file. Rounds in which the run did not have this callback are not considered.
     """
 
-    metric: str = "accuracy"
+    metric: str | None = None  # a figure of the history; None: the main metric of the run's task
 
     def __post_init__(self) -> None:
         self._best = -inf
@@ -34,16 +34,18 @@ class BestModel(Callback):
         kept = _metadata(run.folder / BEST_FILE)
         rows = {str(row["round"]): row for row in run.history}
         # A file of a later round than the checkpoint is written again when that round is repeated.
-        if kept.get("metric") == self.metric and kept.get("round") in rows:
-            self._best = improvement_of(self, self.metric, rows[kept["round"]])
+        metric = chosen_metric(self.metric, run)
+        if kept.get("metric") == metric.name and kept.get("round") in rows:
+            self._best = improvement_of(self, metric, rows[kept["round"]])
 
     def on_round(self, row: Row, run: OngoingRun) -> None:
         if not run.is_evaluated(row):
             return
-        figure = improvement_of(self, self.metric, row)
+        metric = chosen_metric(self.metric, run)
+        figure = improvement_of(self, metric, row)
         if figure > self._best:
             weights = {name: value.detach().cpu().contiguous() for name, value in run.weights.items()}
-            facts = {"round": str(row["round"]), "metric": self.metric, "value": repr(row[self.metric])}
+            facts = {"round": str(row["round"]), "metric": metric.name, "value": repr(row[metric.name])}
             replace_file(run.folder / BEST_FILE, safetensors.torch.save(weights, facts))
             self._best = figure
 

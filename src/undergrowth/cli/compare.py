@@ -4,22 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from undergrowth.cli.output import AsJson, OutFolder, RunNames, TargetAccuracy, console, open_store, print_json
+from undergrowth.cli.output import (
+    AsJson,
+    OutFolder,
+    RunNames,
+    TargetAccuracy,
+    TargetMetric,
+    console,
+    open_store,
+    print_json,
+)
 
 _COSTS_TO_REACH = ("round", "simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
 
 
-def compare(runs: RunNames, accuracy: TargetAccuracy = None, out: OutFolder = "runs", json: AsJson = False) -> None:
+def compare(
+    runs: RunNames,
+    accuracy: TargetAccuracy = None,
+    metric: TargetMetric = None,
+    out: OutFolder = "runs",
+    json: AsJson = False,
+) -> None:
     """Compare runs: settings that differ, accuracy, costs, and the rounds and costs to reach an accuracy.
 
     Without --accuracy, that is the highest accuracy that every run reached.
+    Runs of other tasks are compared by their main metric, such as r2.
 
     Example: undergrowth compare 20260102-101500 last --accuracy 0.9
     """
     from undergrowth.core import InputError
     from undergrowth.report import find_runs
-    from undergrowth.report.run_record import best_accuracy, common_accuracy, differences, load_records, short_labels
-    from undergrowth.report.tables import COSTS, NO_VALUE, score, table
+    from undergrowth.report.run_record import (
+        check_accuracy_target,
+        common_value,
+        differences,
+        load_records,
+        shared_metric,
+        short_labels,
+    )
+    from undergrowth.report.tables import COSTS, NO_VALUE, describe_value, score, table
 
     folder, names = find_runs(runs, out)
     with open_store(folder) as store:
@@ -27,16 +50,20 @@ def compare(runs: RunNames, accuracy: TargetAccuracy = None, out: OutFolder = "r
     if len(records) < 2:
         raise InputError(f"compare needs at least two runs, and {', '.join(runs)} is one; see `undergrowth list`")
     changed, labels = differences(records), short_labels(records)
-    target = common_accuracy(records) if accuracy is None else accuracy
-    reached = [None if target is None else record.first_round_with(target) for record in records]
+    main = shared_metric(records)
+    check_accuracy_target(accuracy, main)
+    common = common_value(records, main)
+    target = next((value for value in (accuracy, metric, common) if value is not None), None)
+    reached = [None if target is None else record.first_round_with(target, main) for record in records]
     if json:
         print_json({
             "runs": [record.run for record in records],
             "labels": labels,
             "differences": changed,
             "totals": [record.totals for record in records],
-            "common_accuracy": common_accuracy(records),
-            "accuracy": target,
+            "metric": main.name,
+            f"common_{main.name}": common,
+            main.name: target,
             "to_reach_it": [row and {key: row[key] for key in _COSTS_TO_REACH} for row in reached],
         })  # fmt: skip
         return
@@ -44,9 +71,10 @@ def compare(runs: RunNames, accuracy: TargetAccuracy = None, out: OutFolder = "r
     rows += [(path, *values) for path, values in changed.items()]
     rows.append(("status", *(record.row["status"] for record in records)))
     rows.append(("rounds", *(len(record.rounds) for record in records)))
-    rows.append(("accuracy", *(score(record.totals.get("accuracy")) for record in records)))
-    rows.append(("best accuracy", *(score(best_accuracy(record.rounds)) for record in records)))
-    rows.append(("loss", *(score(record.totals.get("loss")) for record in records)))
+    rows.append((main.name, *(score(record.totals.get(main.name)) for record in records)))
+    rows.append((f"best {main.name}", *(score(record.best(main)) for record in records)))
+    if main.name != "loss":
+        rows.append(("loss", *(score(record.totals.get("loss")) for record in records)))
     for key, title, formatted in COSTS:
         rows.append((title, *(formatted(record.totals.get(key)) for record in records)))
     columns = ["", *labels]
@@ -58,4 +86,4 @@ def compare(runs: RunNames, accuracy: TargetAccuracy = None, out: OutFolder = "r
         for key, title, formatted in COSTS:
             if key in _COSTS_TO_REACH:
                 costs.append((title, *(formatted(row[key]) if row else NO_VALUE for row in reached)))
-        screen.print(table(columns, costs, title=f"to reach an accuracy of {score(target)}", right=number_columns))
+        screen.print(table(columns, costs, title=f"to reach {describe_value(main, target)}", right=number_columns))

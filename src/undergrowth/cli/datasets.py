@@ -73,6 +73,7 @@ def _print_entry(entry: Any, json: bool) -> None:
     size = "depends on your files" if entry.megabytes is None else f"{entry.megabytes:g} MB in memory"
     options = "\n".join(f"{key}={default}: {entry.meanings[key]}" for key, default in entry.options.items())
     rows = [
+        ("task", entry.task),
         ("input", _shape(entry.shape)), ("classes", count(entry.classes)), ("train", count(entry.train)),
         ("test", count(entry.test)), ("size", size), ("licence", entry.licence), ("how to get it", entry.how_to_get),
         ("layout", entry.layout), ("natural groups", ", ".join(entry.fields) or "none"), ("options", options),
@@ -85,7 +86,7 @@ def _print_entry(entry: Any, json: bool) -> None:
 
 
 def _json_entry(entry: Any) -> dict[str, Any]:
-    return {**{key: getattr(entry, key) for key in _JSON_KEYS}, "augment": _augmentations(entry)}
+    return {**{key: getattr(entry, key) for key in _JSON_KEYS}, "task": entry.task, "augment": _augmentations(entry)}
 
 
 def _augmentations(entry: Any) -> list[str]:

@@ -21,16 +21,20 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
 
     if name is None:
         rows: list[dict[str, Any]] = [
-            {"method": each, "title": title(method), "options": options(method)} for each, method in METHODS.items()
+            {"method": each, "title": title(method), "tasks": tasks(method), "options": options(method)}
+            for each, method in METHODS.items()
         ]
         if json:
             print_json(rows)
             return
         shown = [
-            (row["method"], row["title"], ", ".join(f"{each['option']}={each['default']}" for each in row["options"]))
+            (
+                row["method"], row["title"], row["tasks"],
+                ", ".join(f"{each['option']}={each['default']}" for each in row["options"]),
+            )
             for row in rows
-        ]
-        console().print(table(("method", "description", "options"), shown))
+        ]  # fmt: skip
+        console().print(table(("method", "description", "tasks", "options"), shown))
         return
     method = method_class(name)
     if method is None:
@@ -54,6 +58,7 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
             "explanation": text,
             "options": option_rows,
             "ignored_settings": ignored_settings(method),
+            "tasks": tasks(method),
         }
         print_json({**facts, "example": example})
         return
@@ -66,6 +71,8 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
         screen.print(table(columns, rows))
     else:
         screen.print("\nThis method has no options.\n")
+    if reason := _with_defaults(method, "needs_classes"):
+        screen.print(f"task: classification only, because {reason}\n")
     if ignored := ignored_settings(method):
         screen.print(f"settings without effect: {', '.join(ignored)}\n")
     screen.print(f"example: {example}")
@@ -90,9 +97,19 @@ def options(method: type[Any]) -> list[dict[str, Any]]:
 
 def ignored_settings(method: type[Any]) -> list[str]:
     """The settings that a method with its default options does not use; none if an option has no default."""
+    return sorted(_with_defaults(method, "ignored_settings") or ())
+
+
+def tasks(method: type[Any]) -> str:
+    """The tasks that a method with its default options works with."""
+    return "classification" if _with_defaults(method, "needs_classes") else "all"
+
+
+def _with_defaults(method: type[Any], name: str) -> Any:
+    """An attribute of the method with its default options; None if an option has no default."""
     if any(field.default is MISSING and field.default_factory is MISSING for field in fields(method)):
-        return []
-    return sorted(method().ignored_settings)
+        return None
+    return getattr(method(), name)
 
 
 def module_docstring(defined: Any) -> str:

@@ -26,6 +26,7 @@ def models(name: EntryName = None, json: AsJson = False) -> None:
         rows = [
             (each.name, each.title, count(each.parameters), _input(each), ", ".join(each.levels)) for each in entries
         ]
+        rows.append(("hf:NAME", "a text or vision model of transformers", "", "", "embeddings, low, mid, up, head"))
         console().print(table(("model", "description", "parameters", "for", "split levels"), rows, right=(2,)))
         return
     entry = describe(name)
@@ -42,6 +43,8 @@ def models(name: EntryName = None, json: AsJson = False) -> None:
         ("options", options or "none"),
         ("weights", "weights: FILE (.safetensors or .pt) replaces them, with skip_head: true all but the head's"),
         ("projection", "projection: SIZE puts MOON's projection head, two linear layers, before the last layer"),
+        ("image size", "image_size: PIXELS resizes images at the input of the model"),
+        ("frozen part", "freeze: LEVEL trains and sends only the part above that level"),
         ("source", entry.source),
         ("example", f"undergrowth run --model {_example_name(entry)}"),
         ("in a file", entry.example),

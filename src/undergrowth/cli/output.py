@@ -24,6 +24,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON ins
 TargetAccuracy = Annotated[
     float | None, typer.Option(metavar="A", min=0.0, max=1.0, help="Show the rounds and costs to reach this accuracy.")
 ]
+TargetMetric = Annotated[
+    float | None,
+    typer.Option(
+        "--metric", metavar="V", help="The same for the main metric of another task, such as r2 or perplexity."
+    ),
+]
 EntryName = Annotated[str | None, typer.Argument(metavar="NAME", help="Show the details of this entry.")]
 RunNames = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Run ids, starts of ids, `last`, paths, or patterns ('runs/*').")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
@@ -28,14 +29,16 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     page = _write_report(result) if report else None
     if json:
         _print_notes(result.notes, stderr=True)
-        print_json({key: result.summary[key] for key in (*JSON_KEYS, "start") if key in result.summary})
+        print_json(json_summary(result))
         return
     summary, screen = result.summary, console()
     screen.print(
         f"{result.method} on {result.data}: {summary['model']}, {count(summary['clients'])} devices, "
         f"{count(summary['rounds'])} rounds, seed {summary['seed']}\n"
     )
-    screen.print(facts([("accuracy", score(result.accuracy)), ("loss", score(result.loss))]))
+    screen.print(
+        facts([*((name, score(value)) for name, value in result.metrics.items()), ("loss", score(result.loss))])
+    )
     seconds = result.ledger.compute_seconds
     efficiency = learning_efficiency(result.history, seconds)
     screen.print(cost_table({**summary, "compute_seconds": seconds, "learning_efficiency": efficiency}))
@@ -48,6 +51,11 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     else:
         rows.append(("more", f"undergrowth report {result.run}{out_option(result.folder.parent)} -o report.html"))
     screen.print(facts(rows))
+
+
+def json_summary(result: Result) -> dict[str, Any]:
+    """What --json prints about a run. A run with other metrics than the accuracy also has its task and all metrics."""
+    return {key: result.summary[key] for key in (*JSON_KEYS, "task", "metrics", "start") if key in result.summary}
 
 
 def _write_report(result: Result) -> Path | None:

@@ -31,7 +31,7 @@ def show(
     from undergrowth.core import InputError
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
-    from undergrowth.report.tables import DEVICE_COLUMNS, cost_table, device_cells, facts, score, start_line, table
+    from undergrowth.report.tables import cost_table, device_cells, device_columns, facts, score, start_line, table
     from undergrowth.runs.listing import RUN_FACTS
 
     with open_store(out) as store:
@@ -49,8 +49,9 @@ def show(
     if devices:
         if not record.devices:
             raise InputError(f"run '{record.run}' is not finished; its devices are known at its end")
-        rows = [device_cells(device) for device in record.devices]
-        screen.print(table(DEVICE_COLUMNS, rows, right=range(2, len(DEVICE_COLUMNS))))
+        columns = device_columns(record.metric.name)
+        rows = [device_cells(device, record.metric.name) for device in record.devices]
+        screen.print(table(columns, rows, right=range(2, len(columns))))
         return
     fact_rows = [
         ("run", record.run), ("status", row["status"]), ("created", row["created"]), ("folder", folder),
@@ -60,23 +61,24 @@ def show(
         fact_rows.append(("resume with", record.resume_command))
     if "start" in totals:
         fact_rows.append(("before the first round", start_line(totals["start"])))
-    fact_rows += [("accuracy", score(totals.get("accuracy"))), ("loss", score(totals.get("loss")))]
+    names = dict.fromkeys([record.metric.name, *totals.get("metrics", {}), "loss"])
+    fact_rows += [(name, score(totals.get(name))) for name in names]
     screen.print(facts(fact_rows))
     screen.print(cost_table(totals))
     if record.rounds:
-        screen.print(_round_table(record.rounds))
+        screen.print(_round_table(record.rounds, record.metric.name))
     screen.print(table(("setting", "value"), [item for item in record.settings.items() if item[1] is not None]))
     for note in row["notes"]:
         screen.print(f"note: {note}")
 
 
-def _round_table(rows: list[dict[str, Any]]) -> Table:
+def _round_table(rows: list[dict[str, Any]], metric: str) -> Table:
     from undergrowth.report.tables import duration, score, table
 
-    columns = ("round", "accuracy", "loss", "arrived", "late", "lost", "refused", "simulated")
+    columns = ("round", metric, "loss", "arrived", "late", "lost", "refused", "simulated")
     shown = [
         (
-            row["round"], score(row["accuracy"]), score(row["loss"]), row["arrived"], row["late"], row["lost"],
+            row["round"], score(row.get(metric)), score(row["loss"]), row["arrived"], row["late"], row["lost"],
             row["refused"], duration(row["simulated_seconds"]),
         )
         for row in rows[-_MAX_ROUNDS:]

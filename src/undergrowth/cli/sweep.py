@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError
-from undergrowth.cli.output import AsJson, TargetAccuracy, console, print_json
+from undergrowth.cli.output import AsJson, TargetAccuracy, TargetMetric, console, print_json
 from undergrowth.cli.run import SettingOptions
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def sweep(
     jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Number of runs at a time, each in a process.")] = 1,
     settings: SettingOptions = None,
     accuracy: TargetAccuracy = None,
+    metric: TargetMetric = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for runs. (Default: runs.)")] = None,
     target: Annotated[
         str | None,
@@ -80,7 +81,7 @@ def sweep(
             raise InputError(f"'{path}' is a folder; name a file")
     try:
         with show_progress(planned, shown=True) as on_progress:
-            result = run_sweep(planned, jobs, accuracy, on_progress)
+            result = run_sweep(planned, jobs, accuracy, on_progress, metric)
     except KeyboardInterrupt:
         raise CommandError(INTERRUPTED, "interrupted: the same command continues where it stopped") from None
     page = None
@@ -89,9 +90,9 @@ def sweep(
     if latex and result.runs:
         result.latex(latex)
     if json:
-        from undergrowth.cli.run_summary import JSON_KEYS
+        from undergrowth.cli.run_summary import json_summary
 
-        print_json([{key: each.summary[key] for key in JSON_KEYS} for each in result.results])
+        print_json([json_summary(each) for each in result.results])
     else:
         _print_result(result, page, latex)
     if result.failed:
@@ -104,13 +105,13 @@ def sweep(
 def _print_result(result: SweepResult, page: Path | None, latex: str | None) -> None:
     from collections import Counter
 
-    from undergrowth.report.tables import facts, score
+    from undergrowth.report.tables import describe_value, facts
     from undergrowth.sweeps.tables import score_table, target_table
 
     screen = console()
-    screen.print(score_table(result.comparison))
-    if result.accuracy is not None:
-        screen.print(f"To reach an accuracy of {score(result.accuracy)}, over the seeds that reach it")
+    screen.print(score_table(result.comparison, result.metric.name))
+    if result.goal is not None:
+        screen.print(f"To reach {describe_value(result.metric, result.goal)}, over the seeds that reach it")
         screen.print(target_table(result.comparison))
     ended = Counter(each.summary["stopped"] for each in result.results if "stopped" in each.summary)
     for limit, runs in ended.items():

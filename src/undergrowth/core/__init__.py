@@ -7,7 +7,15 @@ from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError, RunError, RunWarning, describe_error, find_meant, suggest
-from undergrowth.core.method import Method, ModelWeights, NodePlace, check_parts, check_state, personal_model
+from undergrowth.core.method import (
+    Method,
+    ModelWeights,
+    NodePlace,
+    check_parts,
+    check_state,
+    check_task,
+    personal_model,
+)
 from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Node
 from undergrowth.core.options import MAX_NUMBER, MAX_WHOLE_NUMBER, check_options, option
@@ -25,19 +33,20 @@ from undergrowth.core.reducers import (
 from undergrowth.core.samplers import DeviceKnowledge, Sampler, UniformSampler, View, sample_children
 from undergrowth.core.selector import AllSelector, Selector
 from undergrowth.core.server import InnerServer, Plan, Progress, Server, are_finite, find_non_finite, model_in
-from undergrowth.core.shard import Shard
+from undergrowth.core.shard import Shard, are_hidden, hidden_like
 from undergrowth.core.task import Task, Train
+from undergrowth.core.task_kind import TASKS, Classification, Metric, MultiLabel, NextToken, Regression, TaskKind
 
 __all__ = [
-    "MAX_NUMBER", "MAX_WHOLE_NUMBER", "AllSelector", "Answer", "Ask", "AskId", "Augmentation", "Batch", "Carry",
-    "Client",
-    "Collect", "Command", "Context", "Deadline", "DeviceKnowledge", "Drop", "Grouped", "InnerServer", "InputError",
-    "LazyMapping", "LoopClient", "Lost", "Method", "Model", "ModelWeights", "Named", "Node", "NodePlace", "Output",
-    "Packet",
-    "Partial", "PerCoordinateMean", "Plan", "Progress", "Receipt", "Reducer", "Refused", "RoundEnd", "RunError",
-    "RunWarning", "Sampler", "Selector", "Server", "Shard", "State", "Steps", "Sum", "Task", "TiltedMean", "Train",
-    "UniformSampler", "Updates", "View", "WeightedMean", "Weights", "add_upload", "are_finite", "check_options",
-    "check_parts", "check_state", "describe_error", "describe_misfit", "find_meant", "find_non_finite",
-    "join_updates", "map_leaves", "map_tensors", "model_in", "move_to", "option", "pack", "personal_model",
-    "sample_children", "split_limit", "suggest", "tensors_in", "unpack",
+    "MAX_NUMBER", "MAX_WHOLE_NUMBER", "TASKS", "AllSelector", "Answer", "Ask", "AskId", "Augmentation", "Batch",
+    "Carry", "Classification", "Client", "Collect", "Command", "Context", "Deadline", "DeviceKnowledge", "Drop",
+    "Grouped", "InnerServer", "InputError", "LazyMapping", "LoopClient", "Lost", "Method", "Metric", "Model",
+    "ModelWeights", "MultiLabel", "Named", "NextToken", "Node", "NodePlace", "Output", "Packet", "Partial",
+    "PerCoordinateMean",
+    "Plan", "Progress", "Receipt", "Reducer", "Refused", "Regression", "RoundEnd", "RunError", "RunWarning", "Sampler",
+    "Selector", "Server", "Shard", "State", "Steps", "Sum", "Task", "TaskKind", "TiltedMean", "Train", "UniformSampler",
+    "Updates", "View", "WeightedMean", "Weights", "add_upload", "are_finite", "are_hidden", "check_options",
+    "check_parts", "check_state", "check_task", "describe_error", "describe_misfit", "find_meant", "find_non_finite",
+    "hidden_like", "join_updates", "map_leaves", "map_tensors", "model_in", "move_to", "option", "pack",
+    "personal_model", "sample_children", "split_limit", "suggest", "tensors_in", "unpack",
 ]  # fmt: skip

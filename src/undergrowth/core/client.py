@@ -76,6 +76,13 @@ class LoopClient:
         """Settings of an experiment that this client does not use, such as "train.epochs"."""
         return frozenset()
 
+    def on_device(self) -> LoopClient:
+        """The client of a device whose memory no other device shares: it may change its model in place.
+
+        The work that is priced is that of this client. In a simulation, devices share tensors.
+        """
+        return self
+
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
 

@@ -14,6 +14,7 @@ from undergrowth.core.packet import Weights
 from undergrowth.core.pytree import State
 from undergrowth.core.server import InnerServer, Server, model_in
 from undergrowth.core.task import Task
+from undergrowth.core.task_kind import Classification
 
 
 class ModelWeights(NamedTuple):
@@ -47,6 +48,8 @@ class Method:
 
     pooled: ClassVar[bool] = False  # True: one device holds the samples of all (the centralised bound)
     needs_public: ClassVar[bool] = False  # True: the server must hold data
+    needs_all_classes: ClassVar[bool] = False  # True: the run warns of classes that no device holds
+    begins_with: ClassVar[str] = ""  # a method whose rounds come first, as with `start.method`; empty: none
     # The fields of `NodePlace` that a topology file may set for single nodes.
     node_settings: ClassVar[frozenset[str]] = frozenset()
 
@@ -65,6 +68,11 @@ class Method:
         """Settings of an experiment that this method does not use: those of its server and of its client."""
         of_client: frozenset[str] = getattr(self.client, "ignored_settings", frozenset())
         return self.server.ignored_settings | of_client | (_IGNORED_IF_POOLED if self.pooled else frozenset())
+
+    @property
+    def needs_classes(self) -> str:
+        """Why the method works with classification only, as "it draws samples of every class"; "" if it does not."""
+        return ""
 
     def check(self) -> None:
         """Raise an InputError if options contradict each other. The limits of each option were checked before."""
@@ -132,6 +140,20 @@ def check_parts(method: Method) -> None:
             f"method {name}: {kind.__name__} has no `reducer`, which says how uploads are combined; "
             "define one, such as `WeightedMean()`"
         ) from None
+
+
+def check_task(method: Method, name: str, task: Task) -> None:
+    """Raise an InputError if the method, or the run's selector, needs classes and the task has none."""
+    if isinstance(task.kind, Classification):
+        return
+    for what, reason in (
+        (f"method {name}", method.needs_classes),
+        ("train.selector", "it selects samples by their classes" if task.selector.needs_classes else ""),
+    ):
+        if reason:
+            raise InputError(
+                f"{what}: {reason}, so it works with the task classification only, and the task is {task.kind.name}"
+            )
 
 
 def check_state(method: Method, state: State) -> None:

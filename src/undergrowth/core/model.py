@@ -69,6 +69,10 @@ class Model:
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         """Fresh weights, the same for the same seed."""
+        if self.torch_device == "meta":
+            # Without building a module, or views of this one: a price would count the memory of both.
+            state = self.module.state_dict(keep_vars=True)
+            return {name: torch.empty_like(state[name], requires_grad=False) for name in self.shapes}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             state = self.build().state_dict()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Selector:
-    """`again`: select anew in every epoch instead of once per job."""
+    """`again`: select anew in every epoch instead of once per job. `needs_classes`: the task must be classification."""
 
     again: bool = False
+    needs_classes: ClassVar[bool] = False
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
         """Positions of the selected samples."""

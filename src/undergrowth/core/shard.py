@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+
+def hidden_like(labels: Tensor) -> Tensor:
+    """Labels that say nothing: -1, or NaN where labels are floats."""
+    return torch.full_like(labels, torch.nan if labels.is_floating_point() else -1)
+
+
+def are_hidden(labels: Tensor) -> bool:
+    """Whether the labels say nothing."""
+    return bool((labels.isnan() if labels.is_floating_point() else labels < 0).all())
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from undergrowth.core.model import Model
 from undergrowth.core.samplers import Sampler, UniformSampler
 from undergrowth.core.selector import AllSelector, Selector
 from undergrowth.core.shard import Shard
+from undergrowth.core.task_kind import Classification, TaskKind
 
 if TYPE_CHECKING:
     from undergrowth.core.client import Carry, Loop
@@ -44,7 +45,7 @@ class Train:
 @dataclass(frozen=True)
 class Task:
     model: Model
-    classes: int
+    classes: int  # or the targets, labels or tokens that the model has an output for
     train: Train = Train()
     sampler: Sampler = UniformSampler()  # which devices are asked
     public: Shard | None = None  # data that the server holds, for methods that use such data
@@ -52,6 +53,7 @@ class Task:
     ladder: Mapping[str, Model] = field(default_factory=dict, hash=False)  # models of devices, if not all have `model`
     augmentation: Augmentation | None = None  # random changes of the inputs that devices train on
     assigned: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its model, if the run fixes it
+    kind: TaskKind = Classification()  # what the model learns: its labels, loss and metrics
     # Runs the training loops of a server, many at once; None: one by one.
     run_loops: Callable[[Task, Sequence[Loop]], list[Carry]] | None = field(default=None, compare=False, repr=False)
 

@@ -4,6 +4,7 @@ from undergrowth.data.bubbles import draw_bubbles
 from undergrowth.data.catalogue import describe, load, names
 from undergrowth.data.dataset import Array, Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
+from undergrowth.data.labels import check_task_name
 from undergrowth.data.loaders.hugging_face import is_hugging_face
 from undergrowth.data.loaders.table import is_table_file
 from undergrowth.data.normalisation import normalise
@@ -14,6 +15,6 @@ from undergrowth.data.public import draw_public, hide_labels, remove_samples
 
 __all__ = [
     "Array", "Dataset", "DatasetEntry", "PartitionRule", "PartitionedPopulation", "PooledPopulation", "Population",
-    "describe", "draw_bubbles", "draw_public", "hide_labels", "is_hugging_face", "is_table_file", "load", "names",
-    "normalise", "parse_rule", "partition_dataset", "remove_samples",
+    "check_task_name", "describe", "draw_bubbles", "draw_public", "hide_labels", "is_hugging_face", "is_table_file",
+    "load", "names", "normalise", "parse_rule", "partition_dataset", "remove_samples",
 ]  # fmt: skip

@@ -7,21 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from undergrowth.core.errors import InputError, suggest
-from undergrowth.data.dataset import Dataset, to_numpy
+from undergrowth.data.dataset import Array, Dataset, to_numpy
 from undergrowth.data.dataset_entry import SAMPLE_OPTIONS, DatasetEntry
+from undergrowth.data.labels import strata_of
 from undergrowth.data.loaders import (
     agnews,
     cifar,
+    diabetes,
     digits,
     femnist,
     hugging_face,
     images,
     mnist,
     npz,
+    photographs,
+    sentences,
     shakespeare,
     speech_commands,
     table,
+    text,
 )
 from undergrowth.data.loaders.files import MissingFilesError
 from undergrowth.data.normalisation import normalise
@@ -31,13 +38,22 @@ FOLDER_VARIABLE = "UNDERGROWTH_DATA"
 
 _ENTRIES = (
     digits.ENTRY,
+    diabetes.ENTRY,
     mnist.MNIST,
     mnist.FASHION_MNIST,
     cifar.CIFAR10,
     cifar.CIFAR100,
     femnist.ENTRY,
     shakespeare.ENTRY,
+    text.ENTRY,
     agnews.ENTRY,
+    sentences.SST2,
+    sentences.SST5,
+    sentences.MNLI,
+    photographs.FLOWERS102,
+    photographs.CUB,
+    photographs.CARS,
+    photographs.EUROSAT,
     speech_commands.ENTRY,
     npz.ENTRY,
     images.ENTRY,
@@ -97,13 +113,19 @@ def _sample(dataset: Dataset, train_samples: int | None, test_samples: int | Non
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise InputError(f"{option} is {count!r}; it must be a whole number of at least 1")
     if train_samples is not None:
-        kept = proportional_sample(dataset.labels, train_samples)
+        kept = proportional_sample(_strata(dataset.y, dataset.task), train_samples)
         fields = {key: values[kept] for key, values in dataset.fields.items()}
         dataset = replace(dataset, x=dataset.x[kept], y=dataset.y[kept], fields=fields)
     if test_samples is not None:
-        kept = proportional_sample(to_numpy(dataset.test_y), test_samples)
+        kept = proportional_sample(_strata(dataset.test_y, dataset.task), test_samples)
         dataset = replace(dataset, test_x=dataset.test_x[kept], test_y=dataset.test_y[kept])
     return dataset
+
+
+def _strata(labels: Array, task: str) -> np.ndarray:
+    """The groups whose frequencies a sample keeps: all samples are one group if the task has no classes."""
+    strata = strata_of(to_numpy(labels), task)
+    return np.zeros(len(labels), np.int64) if strata is None else strata
 
 
 def _load_files(entry: DatasetEntry, path: str | os.PathLike[str] | None, options: dict[str, Any]) -> Dataset:

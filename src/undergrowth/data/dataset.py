@@ -12,6 +12,7 @@ from torch import Tensor
 
 from undergrowth.core.errors import InputError
 from undergrowth.core.shard import Shard
+from undergrowth.data.labels import check_labels, check_task_name, strata_of
 
 Array = np.ndarray | Tensor
 
@@ -27,6 +28,10 @@ class Dataset:
     tokens N×T, tables N×F. `fields` are natural groupings of the training samples, such as {"writer": ids}. `mean` and
     `std`, one number per channel (the second dimension), normalise the inputs of a shard.
 
+    `y` depends on the task: classes from 0, N; numbers to predict, N or N×K (regression); 0 or 1 for each label, N×K
+    (multi-label); the next token at each position, N×T, negative where there is none (next-token). `classes` is the
+    number of outputs that a model needs: classes, K, or tokens.
+
         Dataset("mine", x, y, test_x, test_y, classes=3, fields={"hospital": hospital_ids})
     """
 
@@ -41,6 +46,7 @@ class Dataset:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()  # what the loader assumed; runs repeat these notes
+    task: str = "classification"  # regression | multi-label | next-token
 
     def __len__(self) -> int:
         return len(self.y)
@@ -52,8 +58,13 @@ class Dataset:
 
     @property
     def labels(self) -> np.ndarray:
-        """The training labels as an int64 array."""
+        """The training labels as an int64 array. Only for classification."""
         return to_numpy(self.y).astype(np.int64, copy=False)
+
+    @property
+    def strata(self) -> np.ndarray | None:
+        """The group of each training sample that partitions by class divide: see `strata_of`."""
+        return strata_of(to_numpy(self.y), self.task)
 
     @property
     def missing_classes(self) -> tuple[int, ...]:
@@ -78,7 +89,8 @@ class Dataset:
         return self._shard(self.test_x, self.test_y)
 
     def _shard(self, x: Array, y: Array) -> Shard:
-        return Shard(self._inputs(_tensor(x)), _tensor(y).to(torch.int64))
+        integers = self.task in ("classification", "next-token")
+        return Shard(self._inputs(_tensor(x)), _tensor(y).to(torch.int64 if integers else torch.float32))
 
     def _inputs(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
@@ -123,6 +135,7 @@ class Dataset:
             raise InputError(
                 f"data set '{self.name}': classes is {self.classes!r}; it must be a whole number of at least 1"
             )
+        check_task_name(f"data set '{self.name}'", self.task)
         labels = part[:-1] + "y"
         x, y = getattr(self, part), getattr(self, labels)
         for key, values in ((part, x), (labels, y)):
@@ -130,10 +143,10 @@ class Dataset:
                 raise InputError(
                     f"data set '{self.name}': {key} is a {type(values).__name__}; it must be a numpy array or a tensor"
                 )
-        if y.ndim != 1 or x.ndim < 2:
+        if y.ndim < 1 or x.ndim < 2:
             raise InputError(
                 f"data set '{self.name}': {part} has shape {tuple(x.shape)} and {labels} {tuple(y.shape)}; "
-                "inputs need a sample dimension and at least one more, labels only the sample dimension"
+                "inputs need a sample dimension and at least one more, labels a sample dimension"
             )
         if len(x) != len(y):
             raise InputError(
@@ -141,21 +154,8 @@ class Dataset:
             )
         if len(x) == 0 or 0 in x.shape:
             raise InputError(f"data set '{self.name}': {part} is empty; it needs at least one sample")
-        self._check_labels(labels, to_numpy(y))
+        check_labels(self.name, labels, to_numpy(y), self.shape, self.task, self.classes)
         self._check_values(part, x)
-
-    def _check_labels(self, part: str, y: np.ndarray) -> None:
-        if y.dtype.kind not in "iu":
-            raise InputError(
-                f"data set '{self.name}': {part} holds {y.dtype} values; labels must be integers "
-                f"from 0 to {self.classes - 1}"
-            )
-        bad = np.flatnonzero((y < 0) | (y >= self.classes))
-        if bad.size:
-            raise InputError(
-                f"data set '{self.name}': {part}[{bad[0]}] is {y[bad[0]]}; labels must be integers "
-                f"from 0 to {self.classes - 1}"
-            )
 
     def _check_values(self, part: str, x: Array) -> None:
         kind = to_numpy(x[:1]).dtype.kind

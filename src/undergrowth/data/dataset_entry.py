@@ -38,6 +38,7 @@ class DatasetEntry:
     example: str
     loader: Callable[..., Dataset] = field(repr=False)
     fields: tuple[str, ...] = ()  # natural groupings that a partition can use
+    task: str = "classification"  # unless the loader has an option `task`
     embedded: bool = False  # comes with the dependencies of the package and takes no path
     loader_options: Mapping[str, str] = field(default_factory=dict)  # what the keyword arguments of the loader mean
 

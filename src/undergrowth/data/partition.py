@@ -8,6 +8,9 @@
     quantity:SIGMA          log-normal sizes with this sigma, labels distributed as in the whole set
     natural[:FIELD]         one device per value of a field of the data set, such as writer or role
 
+The classes of a regression are ten quantiles of its label (of the first one, if there are several). The tasks
+multi-label and next-token have no classes, so `dirichlet` and `classes` do not work with them.
+
 N is the number of samples, n that of devices. Every sample goes to at most one device. Three rules may leave samples
 out: `classes` if the devices cannot hold all classes, `natural` if there are fewer devices than groups, and `equal` the
 N mod n samples that are left over. A device without samples has empty shards and size 0.
@@ -23,6 +26,7 @@ from undergrowth.core.errors import InputError, suggest
 from undergrowth.core.notation import Form, Number, parse_with_word
 from undergrowth.data import assignment, dirichlet
 from undergrowth.data.dataset import Dataset, to_numpy
+from undergrowth.data.labels import QUANTILES
 from undergrowth.data.population import PartitionedPopulation
 
 _DIRICHLET = {"": dirichlet.uncapped, "capped": dirichlet.capped, "equal": dirichlet.equal}
@@ -97,16 +101,24 @@ def _check_clients(dataset: Dataset, rule: str, clients: int | None) -> int:
 
 
 def _assign(dataset: Dataset, rule: PartitionRule, clients: int, generator: np.random.Generator) -> np.ndarray:
-    labels = dataset.labels
+    strata = dataset.strata
+    if strata is None and rule.name in ("dirichlet", "classes"):
+        natural = "natural, " if dataset.fields else ""
+        raise InputError(
+            f"partition '{rule.name}' divides classes, and data set '{dataset.name}' is for the task {dataset.task}, "
+            f"which has no classes; choose {natural}iid or quantity:1.0"
+        )
+    labels = np.zeros(len(dataset), np.int64) if strata is None else strata
     if rule.name == "dirichlet":
         return _DIRICHLET[rule.word](labels, clients, generator, rule.number)
     if rule.name == "quantity":
         return assignment.quantity(labels, clients, generator, rule.number)
     if rule.name == "classes":
-        if rule.number > dataset.classes:
+        classes = dataset.classes if dataset.task == "classification" else QUANTILES
+        if rule.number > classes:
             raise InputError(
-                f"partition is 'classes:{rule.number}', but data set '{dataset.name}' has {dataset.classes} "
-                f"classes; K must be from 1 to {dataset.classes}"
+                f"partition is 'classes:{rule.number}', but data set '{dataset.name}' has {classes} "
+                f"classes; K must be from 1 to {classes}"
             )
         return assignment.classes(labels, clients, generator, int(rule.number))
     return assignment.iid(labels, clients, generator)

@@ -17,6 +17,7 @@ class PooledPopulation:
         self.population = population
         self.devices = (POOL,)
         self.name, self.shape, self.classes = population.name, population.shape, population.classes
+        self.task = getattr(population, "task", "classification")
         self.black = getattr(population, "black", None)
 
     def train(self, device: str) -> Shard:

@@ -18,10 +18,10 @@ from undergrowth.data.dataset import Dataset, to_numpy
 class Population(Protocol):
     """The data of a run. Shards are built on demand, so that a population may have any number of devices.
 
-    Four attributes are optional: `counts()` as in `PartitionedPopulation`, which lets a report plot the classes of
-    each device; `groups_by(field)` as there, which lets a topology file group devices; `public`, a `Shard` that only
-    the server holds; and `black`, the value of a black pixel in each channel of an image, with which augmentation pads
-    (default: 0).
+    Five attributes are optional: `task`, which is classification by default; `counts()` as in `PartitionedPopulation`,
+    which lets a report plot the classes of each device; `groups_by(field)` as there, which lets a topology file group
+    devices; `public`, a `Shard` that only the server holds; and `black`, the value of a black pixel in each channel of
+    an image, with which augmentation pads (default: 0).
     """
 
     @property
@@ -64,6 +64,10 @@ class PartitionedPopulation:
         return self.dataset.classes
 
     @property
+    def task(self) -> str:
+        return self.dataset.task
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.dataset.shape
 
@@ -93,7 +97,7 @@ class PartitionedPopulation:
         return int(self._train_end(number) - self.starts[number])
 
     def counts(self) -> np.ndarray:
-        """The number of training samples per device and class, devices × classes."""
+        """The number of training samples per device and class, devices × classes. Only for classification."""
         owned = np.diff(self.starts)
         device = np.repeat(np.arange(len(owned)), owned)
         training = np.arange(len(self.order)) < np.repeat(self.starts[1:] - self.held_out, owned)

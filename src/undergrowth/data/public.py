@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError
-from undergrowth.core.shard import Shard
+from undergrowth.core.shard import Shard, hidden_like
 from undergrowth.data.dataset import Dataset, take_rows
-
-UNKNOWN_LABEL = -1
 
 
 def draw_public(
@@ -21,11 +18,15 @@ def draw_public(
 ) -> np.ndarray:
     """Indices of `samples`, or `fraction` of the training set (default: all), without the classes in `missing`."""
     dataset.check()
+    if missing and dataset.task != "classification":
+        raise InputError(
+            f"public.missing {list(missing)}: data set '{dataset.name}' is for {dataset.task}, which has no classes"
+        )
     for label in missing:
         if not 0 <= label < dataset.classes:
             last = dataset.classes - 1
             raise InputError(f"public.missing {label} is not a class of data set '{dataset.name}': it has 0 to {last}")
-    eligible = np.flatnonzero(~np.isin(dataset.labels, missing))
+    eligible = np.flatnonzero(~np.isin(dataset.labels, missing)) if missing else np.arange(len(dataset))
     count = samples or (len(eligible) if fraction is None else round(fraction * len(dataset)))
     asked = f"public.share {fraction:g}" if fraction is not None else f"public.samples {samples}"
     if not len(eligible):
@@ -49,5 +50,5 @@ def remove_samples(dataset: Dataset, indices: np.ndarray) -> Dataset:
 
 
 def hide_labels(shard: Shard) -> Shard:
-    """The same inputs with the label -1 for every sample."""
-    return Shard(shard.x, torch.full_like(shard.y, UNKNOWN_LABEL))
+    """The same inputs with labels that say nothing."""
+    return Shard(shard.x, hidden_like(shard.y))

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from undergrowth.core import Client, Context, InputError, Packet, RunError, Shard, State, Task, move_to, tensors_in
+from undergrowth.core import (
+    Client,
+    Context,
+    InputError,
+    LoopClient,
+    Packet,
+    RunError,
+    Shard,
+    State,
+    Task,
+    move_to,
+    tensors_in,
+)
+from undergrowth.core.task_kind import Classification
 from undergrowth.devices.meter import Meter
 
 if TYPE_CHECKING:
@@ -84,16 +97,24 @@ class TracedJobBuilder:
             meter.ignore(task.public.x, task.public.y)
         meter.hold((down, own, task.model.constants))
         with _without_onednn() if self.needs == VALUES else contextlib.nullcontext():
-            yield TracedJob(self.client, task, down, shard, own, Context(0, "device", 0), meter)
+            yield TracedJob(self._client(), task, down, shard, own, Context(0, "device", 0), meter)
+
+    def _client(self) -> Client:
+        """The client on its device; values that other jobs use must not change in place, and shapes do not."""
+        if isinstance(self.client, LoopClient) and self.needs != VALUES:
+            return self.client.on_device()
+        return self.client
 
     def _shard(self, size: int, counts: ClassCounts | None) -> Shard:
         """Inputs of zeros, and labels with the given counts or with all classes equally frequent."""
         torch_device = self.torch_device if self.needs == VALUES else torch.device("meta")
         x = torch.zeros((size, *self.tracer.shape), dtype=self.tracer.dtype, device=torch_device)
-        if self.needs == SHAPES:
-            return Shard(x, torch.zeros(size, dtype=torch.int64, device="meta"))
+        task = self.tracer.task
+        if self.needs == SHAPES or not isinstance(task.kind, Classification):
+            place = torch.device("meta") if self.needs == SHAPES else self.torch_device
+            return Shard(x, task.kind.example_labels(size, self.tracer.shape, task.classes, place))
         if counts is None:
-            y = torch.arange(size) % self.tracer.task.classes
+            y = torch.arange(size) % task.classes
         else:
             y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         return Shard(x, y.to(self.torch_device))

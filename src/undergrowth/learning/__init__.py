@@ -6,7 +6,7 @@ from undergrowth.learning.contrastive import Contrastive, ContrastiveClient
 from undergrowth.learning.distillation import Distillation, train_on_server
 from undergrowth.learning.features import UpperModel, features_of, predictions
 from undergrowth.learning.gradient_client import GradientClient, Trained
-from undergrowth.learning.objectives import CrossEntropy, Linear, LossInputs, Objective, Proximal, with_slope
+from undergrowth.learning.objectives import CrossEntropy, Linear, LossInputs, Objective, Proximal, TaskLoss, with_slope
 from undergrowth.learning.optimisers import Adam, Sgd, learning_rate, require_sgd, sum_of_weights
 from undergrowth.learning.own_models import OwnModelsServer
 from undergrowth.learning.samplers import build_sampler
@@ -29,8 +29,8 @@ __all__ = [
     "Adam", "AllSelector", "AveragingServer", "Contrastive", "ContrastiveClient", "CrossEntropy", "Distillation",
     "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "ImageAugmentation",
     "KMeansSelector", "Linear", "LossInputs", "Objective", "OwnModelsServer", "Proximal", "RandomSelector", "Selector",
-    "Sgd", "SliceOptions", "Staleness", "StragglerOptions", "Trained", "UpperModel", "WidthClient", "WidthOptions",
-    "WidthServer", "build_augmentation", "build_sampler", "build_selector", "build_slice_client", "features_of",
-    "learning_rate", "model_mismatch", "predictions", "require_sgd", "sum_of_weights", "train_on_server", "widths_of",
-    "with_slope",
+    "Sgd", "SliceOptions", "Staleness", "StragglerOptions", "TaskLoss", "Trained", "UpperModel", "WidthClient",
+    "WidthOptions", "WidthServer", "build_augmentation", "build_sampler", "build_selector", "build_slice_client",
+    "features_of", "learning_rate", "model_mismatch", "predictions", "require_sgd", "sum_of_weights", "train_on_server",
+    "widths_of", "with_slope",
 ]  # fmt: skip

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -110,7 +109,7 @@ class StatisticsClient(LoopClient):
             logits = task.model.run(without, batch[X]).logits
         carry = {**carry, "measured": measured, "seen": seen + samples}
         if LOSS in carry:
-            losses = F.cross_entropy(logits, batch[Y], reduction="none")
+            losses = task.kind.losses(logits, batch[Y]).means
             carry[LOSS] = carry[LOSS] + samples * mean(losses[:, None])[..., 0]
         return carry
 

@@ -9,12 +9,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Shard, Task, Weights
+from undergrowth.core import (
+    AllSelector,
+    Context,
+    InputError,
+    Model,
+    MultiLabel,
+    Packet,
+    Regression,
+    Shard,
+    Task,
+    TaskKind,
+    Weights,
+    are_hidden,
+)
 from undergrowth.core.client import Loop, run_one_by_one
 from undergrowth.core.names import FINISH, STEPS_DONE, X, Y
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective
-from undergrowth.learning.optimisers import Sgd
+from undergrowth.learning.optimisers import Optimiser, Sgd
 
 TEACHER = "teacher"  # entry of a batch: the logits to learn
 LOSSES = ("l1", "ce", "l2")
@@ -27,18 +40,26 @@ class Distillation(Objective):
     loss: str = "l1"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        return inputs.mean(logit_distances(self.loss, inputs.output.logits, inputs.batch[TEACHER]))
+        distances = logit_distances(self.loss, inputs.output.logits, inputs.batch[TEACHER], inputs.task.kind)
+        return inputs.mean(distances)
 
 
-def logit_distances(loss: str, logits: Tensor, teacher: Tensor) -> Tensor:
+def logit_distances(loss: str, logits: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
     """The distance of each sample's logits z from the teacher's t.
 
-    l1: mean over the classes of |z − t|; l2: of (z − t)²; ce: −Σ softmax(t)·log softmax(z).
+    l1: mean over the classes of |z − t|; l2: of (z − t)²; ce: −Σ softmax(t)·log softmax(z), at every position if there
+    are several; of multi-label, the mean over labels of the binary cross-entropy of σ(z) from σ(t). The outputs of a
+    regression are no logits: their distance is l2.
     """
+    if isinstance(kind, Regression):
+        loss = "l2"
+    if loss == "ce" and isinstance(kind, MultiLabel):
+        return F.binary_cross_entropy_with_logits(logits, teacher.sigmoid(), reduction="none").mean(1)
     if loss == "ce":
-        return -(teacher.softmax(1) * F.log_softmax(logits, 1)).sum(1)
+        entropies = -(teacher.softmax(-1) * F.log_softmax(logits, -1)).sum(-1)
+        return entropies.flatten(1).mean(1) if entropies.dim() > 1 else entropies
     difference = logits - teacher
-    return (difference.abs() if loss == "l1" else difference.square()).mean(1)
+    return (difference.abs() if loss == "l1" else difference.square()).flatten(1).mean(1)
 
 
 def consensus(logits: Iterable[Tensor]) -> Tensor:
@@ -50,7 +71,7 @@ def public_data(task: Task, method: str, labelled: bool = False) -> Shard:
     """The data that the server holds; an InputError if there is none, or if it has no labels and `labelled`."""
     if task.public is None:
         raise InputError(f"public: {method} needs data that the server holds; add public: 0.1, or -s public=0.1")
-    if labelled and bool((task.public.y < 0).any()):
+    if labelled and are_hidden(task.public.y):
         raise InputError(f"public.labelled false: {method} learns from the labels of the server's data; write true")
     return task.public
 
@@ -75,12 +96,14 @@ def train_on_server(
     epochs: int,
     batch: int,
     split: str | None = None,
+    optimiser: Optimiser = Sgd(),  # noqa: B008
 ) -> dict[str, Tensor]:
-    """The weights after plain SGD on `data`: inputs x, labels y, and other entries that the objective uses.
+    """The weights after training on `data`: inputs x, labels y, and other entries that the objective uses.
 
     The inputs are not augmented, because these entries, such as a teacher's logits, belong to the inputs as they are.
     """
-    (trained,) = train_all_on_server(task, [weights], [data], objective, context, lr, epochs, batch, split)
+    settings = (lr, epochs, batch, split, optimiser)
+    (trained,) = train_all_on_server(task, [weights], [data], objective, context, *settings)
     return trained
 
 
@@ -94,13 +117,14 @@ def train_all_on_server(
     epochs: int,
     batch: int,
     split: str | None = None,
+    optimiser: Optimiser = Sgd(),  # noqa: B008
 ) -> list[dict[str, Tensor]]:
     """The same for several models of one architecture, each with its own data. The engine may compute them at once.
 
     All draw the same random numbers, so models with equally many samples see them in the same order.
     """
     task = replace(task, augmentation=None)
-    student = GradientClient(objective, split, AllSelector(), Sgd(), lr, epochs, batch)
+    student = GradientClient(objective, split, AllSelector(), optimiser, lr, epochs, batch)
     loops = []
     for weights, entries in zip(models, data, strict=True):
         down, shard = Packet(weights), Shard(entries[X], entries[Y])

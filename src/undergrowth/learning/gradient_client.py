@@ -29,7 +29,7 @@ from undergrowth.core.names import (
     Y,
 )
 from undergrowth.learning.descent import Descent
-from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
+from undergrowth.learning.objectives import LossInputs, Objective, TaskLoss
 from undergrowth.learning.optimisers import Optimiser, Sgd, build_optimiser, learning_rate
 
 
@@ -80,7 +80,7 @@ class GradientClient(LoopClient):
     from other weights, on other data, or to send something else.
     """
 
-    objective: Objective = CrossEntropy()
+    objective: Objective = TaskLoss()
     split: str | None = None
     selector: Selector | None = None
     optimiser: Optimiser | None = None

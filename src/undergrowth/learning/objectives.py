@@ -1,4 +1,4 @@
-"""Objectives: loss terms that can be added and scaled, ``CrossEntropy() + 0.5 * Proximal(0.1)``."""
+"""Objectives: loss terms that can be added and scaled, ``TaskLoss() + 0.5 * Proximal(0.1)``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Batch, Output, Task, Weights
+from undergrowth.core import Batch, Classification, InputError, Output, Task, Weights
 from undergrowth.core.names import WEIGHT, Y
 
 SLOPE = "slope/"  # prefix of names in `LossInputs.received`: what `Linear` adds to the gradient of a parameter
@@ -90,10 +90,29 @@ class Scaled(Objective):
 
 
 @dataclass(frozen=True)
-class CrossEntropy(Objective):
-    """Mean cross-entropy of the batch's labels."""
+class TaskLoss(Objective):
+    """The loss of the run's task on the batch: cross-entropy, squared error, or the user's own loss."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
+        kind, outputs, labels = inputs.task.kind, inputs.output.logits, inputs.batch[Y]
+        if inputs.clients is None:
+            return kind.mean_loss(outputs, labels)
+        values, counts = kind.losses(outputs, labels)
+        if counts is None:
+            return inputs.mean(values)
+        # 0 for a batch of padding only, and for clients that have finished.
+        return inputs.mean(values) / inputs.mean(counts).clamp_min(1e-9)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Objective):
+    """Mean cross-entropy of the batch's labels, which must be classes. `TaskLoss` works with every task."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        if not isinstance(inputs.task.kind, Classification):
+            raise InputError(
+                f"CrossEntropy is a loss of classes, and the task is {inputs.task.kind.name}; use TaskLoss"
+            )
         if inputs.clients is None:
             return F.cross_entropy(inputs.output.logits, inputs.batch[Y])
         return inputs.mean(F.cross_entropy(inputs.output.logits, inputs.batch[Y], reduction="none"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import AllSelector, InputError, Selector, Shard, Task, Weights
@@ -31,6 +31,7 @@ class RandomSelector(Selector):
 class FewShotSelector(Selector):
     """The same number of random samples of every class that the device has, drawn again each epoch."""
 
+    needs_classes: ClassVar[bool] = True
     shots: int = 10
     again: bool = True
 
@@ -46,6 +47,7 @@ class FewShotSelector(Selector):
 class EntropySelector(Selector):
     """The fraction of samples with the highest entropy of softmax(logits / temperature)."""
 
+    needs_classes: ClassVar[bool] = True
     fraction: float
     temperature: float = 0.1
 
@@ -62,7 +64,7 @@ class HighestLossSelector(Selector):
     fraction: float
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        losses = F.cross_entropy(predictions(task, weights, shard), shard.y, reduction="none")
+        losses = task.kind.losses(predictions(task, weights, shard), shard.y).means
         return highest(losses, count_of(self.fraction, len(shard)))
 
 
@@ -70,6 +72,7 @@ class HighestLossSelector(Selector):
 class KMeansSelector(Selector):
     """A fraction of every class: the samples nearest to the centres of its clusters, by the features at `level`."""
 
+    needs_classes: ClassVar[bool] = True
     fraction: float
     level: str = "head"
     components: int = 200

@@ -14,10 +14,9 @@ from undergrowth.core import Context, InputError, Output, Packet, Shard, State, 
 from undergrowth.core.client import LoopClient, Steps, Updates
 from undergrowth.core.names import PHASE, Y
 from undergrowth.learning.batch_statistics import StatisticsClient, statistics_names
-from undergrowth.learning.features import ModelView
 from undergrowth.learning.gradient_client import GradientClient, Trained
-from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective
-from undergrowth.learning.width import widths_of
+from undergrowth.learning.objectives import LossInputs, Objective, TaskLoss
+from undergrowth.learning.width import SlicedModel
 
 RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 RATIO, OFFSET = "ratio", "offset"  # scalars of a packet: which slice it holds
@@ -49,13 +48,9 @@ class SliceOptions(WidthOptions):
     scaler: bool = option(False, "in training, divide the outputs of hidden layers by the slice's part of the channels")
     masked: bool = option(False, "in the loss of a device, the logits of classes that it does not have are 0")
 
-
-class SlicedModel(ModelView):
-    """A model that also runs with the weights of a slice: layers that group channels adapt their number of groups."""
-
-    def run(self, weights: Weights, x: Tensor, **options: Any) -> Output:
-        with widths_of(self.whole).set_groups(self.whole, weights):
-            return self.whole.run(weights, x, **options)
+    @property
+    def needs_classes(self) -> str:
+        return "method.masked leaves out the classes that a device does not have" if self.masked else ""
 
 
 class ScaledModel(SlicedModel):
@@ -65,7 +60,7 @@ class ScaledModel(SlicedModel):
     """
 
     def run(self, weights: Weights, x: Tensor, *, training: str | bool = False, **options: Any) -> Output:
-        scaled = weights if training is False else widths_of(self.whole).scale_up(weights)
+        scaled = weights if training is False else self.widths.scale_up(weights)
         return super().run(scaled, x, training=training, **options)
 
 
@@ -118,5 +113,5 @@ class WidthClient(Updates):
 
 def build_slice_client(options: SliceOptions) -> WidthClient:
     """The client of a method in which a device trains one slice."""
-    objective = MaskedCrossEntropy() if options.masked else CrossEntropy()
+    objective = MaskedCrossEntropy() if options.masked else TaskLoss()
     return WidthClient(SliceClient(objective, view=ScaledModel if options.scaler else SlicedModel, options=options))

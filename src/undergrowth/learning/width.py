@@ -8,18 +8,19 @@ which channels belong together. The channels of the input and the classes are ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import InputError, Model, Weights
+from undergrowth.core import InputError, Model, Output, Weights
 from undergrowth.learning.channels import Found, cannot, find_channels
 from undergrowth.learning.dependencies import find_dependencies
+from undergrowth.learning.features import ModelView
 
 _KNOWN: WeakKeyDictionary[Model, Widths] = WeakKeyDictionary()
 
@@ -76,23 +77,29 @@ class Widths:
         """The slice of these weights; with a ratio of 1 the weights themselves."""
         if ratio == 1:
             return weights
-        windows = [channels.window(ratio, offset) for channels in self.channels]
+        return self.take(weights, [channels.window(ratio, offset) for channels in self.channels])
+
+    def take(self, weights: Weights, kept: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The weights with some channels only. `kept`: for each set of channels, the positions of those that stay."""
         sliced = dict(weights)
         for name in weights.keys() & self.axes.keys():
             for axis in self.axes[name]:
-                index = _blocks(windows[axis.channels], axis.block).to(sliced[name].device)
+                index = _blocks(kept[axis.channels], axis.block).to(sliced[name].device)
                 sliced[name] = sliced[name].index_select(axis.dimension, index)
         return sliced
 
     def spread(self, cut: Weights, ratio: float, offset: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors of a slice at their positions in tensors of full size, and masks of these positions."""
-        windows = [channels.window(ratio, offset) for channels in self.channels]
+        return self.place(cut, [channels.window(ratio, offset) for channels in self.channels])
+
+    def place(self, cut: Weights, kept: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What `take` took, at its positions in tensors of full size, and masks of these positions."""
         values: dict[str, Tensor] = {}
         masks: dict[str, Tensor] = {}
         for name, value in cut.items():
             positions: list[Tensor] = [torch.arange(size) for size in self.shapes[name][:2]]
             for axis in self.axes.get(name, ()):
-                positions[axis.dimension] = _blocks(windows[axis.channels], axis.block)
+                positions[axis.dimension] = _blocks(kept[axis.channels], axis.block)
             grid = torch.meshgrid(positions, indexing="ij") if positions else ()
             at = tuple(position.to(value.device) for position in grid)
             values[name] = value.new_zeros(self.shapes[name]).index_put(at, value) if at else value
@@ -158,6 +165,30 @@ def widths_of(model: Model) -> Widths:
             known = _widths_of_other(model, problem)
         _KNOWN[model] = known
     return known
+
+
+class SlicedModel(ModelView):
+    """A model that also runs with the weights of a slice: layers that group channels adapt their number of groups."""
+
+    widths: Widths
+
+    def __init__(self, whole: Model) -> None:
+        super().__init__(whole)
+        # Here and not in `run`, because an engine may replace layers while a model runs.
+        vars(self)["widths"] = widths_of(whole)
+
+    def run(self, weights: Weights, x: Tensor, **options: Any) -> Output:
+        with self.widths.set_groups(self.whole, weights):
+            return self.whole.run(weights, x, **options)
+
+    def for_another_thread(self) -> SlicedModel:
+        return type(self)(_share_widths(self.whole, self.whole.for_another_thread()))
+
+
+def _share_widths(known: Model, other: Model) -> Model:
+    """`other`, which has the same module as `known` and so is sliced in the same way."""
+    _KNOWN[other] = widths_of(known)
+    return other
 
 
 def _widths_of_other(model: Model, problem: InputError) -> Widths:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from undergrowth.core import Method
 from undergrowth.methods.bhfl import BHFL
 from undergrowth.methods.bounds import Central, Local
+from undergrowth.methods.distmezo import DistMeZO
 from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedat import FedAT
 from undergrowth.methods.fedavg import FedAvg
@@ -13,9 +14,11 @@ from undergrowth.methods.fedbn import FedBN
 from undergrowth.methods.fedbuff import FedBuff
 from undergrowth.methods.feddyn import FedDyn
 from undergrowth.methods.fedfsc import FedFSC, FedFSCPlus, FSCProx
-from undergrowth.methods.fedft import FedFT, FedFTEDS, FedFTRDS
+from undergrowth.methods.fedft import LP, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.methods.fedkad import FedKAD
 from undergrowth.methods.fedmd import FedMD
+from undergrowth.methods.fedmezo import FedMeZO
+from undergrowth.methods.fedncm import FedNCM
 from undergrowth.methods.fednova import FedNova
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from undergrowth.methods.fedprox import FedProx
@@ -23,9 +26,13 @@ from undergrowth.methods.fedrolex import FedRolex
 from undergrowth.methods.fedsgd import FedSGD
 from undergrowth.methods.fedsplit import FedSplit
 from undergrowth.methods.fjord import FjORD
+from undergrowth.methods.fl_pqsu import FLPQSU
+from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.hierfavg import HierFAVG
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.prunefl import PruneFL
+from undergrowth.methods.reft import REFT, FedKD
 from undergrowth.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
@@ -53,6 +60,10 @@ METHODS: dict[str, type[Method]] = {
     "fedft": FedFT,
     "fedft-rds": FedFTRDS,
     "fedft-eds": FedFTEDS,
+    "fedncm": FedNCM,
+    "lp": LP,
+    "ft": FT,
+    "fedncm-ft": FedNCMFT,
     "fedsplit": FedSplit,
     "heterofl": HeteroFL,
     "fjord": FjORD,
@@ -60,11 +71,18 @@ METHODS: dict[str, type[Method]] = {
     "fedmd": FedMD,
     "fedat": FedAT,
     "fedkad": FedKAD,
+    "fedmezo": FedMeZO,
+    "distmezo": DistMeZO,
+    "reft": REFT,
+    "fedkd": FedKD,
+    "fl-pqsu": FLPQSU,
+    "prunefl": PruneFL,
 }
 
 __all__ = [
-    "BHFL", "METHODS", "Central", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN",
-    "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedMD", "FedNova",
-    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "HierFAVG", "Local", "Moon",
-    "Scaffold",
+    "BHFL", "FLPQSU", "FT", "LP", "METHODS", "REFT", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad",
+    "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT",
+    "FedFTEDS",
+    "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD",
+    "FedSplit", "FedYogi", "FjORD", "HeteroFL", "HierFAVG", "Local", "Moon", "PruneFL", "Scaffold",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 
 from undergrowth.core import Collect, Context, Method, Packet, Plan, Progress, Server, State, Task, View, option
 from undergrowth.core.names import MODEL
-from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Staleness, model_mismatch
+from undergrowth.learning import GradientClient, Proximal, Staleness, TaskLoss, model_mismatch
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class FedAsync(Method):
 
     @property
     def client(self) -> GradientClient:
-        return GradientClient(CrossEntropy() + Proximal(self.mu) if self.mu else CrossEntropy())
+        return GradientClient(TaskLoss() + Proximal(self.mu) if self.mu else TaskLoss())
 
     def check(self) -> None:
         Staleness(self.staleness)

@@ -38,7 +38,7 @@ from torch import Tensor
 from undergrowth.core import Context, Method, ModelWeights, Packet, State, Task, Weights, option
 from undergrowth.core.names import SAMPLES, X, Y
 from undergrowth.core.reducers import WeightedMean, add_upload
-from undergrowth.learning import CrossEntropy, GradientClient, LossInputs, Objective, RandomSelector, Trained
+from undergrowth.learning import GradientClient, LossInputs, Objective, RandomSelector, TaskLoss, Trained
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_all_on_server
 from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
@@ -145,7 +145,7 @@ class FedATServer(OwnModelsServer):
         pairs = [{X: metadata[place]["maps"], Y: metadata[place]["labels"]} for place in with_metadata]
         training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
         chosen = [copies[place] for place in with_metadata]
-        learned = train_all_on_server(upper, chosen, pairs, CrossEntropy(), context._replace(turn=1), *training)
+        learned = train_all_on_server(upper, chosen, pairs, TaskLoss(), context._replace(turn=1), *training)
         if options.alignment != "none":
             lower = LowerModel(task.model, options.level)
             teachers = [maps[place] if options.alignment == "attention" else {} for place in with_metadata]
@@ -171,7 +171,7 @@ class FedATServer(OwnModelsServer):
         options, public = self.options, public_data(task, "fedat")
         levels = [level for level in shared_levels(task) if not inside or level in inside]
         transfer = options.beta * AttentionTransfer(levels, options.form)
-        objective = CrossEntropy() + transfer if any(maps) else CrossEntropy()
+        objective = TaskLoss() + transfer if any(maps) else TaskLoss()
         data = [{X: public.x, Y: public.y, **each} for each in maps]
         training = (options.transfer_lr, options.transfer_epochs, options.server_batch)
         return train_all_on_server(task, models, data, objective, context, *training)

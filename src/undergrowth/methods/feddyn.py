@@ -22,7 +22,7 @@ import torch
 
 from undergrowth.core import Context, Method, Packet, Server, State, Task, WeightedMean, Weights, option
 from undergrowth.core.names import MODEL
-from undergrowth.learning import CrossEntropy, GradientClient, Linear, Proximal, Trained, model_mismatch, with_slope
+from undergrowth.learning import GradientClient, Linear, Proximal, TaskLoss, Trained, model_mismatch, with_slope
 from undergrowth.learning.servers import mean_changes, with_mean_buffers
 
 
@@ -74,7 +74,7 @@ class FedDyn(Method):
 
     @property
     def client(self) -> FedDynClient:
-        return FedDynClient(CrossEntropy() + Linear() + Proximal(self.alpha), options=self)
+        return FedDynClient(TaskLoss() + Linear() + Proximal(self.alpha), options=self)
 
     @property
     def server(self) -> FedDynServer:

@@ -1,5 +1,8 @@
 """FedFT, FedFT-RDS, FedFT-EDS (Shi, Sheffield thesis, §6.4): only θ above `split` is tuned, φ below it is fixed.
 
+LP, the linear probe (Nguyen et al. 2023; Bernier, Concordia thesis, §3.1), is FedFT with the last layer as θ and cached
+features.
+
 A device selects samples with the received model, trains θ on them for `epochs` and sends θ_k and their number n_k.
 fedft uses the samples of the run's selector, all by default; fedft-rds a random fraction `share`; fedft-eds the
 fraction with the highest entropy H = −Σ p·log p, p = softmax(z/ρ), with ρ = `temperature`. Server: θ ← Σ p_k·θ_k,
@@ -148,6 +151,14 @@ class FedFT(FineTuning):
 
 
 @dataclass(frozen=True)
+class LP(FineTuning):
+    """Linear probe: only the last layer of a pretrained model is trained, on cached features."""
+
+    split: str = option("head", "level of the model below which nothing is trained")
+    cache_features: bool = option(True, "devices keep the features of their samples instead of recomputing them")
+
+
+@dataclass(frozen=True)
 class FedFTRDS(FineTuning):
     """Federated fine-tuning of the upper part on random samples."""
 
@@ -164,6 +175,10 @@ class FedFTEDS(FineTuning):
 
     share: float = option(0.1, "fraction of the samples that a device trains on", above=0, at_most=1)
     temperature: float = option(0.1, "divides the logits before the entropy; below 1 it hardens", above=0)
+
+    @property
+    def needs_classes(self) -> str:
+        return "it selects samples by the entropy of their class probabilities" if self.share < 1 else ""
 
     @property
     def selector(self) -> Selector:

@@ -175,6 +175,10 @@ class FedKAD(Method):
     prototype_reduction: str = option("mean", "how the classes' cross-entropies are combined", choices=("mean", "sum"))
 
     @property
+    def needs_classes(self) -> str:
+        return "its prototypes are the mean maps of every class"
+
+    @property
     def client(self) -> FedKADClient:
         return FedKADClient(options=self)
 

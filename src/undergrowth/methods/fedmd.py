@@ -4,7 +4,8 @@ Down: the consensus of the last round, and two seeds from which a device draws t
 those of the consensus, and those of this round. A device keeps its model w_k, which may be of any size
 (`model.ladder`). It learns the consensus for `digest_epochs`, KD, then trains E epochs on its own data. Up: its logits
 on this round's `samples` public samples. Server: consensus z = (1/K)·Σ z_k; a global model learns KD(z).
-KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z).
+KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z). For a regression it is the
+mean of (z − t)², whatever `loss` says.
 
 The public data is `public: 0.1`; its labels are not used. Devices are assumed to have it: sending it is in no price.
 The global model is evaluated and, as "accuracy/devices", the mean of the devices' models.
@@ -19,22 +20,22 @@ devices on labelled public data too. Learning the consensus uses the run's optim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, LazyMapping, Packet, Shard, State, Task, View, Weights, option
+from undergrowth.core import AllSelector, Context, LazyMapping, Packet, Regression, Shard, State, Task, View, Weights
 from undergrowth.core.client import Steps
 from undergrowth.core.method import Method, ModelWeights
 from undergrowth.core.names import AUGMENT, EPOCHS, MODEL, MODEL_NAME, SEED, X, Y
+from undergrowth.core.options import option
 from undergrowth.core.reducers import WeightedMean
 from undergrowth.core.server import Plan, Server
-from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained, train_on_server
+from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, TaskLoss, Trained, train_on_server
 from undergrowth.learning.distillation import (
     LOSSES,
     TEACHER,
@@ -55,16 +56,21 @@ PUBLIC = "public"  # entry of a batch: whether a sample is public
 
 @dataclass(frozen=True)
 class Digestion(Objective):
-    """The distance from the consensus for public samples, and the cross-entropy for the device's own."""
+    """The distance from the consensus for public samples, and the task's loss for the device's own."""
 
     loss: str = "l1"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         logits, batch = inputs.output.logits, inputs.batch
-        own = F.cross_entropy(logits, batch[Y].clamp_min(0), reduction="none")
+        kind, labels = inputs.task.kind, batch[Y]
         if TEACHER not in batch:
-            return inputs.mean(own)
-        return inputs.mean(torch.where(batch[PUBLIC], logit_distances(self.loss, logits, batch[TEACHER]), own))
+            return TaskLoss()(inputs)
+        public = batch[PUBLIC]
+        # The labels of public samples may be hidden, and a NaN would reach the gradient.
+        values, counts = kind.losses(logits, labels.where(~public.view(-1, *[1] * (labels.dim() - 1)), 0))
+        distances = logit_distances(self.loss, logits, batch[TEACHER], kind)
+        both = inputs.mean(torch.where(public, distances, values))
+        return both if counts is None else both / inputs.mean(counts.masked_fill(public, 1)).clamp_min(1e-9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +93,7 @@ class FedMDClient(GradientClient):
         count = len(drawn)
         # Public and own samples in one data set; each epoch, and so each batch, has samples of one kind only.
         data = {X: _concatenate(public.x, drawn, shard.x), Y: _concatenate(public.y, drawn, shard.y)}
-        data[TEACHER] = torch.cat([teacher, teacher.new_zeros(len(shard), teacher.shape[1])])
+        data[TEACHER] = torch.cat([teacher, teacher.new_zeros(len(shard), *teacher.shape[1:])])
         data[PUBLIC] = torch.arange(count + len(shard), device=shard.x.device) < count
         shown, generator = Shard(data[X][:count], data[Y][:count]), context.generator("digest")
         digesting = shuffled_steps(task, {}, shown, AllSelector(), self.options.digest_epochs, steps.batch, generator)
@@ -138,7 +144,7 @@ class FedMDServer(Server):
         known, public = state["known"], public_data(task, "fedmd")
         if CONSENSUS not in known.tensors:
             one = task.model(task.model.initial(0), public.x[:1]).detach()
-            consensus = one.new_zeros(min(self.options.samples, len(public)), one.shape[1])
+            consensus = one.new_zeros(min(self.options.samples, len(public)), *one.shape[1:])
             known = Packet({CONSENSUS: consensus}, {**known.scalars, DIGESTED: 0.0})
         return {**state, "known": known, EPOCHS: 0}
 
@@ -207,3 +213,7 @@ class FedMD(Method):
 
         names = {"global": "", **{f"devices/{device}": device for device in own}}
         return LazyMapping(names, read)
+
+    def notes(self, task: Task) -> Sequence[str]:
+        unused = isinstance(task.kind, Regression) and self.loss != "l2"
+        return ["fedmd: outputs of a regression are compared by l2; method.loss has no effect"] if unused else []

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core import Method, option
-from undergrowth.learning import AveragingServer, CrossEntropy, GradientClient, Proximal, StragglerOptions
+from undergrowth.learning import AveragingServer, GradientClient, Proximal, StragglerOptions, TaskLoss
 
 
 @dataclass(frozen=True)
@@ -27,4 +27,4 @@ class FedProx(StragglerOptions, Method):
 
     @property
     def client(self) -> GradientClient:
-        return GradientClient(CrossEntropy() + Proximal(self.mu) if self.mu else CrossEntropy())
+        return GradientClient(TaskLoss() + Proximal(self.mu) if self.mu else TaskLoss())

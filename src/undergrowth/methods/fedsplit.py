@@ -34,7 +34,7 @@ from undergrowth.core.client import Carry, Steps
 from undergrowth.core.compound_reducers import Collect, Named
 from undergrowth.core.names import FINISH, MODEL
 from undergrowth.core.reducers import Reducer, WeightedMean
-from undergrowth.learning import AveragingServer, CrossEntropy, FewShotSelector, GradientClient, Trained, model_mismatch
+from undergrowth.learning import AveragingServer, FewShotSelector, GradientClient, TaskLoss, Trained, model_mismatch
 from undergrowth.learning.clustering import representatives
 from undergrowth.learning.distillation import train_on_server
 from undergrowth.learning.features import UpperModel, features_of
@@ -111,7 +111,7 @@ class FedSplitServer(AveragingServer):
         above = replace(task, model=UpperModel(task.model, options.level))
         start = task.model.initial(context.key("upper part"))
         training = (options.meta_lr, options.meta_epochs, options.meta_batch or task.train.batch, options.level)
-        trained = train_on_server(above, start, data, CrossEntropy(), context, *training)
+        trained = train_on_server(above, start, data, TaskLoss(), context, *training)
         upper = (*task.model.trainable(options.level), *task.model.upper_buffers(options.level))
         return {**after, "composed": {**state[MODEL], **{name: trained[name] for name in upper}}}
 
@@ -126,6 +126,10 @@ class FedSplit(Method):
     meta_epochs: int = option(100, "epochs of the upper part at the server", at_least=1)
     meta_batch: int | None = option(None, "maps in a batch of the upper part; None: the run's", at_least=1)
     meta_every: int = option(1, "rounds from one training of the upper part to the next", at_least=1)
+
+    @property
+    def needs_classes(self) -> str:
+        return "" if self.selector == "all" else "it selects maps of every class (method.selector=all does not)"
 
     @property
     def client(self) -> FedSplitClient:

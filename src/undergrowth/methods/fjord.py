@@ -26,40 +26,74 @@ statistics=False, a narrow step leaves the running statistics of the other chann
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, option
+from undergrowth.core import (
+    Batch,
+    Carry,
+    Context,
+    Method,
+    MultiLabel,
+    Packet,
+    Regression,
+    Shard,
+    State,
+    Steps,
+    Task,
+    TaskKind,
+    option,
+)
 from undergrowth.core.names import BUFFERS, PARAMETERS, X
 from undergrowth.learning import (
-    CrossEntropy,
     GradientClient,
     LossInputs,
     Objective,
+    TaskLoss,
     Trained,
     WidthClient,
     WidthOptions,
     WidthServer,
     widths_of,
 )
-from undergrowth.learning.slice_client import RATIO, SlicedModel, slice_upload
+from undergrowth.learning.slice_client import RATIO, slice_upload
+from undergrowth.learning.width import SlicedModel
 
 KEPT = "kept"  # entry of the carry: channels that each of the coming steps trains, steps × sets of channels
 
 
+def divergences(student: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
+    """KL(softmax(t) ‖ softmax(z)) of each sample's logits z from the teacher's t, mean over positions if several.
+
+    Of multi-label, Σ over labels of KL(σ(t) ‖ σ(z)); of a regression, the squared distance, mean over targets.
+    """
+    if isinstance(kind, Regression):
+        return (student - teacher).square().flatten(1).mean(1)
+    if isinstance(kind, MultiLabel):
+        entropy = partial(F.binary_cross_entropy_with_logits, target=teacher.sigmoid(), reduction="none")
+        return (entropy(student) - entropy(teacher)).sum(1)
+    student, teacher = student.log_softmax(-1), teacher.log_softmax(-1)
+    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return divergence.flatten(1).mean(1) if divergence.dim() > 1 else divergence
+
+
 @dataclass(frozen=True)
 class SelfDistillation(Objective):
-    """KL(softmax(z_r) ‖ softmax(z_p)) of the logits z_p with the first channels only, which `received` names."""
+    """KL(softmax(z_r) ‖ softmax(z_p)) of the logits z_p with the first channels only, which `received` names.
+
+    For tasks other than classification see `divergences`.
+    """
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        model, teacher = inputs.task.model, inputs.output.logits.detach().log_softmax(1)
+        model, teacher = inputs.task.model, inputs.output.logits.detach()
         assert isinstance(model, SlicedModel)
         masks = widths_of(model.whole).masks(inputs.trained, inputs.received[KEPT])
         narrow = {name: value * masks[name] if name in masks else value for name, value in inputs.trained.items()}
-        student = model.run({**inputs.received, **narrow}, inputs.batch[X], training=True).logits.log_softmax(1)
-        return inputs.mean(F.kl_div(student, teacher, reduction="none", log_target=True).sum(1))
+        student = model.run({**inputs.received, **narrow}, inputs.batch[X], training=True).logits
+        return inputs.mean(divergences(student, teacher, inputs.task.kind))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +137,7 @@ class FjORD(WidthOptions, Method):
 
     @property
     def client(self) -> WidthClient:
-        objective = CrossEntropy() + SelfDistillation() if self.distill else CrossEntropy()
+        objective = TaskLoss() + SelfDistillation() if self.distill else TaskLoss()
         return WidthClient(FjORDClient(objective, options=self))
 
     @property

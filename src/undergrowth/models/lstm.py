@@ -1,4 +1,7 @@
-"""Two LSTM layers and a linear layer on the last position: for characters, as in LEAF's Shakespeare model, or words."""
+"""Two LSTM layers and a linear layer on the last position, or on every one.
+
+For characters, as in LEAF's Shakespeare model, or for words.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,17 @@ class LastPosition(nn.Module):
         return x[:, -1]
 
 
-def make(_shape: tuple[int, ...], classes: int, layers: Layers, vocabulary: int, embedding: int, hidden: int) -> Staged:
+def make(
+    _shape: tuple[int, ...],
+    classes: int,
+    layers: Layers,
+    vocabulary: int,
+    embedding: int,
+    hidden: int,
+    per_position: bool = False,
+) -> Staged:
     """The model for int64 tokens below `vocabulary`."""
-    return _recurrent(nn.Embedding(vocabulary, embedding), embedding, hidden, classes, layers)
+    return _recurrent(nn.Embedding(vocabulary, embedding), embedding, hidden, classes, layers, per_position)
 
 
 def make_words(
@@ -42,21 +53,24 @@ def make_words(
     embedding: int,
     hidden: int,
     embeddings: str | None,
+    per_position: bool = False,
 ) -> Staged:
     """The model for word tokens (see `embeddings.py`). A file of vectors decides their dimension."""
     if embeddings is None:
-        return _recurrent(TrainedEmbedding(vocabulary, embedding), embedding, hidden, classes, layers)
+        return _recurrent(TrainedEmbedding(vocabulary, embedding), embedding, hidden, classes, layers, per_position)
     vectors = read_vectors(embeddings, vocabulary)
-    return _recurrent(FrozenEmbedding(vectors), vectors.shape[1], hidden, classes, layers)
+    return _recurrent(FrozenEmbedding(vectors), vectors.shape[1], hidden, classes, layers, per_position)
 
 
-def _recurrent(words: nn.Module, embedding: int, hidden: int, classes: int, layers: Layers) -> Staged:
+def _recurrent(
+    words: nn.Module, embedding: int, hidden: int, classes: int, layers: Layers, per_position: bool
+) -> Staged:
     """Levels are after the embedding and after each LSTM layer."""
     stages: dict[str, nn.Module] = {
         "embedding": words,
         "recurrent1": Recurrent(embedding, hidden),
         "recurrent2": Recurrent(hidden, hidden),
-        "last": LastPosition(),
+        "last": nn.Identity() if per_position else LastPosition(),
         "head": layers.linear(hidden, classes, last=True),
     }
     return Staged(stages, {"low": "recurrent1", "mid": "recurrent2", "up": "last", "head": "head"})
@@ -70,6 +84,7 @@ LSTM = Architecture(
     takes="tokens",
     norms={"none": 1},
     init="torch",
+    per_position=True,
     shape=(80,),
     classes=80,
     options={"vocabulary": 80, "embedding": 8, "hidden": 256},
@@ -88,6 +103,7 @@ LSTM_WORDS = Architecture(
     takes="tokens",
     norms={"none": 1},
     init="torch",
+    per_position=True,
     shape=(64,),
     classes=4,
     options={"vocabulary": 20_000, "embedding": 100, "hidden": 256, "embeddings": None},

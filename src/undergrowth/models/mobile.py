@@ -59,13 +59,14 @@ class Design(NamedTuple):
     groups: Sequence[Sequence[BlockSizes]]  # the first block of a group may halve the maps
     last: int  # channels of the last convolution, which is 1×1
     activation: type[nn.Module]  # after the first and the last convolution
-    gate: Gate
+    gate: Gate | None  # None: no block has squeeze and excitation
+    published: str | None = None  # see `Staged`
 
 
 class InvertedResidual(nn.Module):
     """Widening, depthwise convolution, squeeze and excitation, narrowing; adds the input if the shapes are equal."""
 
-    def __init__(self, inputs: int, sizes: BlockSizes, layers: Layers, gate: Gate) -> None:
+    def __init__(self, inputs: int, sizes: BlockSizes, layers: Layers, gate: Gate | None) -> None:
         super().__init__()
         kernel, widened, outputs, squeezed, stride, activation = sizes
         block: list[nn.Module] = []
@@ -73,7 +74,7 @@ class InvertedResidual(nn.Module):
             block += [layers.convolution(inputs, widened, 1), layers.normalisation(widened), activation()]
         block += [layers.convolution(widened, widened, kernel, stride, groups=widened)]
         block += [layers.normalisation(widened), activation()]
-        if squeezed:
+        if squeezed and gate is not None:
             block += [gate(layers, widened, squeezed)]
         block += [layers.convolution(widened, outputs, 1), layers.normalisation(outputs)]
         self.layers = nn.Sequential(*block)
@@ -103,4 +104,5 @@ def build_mobile(design: Design, channels: int, layers: Layers, stride: int, top
     stages["last"] = nn.Sequential(last, layers.normalisation(design.last), design.activation())
     stages["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     count = len(design.groups)
-    return Staged(stages | top, {"low": f"group{count - 1}", "mid": f"group{count}", "up": "last", "head": "head"})
+    levels = {"low": f"group{count - 1}", "mid": f"group{count}", "up": "last", "head": "head"}
+    return Staged(stages | top, levels, design.published)

@@ -60,7 +60,8 @@ def make(shape: tuple[int, ...], classes: int, layers: Layers, width: int, block
     stages["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     stages["head"] = layers.linear(inputs, classes, last=True)
     names = list(stages)
-    return Staged(stages, {"low": names[2], "mid": names[3], "up": names[4], "head": "head"})
+    levels = {"low": names[2], "mid": names[3], "up": names[4], "head": "head"}
+    return Staged(stages, levels, published="conv1.weight" if len(blocks) == 4 else None)
 
 
 def architecture(depth: int, form: str, width: int, blocks: tuple[int, ...], norms: dict[str, int]) -> Architecture:

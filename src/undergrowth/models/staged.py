@@ -17,13 +17,18 @@ class Staged(nn.Sequential):
     level are `model[: model.position(level)](x)`.
 
     `levels` is optional, because `nn.Sequential` builds a slice from its stages alone: a slice has no levels.
+    `published` is the first name in a published file of weights that has the tensors of this model in the same order.
     """
 
     levels: dict[str, str]
+    published: str | None
 
-    def __init__(self, stages: Mapping[str, nn.Module], levels: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, stages: Mapping[str, nn.Module], levels: Mapping[str, str] | None = None, published: str | None = None
+    ) -> None:
         super().__init__(OrderedDict(stages))
         self.levels = dict(levels or {})
+        self.published = published
 
     def position(self, level: str) -> int:
         """The number of stages below a split level."""

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from undergrowth.core.errors import InputError
+from undergrowth.models.published import with_own_names
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".th", ".bin")
 MAX_NAMES_IN_MESSAGE = 3
@@ -41,9 +42,10 @@ def load_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: boo
     """Loads a `.safetensors`, `.pt`, `.pth`, `.th` or `.bin` file without running code from it.
 
     The file contains a state dict, or a checkpoint with one under "state_dict". If every name starts with "module.",
-    the prefix is dropped. The names and shapes must be those of the module; of two names for one tied weight, the
-    file needs only the first. With `skip_head` the head of the file is ignored and the module keeps its head; None:
-    only if the two heads have different shapes. If loading fails, the module is unchanged.
+    the prefix is dropped. The names and shapes must be those of the module, or those of the published file for its
+    architecture; of two names for one tied weight, the file needs only the first. With `skip_head` the head of the file
+    is ignored and the module keeps its head; None: only if the two heads have different shapes. If loading fails, the
+    module is unchanged.
     """
     module.load_state_dict(check_weights(module, path, skip_head=skip_head), strict=False)
 
@@ -57,7 +59,7 @@ def check_tensors(
     module: nn.Module, found: Mapping[str, Tensor], origin: str, *, skip_head: bool | None = False
 ) -> dict[str, Tensor]:
     """The tensors among `found` that the module would load. `origin`: what they are, for the `InputError`."""
-    found, wanted = dict(found), module.state_dict(keep_vars=True)
+    found, wanted = with_own_names(module, found), module.state_dict(keep_vars=True)
     head = _head_prefix(module)
     if skip_head is None:
         skip_head = head is not None and any(name.startswith(head) for name in _misfits(found, wanted))

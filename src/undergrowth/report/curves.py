@@ -1,4 +1,4 @@
-"""Learning curves of groups of runs: accuracy or loss against rounds, simulated time, bytes, computation and energy.
+"""Learning curves of groups of runs: a metric or the loss against rounds, simulated time, bytes, computation, energy.
 
 The curve of several runs is the mean of their curves, each drawn with straight lines between its points, with a band of
 one standard deviation.
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from undergrowth.core.task_kind import FRACTIONS
 from undergrowth.report.figures import (
     Figure,
     axis,
@@ -47,39 +48,41 @@ class Curve:
 
 
 def metric_per_round(groups: Sequence[Group], metric: str) -> Figure | None:
-    """`metric` (accuracy or loss) by round."""
+    """`metric`, a figure of the history, by round."""
     hover = f"round %{{x}}<br>{metric} %{{y:.4f}}"
     traces = []
     for place, group in enumerate(groups):
         traces += _traces(group.label, place, mean_curve(_points(group, metric)), hover)
-        if metric == "accuracy":
-            traces += _other_models(group, place)
+        traces += _other_models(group, place, metric)
     values = [value for trace in traces if "fill" not in trace for value in trace["y"]]
     if not values:
         return None
     # On a linear axis, a diverged loss would make all earlier values look equal.
-    logarithmic = metric == "loss" and min(values) > 0 and max(values) > 1000 * min(values)
+    logarithmic = metric in ("loss", "perplexity", "mse") and min(values) > 0 and max(values) > 1000 * min(values)
     if logarithmic:  # such an axis has no place for the part of a band below 0
         traces = [{**trace, "y": [max(value, min(values)) for value in trace["y"]]} for trace in traces]
-    y_axis = (
-        axis(metric, type="log") if logarithmic else axis(metric, tickformat=".1~%" if metric == "accuracy" else "")
-    )
+    y_axis = axis(metric, type="log") if logarithmic else _value_axis(metric)
     rounds = max(row["round"] for group in groups for record in group.records for row in record.rounds)
     return build_figure(traces, f"{metric.capitalize()} per round", round_axis(rounds), y_axis)
 
 
-def accuracy_against_cost(groups: Sequence[Group], cost: str) -> Figure | None:
-    """Accuracy against the `cost` up to each round: seconds, bytes, flops or joules."""
-    curves = [mean_curve(_points(group, "accuracy", cost)) for group in groups]
+def _value_axis(metric: str) -> dict[str, Any]:
+    """An axis in per cent for metrics from 0 to 1, such as the accuracy."""
+    return axis(metric, tickformat=".1~%" if metric in FRACTIONS else "")
+
+
+def metric_against_cost(groups: Sequence[Group], metric: str, cost: str) -> Figure | None:
+    """`metric` against the `cost` up to each round: seconds, bytes, flops or joules."""
+    curves = [mean_curve(_points(group, metric, cost)) for group in groups]
     highest = max((float(curve.x[-1]) for curve in curves if curve), default=0.0)
     factor, x_axis = _cost_axis(cost, highest)
     traces = []
     for place, (group, curve) in enumerate(zip(groups, curves, strict=True)):
-        traces += _traces(group.label, place, curve, "%{x:.4~s} · accuracy %{y:.4f}", factor)
+        traces += _traces(group.label, place, curve, f"%{{x:.4~s}} · {metric} %{{y:.4f}}", factor)
     if not traces:
         return None
     title = {"seconds": "simulated time", "bytes": "bytes sent", "flops": "computation", "joules": "energy"}[cost]
-    return build_figure(traces, f"Accuracy against {title}", x_axis, axis("accuracy", tickformat=".1~%"))
+    return build_figure(traces, f"{metric.capitalize()} against {title}", x_axis, _value_axis(metric))
 
 
 def mean_curve(runs: Sequence[Points]) -> Curve | None:
@@ -143,14 +146,14 @@ def _traces(label: str, place: int, curve: Curve | None, hover: str, factor: flo
     return traces
 
 
-def _other_models(group: Group, place: int) -> list[dict[str, Any]]:
+def _other_models(group: Group, place: int, metric: str) -> list[dict[str, Any]]:
     """Thin dotted lines for the models that a method evaluates besides the global one."""
     rows = [row for record in group.records for row in record.rounds]
-    names = list(dict.fromkeys(key for row in rows for key in row if key.startswith("accuracy/")))
+    names = list(dict.fromkeys(key for row in rows for key in row if key.startswith(f"{metric}/")))
     lines = []
     for name in names[:_MAX_OTHER_MODELS]:
-        short = name.removeprefix("accuracy/")
-        hover = f"{short}<br>round %{{x}}<br>accuracy %{{y:.4f}}"
+        short = name.removeprefix(f"{metric}/")
+        hover = f"{short}<br>round %{{x}}<br>{metric} %{{y:.4f}}"
         lines += _traces(short, place, mean_curve(_points(group, name)), hover)[-1:]
     return [{**line, "mode": "lines", "line": {**line_style(place), "width": 1, "dash": "dot"}} for line in lines]
 

@@ -1,4 +1,4 @@
-"""Plotly figures about devices: accuracy, samples, rounds and costs.
+"""Plotly figures about devices: the main metric, samples, rounds and costs.
 
 Values are aggregated in Python, not in the browser, so that a page about 10 000 devices is as small as one about ten.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from undergrowth.core.task_kind import FRACTIONS
 from undergrowth.report.figures import Figure, axis, build_figure, colour, cost_of, legend_group
 from undergrowth.report.groups import Group
 from undergrowth.report.run_record import finite
@@ -25,10 +26,8 @@ _PIXELS_PER_BOX = 34
 _MAX_DEVICE_CLASSES = 12
 _MAX_WHOLE_TICKS = 8
 
-_AXIS_TITLES = {
-    "accuracy": "accuracy on own test samples", "samples": "training samples", "rounds": "rounds taken part",
-}  # fmt: skip
-_TITLES = {"accuracy": "Accuracy of devices", "samples": "Samples of devices", "rounds": "Rounds taken part"}
+_AXIS_TITLES = {"samples": "training samples", "rounds": "rounds taken part"}
+_TITLES = {"samples": "Samples of devices", "rounds": "Rounds taken part"}
 _COSTS = {
     "bytes": ("Bytes per device, down and up", "B"),
     "flops": ("FLOPs per device", ""),
@@ -41,7 +40,7 @@ Array = NDArray[Any]
 
 
 def distribution(groups: Sequence[Group], key: str) -> Figure | None:
-    """The devices by accuracy, samples or rounds: a histogram of one group, or a box for each of several groups."""
+    """The devices by a metric, samples or rounds: a histogram of one group, or a box for each of several groups."""
     found = [[finite(device.get(key)) for device in group.devices] for group in groups]
     values = [np.array([value for value in each if value is not None]) for each in found]
     if not any(len(each) for each in values):
@@ -55,13 +54,13 @@ def _histogram(values: Array, key: str) -> Figure:
     bars = {
         "type": "bar", "x": ((edges[:-1] + edges[1:]) / 2).tolist(), "y": numbers.tolist(),
         "marker": {"color": colour(0)}, "customdata": [_bin_label(low, high, key) for low, high in pairwise(edges)],
-        "hovertemplate": f"{_AXIS_TITLES[key]} %{{customdata}}<br>%{{y}} devices<extra></extra>",
+        "hovertemplate": f"{_axis_title(key)} %{{customdata}}<br>%{{y}} devices<extra></extra>",
     }  # fmt: skip
     x_axis = _value_axis(key)
-    if key != "accuracy" and len(edges) <= _MAX_BINS_WITH_TICKS + 1:
+    if key in _TITLES and len(edges) <= _MAX_BINS_WITH_TICKS + 1:
         x_axis["dtick"] = 1
     y_axis = axis("devices", dtick=1) if max(numbers) <= _MAX_WHOLE_TICKS else axis("devices")
-    return build_figure([bars], _TITLES[key], x_axis, y_axis, bargap=0.08)
+    return build_figure([bars], _title(key), x_axis, y_axis, bargap=0.08)
 
 
 def _boxes(groups: Sequence[Group], values: Sequence[Array], key: str) -> Figure:
@@ -76,7 +75,7 @@ def _boxes(groups: Sequence[Group], values: Sequence[Array], key: str) -> Figure
     names = [shorten(group.label) for group in groups]
     y_axis = axis("", tickvals=list(range(len(groups))), ticktext=names, range=[len(groups) - 0.5, -0.5])
     height = 90 + _PIXELS_PER_BOX * len(groups)
-    return build_figure(boxes, _TITLES[key], _value_axis(key), {**y_axis, "showgrid": False}, height=height)
+    return build_figure(boxes, _title(key), _value_axis(key), {**y_axis, "showgrid": False}, height=height)
 
 
 def shorten(label: str) -> str:
@@ -85,8 +84,16 @@ def shorten(label: str) -> str:
 
 
 def _value_axis(key: str) -> dict[str, Any]:
-    more: dict[str, Any] = {"tickformat": ".0%", "range": [0, 1]} if key == "accuracy" else {"tickformat": "~s"}
-    return axis(_AXIS_TITLES[key], **more)
+    more: dict[str, Any] = {"tickformat": ".0%", "range": [0, 1]} if key in FRACTIONS else {"tickformat": "~s"}
+    return axis(_axis_title(key), **more)
+
+
+def _axis_title(key: str) -> str:
+    return _AXIS_TITLES.get(key, f"{key} on own test samples")
+
+
+def _title(key: str) -> str:
+    return _TITLES.get(key, f"{key.capitalize()} of devices")
 
 
 def _quantiles(values: Sequence[Sequence[float] | Array]) -> dict[str, list[float]]:
@@ -98,26 +105,30 @@ def _quantiles(values: Sequence[Sequence[float] | Array]) -> dict[str, list[floa
     }  # fmt: skip
 
 
-def accuracy_against_samples(groups: Sequence[Group]) -> Figure | None:
-    """The accuracy of each device against its number of samples."""
+def metric_against_samples(groups: Sequence[Group], metric: str) -> Figure | None:
+    """The metric of each device against its number of samples."""
     traces = []
     known, drawn = 0, 0
     for place, group in enumerate(groups):
-        devices = [device for device in group.devices if finite(device["accuracy"]) is not None]
+        devices = [device for device in group.devices if finite(device.get(metric)) is not None]
+        about = f"%{{x}} samples<br>{metric} %{{y:.3f}}"
         shown = devices[:: -(-len(devices) * len(groups) // _MAX_POINTS) or 1]
         known, drawn = known + len(devices), drawn + len(shown)
         traces.append({
             "type": "scatter", "mode": "markers", "name": group.label, "legendgroup": legend_group(place),
             "x": [device["samples"] for device in shown],
-            "y": [round(device["accuracy"], 4) for device in shown],
+            "y": [round(device[metric], 4) for device in shown],
             "customdata": [[device["device"], device["tier"]] for device in shown],
             "marker": {"color": colour(place), "size": 7, "opacity": 0.7},
-            "hovertemplate": "%{customdata[0]} (%{customdata[1]})<br>%{x} samples<br>accuracy %{y:.3f}<extra></extra>",
+            "hovertemplate": f"%{{customdata[0]}} (%{{customdata[1]}})<br>{about}<extra></extra>",
         })  # fmt: skip
     if not drawn:
         return None
-    title = "Accuracy against samples" + (f" ({count(drawn)} of {count(known)} shown)" if drawn < known else "")
-    return build_figure(traces, title, axis("training samples"), axis("accuracy of the device", tickformat=".0%"))
+    title = f"{metric.capitalize()} against samples" + (
+        f" ({count(drawn)} of {count(known)} shown)" if drawn < known else ""
+    )
+    percent = {"tickformat": ".0%"} if metric in FRACTIONS else {}
+    return build_figure(traces, title, axis("training samples"), axis(f"{metric} of the device", **percent))
 
 
 def cost_boxes(groups: Sequence[Group], cost: str) -> Figure | None:
@@ -139,9 +150,11 @@ def cost_boxes(groups: Sequence[Group], cost: str) -> Figure | None:
 
 
 def _bin_edges(values: Array, key: str) -> Array:
-    if key == "accuracy":
+    if key in FRACTIONS:
         return np.linspace(0, 1, _BINS + 1)
     low, high = float(values.min()), float(values.max())
+    if key not in _TITLES:  # a metric, not a number of something
+        return np.linspace(low, high if high > low else low + 1, _BINS + 1)
     if high - low < _BINS:  # one bin per whole number
         return np.arange(np.floor(low), np.floor(high) + 2) - 0.5
     width = float(np.ceil((high + 1 - low) / _BINS))
@@ -149,8 +162,10 @@ def _bin_edges(values: Array, key: str) -> Array:
 
 
 def _bin_label(low: float, high: float, key: str) -> str:
-    if key == "accuracy":
+    if key in FRACTIONS:
         return f"{low:.0%} to {high:.0%}"
+    if key not in _TITLES:
+        return f"{low:.3g} to {high:.3g}"
     first, last = round(low + 0.5), round(high - 0.5)
     return f"{first}" if first == last else f"{first} to {last}"
 

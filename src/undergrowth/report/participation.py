@@ -77,7 +77,7 @@ def outcomes_by_tier(record: RunRecord, label: str, tiers: Mapping[str, str]) ->
 def lost_classes(record: RunRecord, label: str, population: Any) -> Figure | None:
     """The fraction of each class's training samples by the participation of the devices that hold them."""
     counts = record.activity.counts
-    if population is None or not counts:
+    if population is None or not counts or population.task != "classification":
         return None
     samples = population.counts()[:, :_MAX_CLASSES]
     participation = np.array([_participation(counts.get(device)) for device in population.devices])

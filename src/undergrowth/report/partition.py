@@ -63,7 +63,7 @@ def add_partition_section(page: Page) -> None:
 
 
 def partition_figure(population: Any) -> Figure:
-    """The number of samples of each class on each device, as bubbles."""
+    """The number of samples of each class on each device, as bubbles. The task must be classification."""
     drawn = json.loads(draw_bubbles(population.counts(), population.devices, population.dataset.class_names).to_json())
     # The page sets its own colours, so the template is removed.
     layout = {name: value for name, value in drawn["layout"].items() if name != "template"}
@@ -74,6 +74,8 @@ def write_partition_page(section: dict[str, Any], seed: int, target: str | Path)
     """Write a page with the figure of a partition. `section` is the `data` section of an experiment."""
     described = parse_experiment({"data": section, "run": {"seed": seed}})
     population: Any = build_population(described, None)
+    if population.task != "classification":
+        raise InputError(f"data set '{described.data.name}' is for {population.task}, which has no classes to plot")
     page = Page(f"{described.data.name}, {described.data.partition}")
     page.section(page.title, level=1)
     add_partition_section(page)

@@ -17,6 +17,7 @@ from undergrowth.report.plan_page import write_plan_page
 from undergrowth.runs.advice import best_method, find_next_class
 from undergrowth.runs.api import check_kind, parse_arguments
 from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.planning import Planner, Row
 
 
@@ -61,7 +62,9 @@ def plan(method: str | Method | Sequence[str | Method] | None = None, **argument
         check_kind("method", each)
     named = next((name for name in methods if isinstance(name, str)), "fedavg")
     raw, objects = parse_arguments({"data": "digits", "model": "cnn", **arguments, "method": named})
-    found = build_plan(parse_experiment(raw), methods, objects["data"], objects["model"])
+    found = build_plan(
+        parse_experiment(raw), methods, objects["data"], objects["model"], functions=objects["functions"]
+    )
     for note in found.notes:
         warnings.warn(note, RunWarning, stacklevel=2)
     return found
@@ -73,9 +76,10 @@ def build_plan(
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
     watch: Callable[[Iterator[Row]], Iterable[Row]] = iter,
+    functions: TaskFunctions | None = None,
 ) -> PlanReport:
     """Prices `methods`, or all that work with the model, and advises. `watch` sees the rows as they are priced."""
-    planner = Planner(experiment, data, model)
+    planner = Planner(experiment, data, model, functions)
     rows = list(watch(planner.price_all(methods)))
     # Someone who names methods wants to use the first of them.
     chosen = rows[0]["method"] if methods else best_method(rows)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from undergrowth.report.figures import colour, legend_group
 from undergrowth.report.groups import Group
 from undergrowth.report.html import Page, escape
 from undergrowth.report.rerun import rerun_command
-from undergrowth.report.run_record import RunRecord
+from undergrowth.report.run_record import RunRecord, shared_metric
 from undergrowth.report.tables import COSTS, NO_VALUE, duration, energy, operations, score, size, spread, start_line
 
-GROUP_COLUMNS = (
-    ("accuracy", "accuracy", score), ("loss", "loss", score), ("simulated_seconds", "simulated time", duration),
+Column = tuple[str, str, Callable[[float | None], str]]  # total, title, formatting function
+_GROUP_COLUMNS: tuple[Column, ...] = (
+    ("loss", "loss", score), ("simulated_seconds", "simulated time", duration),
     ("bytes", "sent", size),
     ("flops", "computed", operations), ("joules", "energy", energy),
 )  # fmt: skip
@@ -29,14 +30,16 @@ def add_key(page: Page, groups: Sequence[Group]) -> None:
 
 def add_group_table(page: Page, groups: Sequence[Group]) -> None:
     """Mean and deviation of scores and costs, one row per group."""
+    metric = shared_metric([record for group in groups for record in group.records]).name
+    columns: list[Column] = [*([] if metric == "loss" else [(metric, metric, score)]), *_GROUP_COLUMNS]
     rows = [
         (group.label, len(group.records), *(spread(*group.mean_and_deviation(key), formatted)
-         for key, _, formatted in GROUP_COLUMNS))
+         for key, _, formatted in columns))
         for group in groups
     ]  # fmt: skip
     text = "Mean and standard deviation over the runs of a row, at the end of each run."
     page.section("Results", text)
-    page.table(["", "runs", *(title for _, title, _ in GROUP_COLUMNS)], rows)
+    page.table(["", "runs", *(title for _, title, _ in columns)], rows)
 
 
 def add_cards(page: Page, records: Sequence[RunRecord], labels: Sequence[str], places: Sequence[int]) -> None:
@@ -55,7 +58,8 @@ def _swatch(place: int) -> str:
 
 def _card(record: RunRecord, label: str, place: int, folded: bool) -> str:
     totals = record.totals
-    numbers = [("accuracy", score(totals.get("accuracy"))), ("loss", score(totals.get("loss")))]
+    names = dict.fromkeys([record.metric.name, *totals.get("metrics", {}), "loss"])
+    numbers = [(name, score(totals.get(name))) for name in names]
     numbers += [(title, formatted(totals.get(key))) for key, title, formatted in COSTS if key in totals]
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(title)}</span></div>" for title, value in numbers)
     status = progress = ""
@@ -69,7 +73,7 @@ def _card(record: RunRecord, label: str, place: int, folded: bool) -> str:
     body = f'<div class="numbers">{cells}</div>{progress}<pre>{escape(rerun_command(record))}</pre>'
     if not folded:
         return f'<div class="card"><h3>{_swatch(place)}{escape(label)}{status}</h3>{body}</div>'
-    accuracy = "" if numbers[0][1] == NO_VALUE else f' <span class="quiet">accuracy {numbers[0][1]}</span>'
-    heading = f"{_swatch(place)}{escape(label)}{accuracy}{status}"
+    reached = "" if numbers[0][1] == NO_VALUE else f' <span class="quiet">{" ".join(numbers[0])}</span>'
+    heading = f"{_swatch(place)}{escape(label)}{reached}{status}"
     run_id = f'<p class="quiet">{escape(record.run)}</p>'
     return f'<details class="card"><summary>{heading}</summary>{run_id}{body}</details>'

@@ -13,7 +13,7 @@ from typing import Any
 from undergrowth.core import InputError
 from undergrowth.report.groups import SEED, Group, group_records
 from undergrowth.report.run_names import find_runs
-from undergrowth.report.run_record import RunRecord, differences, load_records
+from undergrowth.report.run_record import RunRecord, differences, load_records, shared_metric
 from undergrowth.runs import Store
 from undergrowth.runs.atomic_files import replace_file
 
@@ -22,7 +22,6 @@ FORMATS = ("csv", "parquet", "latex")
 # Columns of the LaTeX table: total, title, unit, and the prefixes with their factors, of which each column uses one.
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _LATEX_COLUMNS = (
-    ("accuracy", "Accuracy", r"\%", ((0.01, ""),)),
     ("loss", "Loss", "", ((1.0, ""),)),
     ("simulated_seconds", "Time", "", ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))),
     ("bytes", "Sent", "B", _DECIMAL),
@@ -85,7 +84,11 @@ def history_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 def latex_table(groups: Sequence[Group]) -> str:
     """A table for LaTeX's booktabs package: one row per group, mean ± standard deviation over its runs."""
-    columns = [column for column in _LATEX_COLUMNS if any(group.values(column[0]) for group in groups)]
+    metric = shared_metric([record for group in groups for record in group.records])
+    percent = (r"\%", ((0.01, ""),)) if metric.is_fraction else ("", ((1.0, ""),))
+    main = (metric.name, _escape(metric.name.capitalize()), *percent)
+    shown = [*([] if metric.name == "loss" else [main]), *_LATEX_COLUMNS]
+    columns = [column for column in shown if any(group.values(column[0]) for group in groups)]
     titles, cells = ["", "Runs"], [[_escape(group.label), str(len(group.records))] for group in groups]
     for key, title, unit, prefixes in columns:
         spreads = [group.mean_and_deviation(key) for group in groups]

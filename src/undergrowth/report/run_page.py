@@ -16,8 +16,8 @@ from undergrowth.report.participation import participation_sections
 from undergrowth.report.partition import add_partition_section, partition_figure, rebuild_partition
 from undergrowth.report.run_cards import add_cards, add_group_table, add_key
 from undergrowth.report.run_names import find_runs
-from undergrowth.report.run_record import RunRecord, differences, load_records, short_labels
-from undergrowth.report.tables import DEVICE_COLUMNS, count, device_cells
+from undergrowth.report.run_record import RunRecord, differences, load_records, shared_metric, short_labels
+from undergrowth.report.tables import count, device_cells, device_columns
 from undergrowth.report.tree_section import add_tree
 from undergrowth.runs import Store
 from undergrowth.runs.atomic_files import replace_file
@@ -133,12 +133,27 @@ def _add_curves(page: Page, groups: Sequence[Group]) -> None:
     if any(len(group.records) > 1 for group in groups):
         text += " Line: mean of the runs of a group, up to the end of its shortest run. Band: standard deviation."
     page.section("Learning", text)
-    first = [curves.metric_per_round(groups, "accuracy")]
-    first += [curves.accuracy_against_cost(groups, cost) for cost in ("seconds", "bytes", "joules")]
+    metric = _shared_metric(groups)
+    first = [curves.metric_per_round(groups, metric)]
+    first += [curves.metric_against_cost(groups, metric, cost) for cost in ("seconds", "bytes", "joules")]
     if not page.figures(first):
         page.text("No round is finished yet.")
         return
-    page.figures([curves.metric_per_round(groups, "loss"), curves.accuracy_against_cost(groups, "flops")])
+    others = [name for name in _all_metrics(groups) if name != metric]
+    more = [curves.metric_per_round(groups, name) for name in dict.fromkeys([*others, "loss"]) if name != metric]
+    page.figures([*more, curves.metric_against_cost(groups, metric, "flops")])
+
+
+def _shared_metric(groups: Sequence[Group]) -> str:
+    return shared_metric([record for group in groups for record in group.records]).name
+
+
+def _all_metrics(groups: Sequence[Group]) -> list[str]:
+    """The names of the metrics that all runs have."""
+    known = [
+        record.row["experiment"].get("task", {}).get("metrics", []) for group in groups for record in group.records
+    ]
+    return [name for name in known[0] if all(name in each for each in known)]
 
 
 def _add_devices(page: Page, groups: Sequence[Group]) -> None:
@@ -147,9 +162,10 @@ def _add_devices(page: Page, groups: Sequence[Group]) -> None:
     box = "A box spans the middle half of the devices, the whiskers span all of them."
     text = "Each device is evaluated with the model it would use, on its own held-out samples."
     page.section("Devices", text if len(groups) == 1 else f"{text} {box}")
+    metric = _shared_metric(groups)
     page.figures([
-        device_figures.distribution(groups, "accuracy"),
-        device_figures.accuracy_against_samples(groups),
+        device_figures.distribution(groups, metric),
+        device_figures.metric_against_samples(groups, metric),
         device_figures.distribution(groups, "rounds"),
         device_figures.distribution(groups, "samples"),
     ])  # fmt: skip
@@ -176,7 +192,7 @@ def _add_partitions(page: Page, partitions: Sequence[tuple[str, Any] | None], la
     """One figure for each distinct partition."""
     distinct: dict[str, tuple[Any, list[str]]] = {}
     for partition, label in zip(partitions, labels, strict=True):
-        if partition:
+        if partition and partition[1].task == "classification":
             distinct.setdefault(partition[0], (partition[1], []))[1].append(label)
     if not distinct:
         return
@@ -218,9 +234,11 @@ def _add_device_tables(page: Page, records: Sequence[RunRecord], labels: Sequenc
     for record, label in zip(records, labels, strict=True):
         if not record.devices:
             continue
+        metric = record.metric.name
         shown = record.devices[:: -(-len(record.devices) // max_rows)]
         total = len(record.devices)
         number = f"all {count(total)}" if len(shown) == total else f"{count(len(shown))} of {count(total)}"
         page.fold(
-            f"Devices of {label} ({number})", html_table(DEVICE_COLUMNS, [device_cells(device) for device in shown])
+            f"Devices of {label} ({number})",
+            html_table(device_columns(metric), [device_cells(device, metric) for device in shown]),
         )

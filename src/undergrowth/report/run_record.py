@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from undergrowth.core import InputError, Metric
 from undergrowth.report.device_activity import DeviceActivity, load_activity
 from undergrowth.runs import Store
+from undergrowth.runs.result import main_metric
 from undergrowth.runs.start_phase import StartCosts, start_costs
 
 _WITHOUT_EFFECT = {"run.out", "run.threads", "run.checkpoint_every"}  # settings that do not change the result
@@ -46,13 +48,16 @@ class RunRecord:
 
     @property
     def named_settings(self) -> dict[str, Any]:
-        """`settings`, with the name of an object in place of the name of a method, data or model that it replaced."""
-        return {**self.settings, **{f"{part}.name": str(self.row[part]) for part in self.objects}}
+        """`settings`, with the name of an object in place of the name that it replaced, such as that of a model."""
+        parts = {f"{part}.name": str(self.row[part]) for part in self.objects if part in self.row}
+        functions = {f"task.{part}": name for part, name in self.objects.items() if part not in self.row}
+        return {**self.settings, **parts, **functions}
 
     @property
     def totals(self) -> dict[str, Any]:
-        """Accuracy, loss and costs at the end of the run, or after its last round so far."""
+        """Metrics, loss and costs at the end of the run, or after its last round so far."""
         totals = dict(self.row["summary"] or (self.rounds[-1] if self.rounds else {}))
+        totals |= totals.get("metrics", {})
         if totals:
             seconds = totals.setdefault("compute_seconds", self.compute_seconds)
             totals["learning_efficiency"] = learning_efficiency(self.rounds, seconds)
@@ -60,9 +65,25 @@ class RunRecord:
             totals["start"] = asdict(self.start)
         return totals
 
-    def first_round_with(self, accuracy: float) -> dict[str, Any] | None:
-        """The first round that reached `accuracy`."""
-        return next((row for row in self.rounds if (finite(row["accuracy"]) or -1.0) >= accuracy), None)
+    @property
+    def task(self) -> str:
+        """The task of the run, such as classification."""
+        return str(self.row["experiment"].get("task", {}).get("name", "classification"))
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric of the run's task."""
+        return main_metric(self.row)
+
+    def best(self, metric: Metric) -> float | None:
+        """The best value of `metric` in any round."""
+        values = [finite(row.get(metric.name)) for row in self.rounds]
+        return max((value for value in values if value is not None), key=metric.improvement, default=None)
+
+    def first_round_with(self, target: float, metric: Metric) -> dict[str, Any] | None:
+        """The first round in which `metric` was as good as `target`."""
+        known = [(row, finite(row.get(metric.name))) for row in self.rounds]
+        return next((row for row, value in known if value is not None and metric.reaches(value, target)), None)
 
 
 def load_records(
@@ -88,7 +109,8 @@ def load_records(
 
 
 def best_accuracy(rounds: Sequence[Mapping[str, Any]]) -> float | None:
-    accuracies = [finite(row["accuracy"]) for row in rounds]
+    """The highest accuracy; None if the task has none."""
+    accuracies = [finite(row.get("accuracy")) for row in rounds]
     return max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
 
 
@@ -116,11 +138,23 @@ def differences(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
     return {path: row for path, row in values.items() if any(value != row[0] for value in row)}
 
 
-def common_accuracy(records: Sequence[RunRecord]) -> float | None:
-    """The highest accuracy that every run reached."""
-    best = [best_accuracy(record.rounds) for record in records]
-    known = [accuracy for accuracy in best if accuracy is not None]
-    return min(known) if known and len(known) == len(best) else None
+def shared_metric(records: Sequence[RunRecord]) -> Metric:
+    """The main metric of the runs, or the loss if their tasks have different ones."""
+    metrics = {record.metric for record in records}
+    return metrics.pop() if len(metrics) == 1 else Metric("loss", higher=False)
+
+
+def common_value(records: Sequence[RunRecord], metric: Metric) -> float | None:
+    """The best value of `metric` that every run reached."""
+    best = [record.best(metric) for record in records]
+    known = [value for value in best if value is not None]
+    return min(known, key=metric.improvement) if known and len(known) == len(best) else None
+
+
+def check_accuracy_target(accuracy: float | None, metric: Metric) -> None:
+    """Refuses an accuracy as the value to reach if the runs are compared by another metric."""
+    if accuracy is not None and metric.name != "accuracy":
+        raise InputError(f"accuracy {accuracy:g}: these runs are compared by {metric.name}; write metric instead")
 
 
 def short_labels(records: Sequence[RunRecord]) -> list[str]:

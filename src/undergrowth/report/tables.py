@@ -11,6 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from undergrowth.core import Metric
+
 NO_VALUE = "–"
 
 _LARGE_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -52,10 +54,16 @@ def duration(value: float | None) -> str:
 
 
 def score(value: float | None) -> str:
-    """An accuracy or a loss."""
+    """An accuracy, a loss or another metric."""
     if value is None or not math.isfinite(value):
         return NO_VALUE
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
+
+
+def describe_value(metric: Metric, value: float) -> str:
+    """A value to reach, as part of a sentence: an accuracy of 0.9000, r2 of 0.5000."""
+    article = {"accuracy": "an ", "loss": "a "}.get(metric.name, "")
+    return f"{article}{metric.name} of {score(value)}"
 
 
 def count(value: float | None) -> str:
@@ -120,15 +128,17 @@ def facts(rows: Iterable[tuple[str, Any]]) -> Table:
     return built
 
 
-DEVICE_COLUMNS = (
-    "device", "class", "samples", "accuracy", "rounds", "down", "up", "computed", "energy", "computing", "memory",
-)  # fmt: skip
-
-
-def device_cells(device: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a finished run says about one of its devices, for a table with `DEVICE_COLUMNS`."""
+def device_columns(metric: str) -> tuple[str, ...]:
+    """The titles of a table of devices. `metric`: the main metric of the run's task."""
     return (
-        device["device"], device["tier"], count(device["samples"]), score(device["accuracy"]), device["rounds"],
+        "device", "class", "samples", metric, "rounds", "down", "up", "computed", "energy", "computing", "memory",
+    )  # fmt: skip
+
+
+def device_cells(device: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
+    """What a finished run says about one of its devices, for a table with `device_columns`."""
+    return (
+        device["device"], device["tier"], count(device["samples"]), score(device.get(metric)), device["rounds"],
         size(device.get("bytes_down")), size(device.get("bytes_up")), operations(device.get("flops")),
         energy(device.get("joules")), duration(device.get("compute_seconds")), size(device.get("memory")),
     )  # fmt: skip
@@ -148,7 +158,7 @@ def start_line(costs: Mapping[str, Any]) -> str:
     if costs["bytes_down"]:
         traffic = f"{size(costs['bytes_down'])} down, {size(costs['bytes_up'])} up"
         energy_and_time = f"{energy(costs['joules'])}, {duration(costs['simulated_seconds'])} of simulated time"
-        parts.append(f"{operations(costs['flops'])}, {traffic}, {energy_and_time} in warm rounds")
+        parts.append(f"{operations(costs['flops'])}, {traffic}, {energy_and_time} on devices")
     return "; ".join(parts) or "nothing yet"
 
 

@@ -15,23 +15,25 @@ def add_tree(page: Page, label: str, tree: Mapping[str, Any]) -> None:
     nodes: Sequence[Mapping[str, Any]] = tree["nodes"]
     page.section(
         f"Servers of {label}",
-        "Accuracy of each server's model on the central test set, and on the test samples of the devices below it.",
+        f"The {tree['metric']} of each server's model on the central test set and on test samples of the devices below.",
     )
     names = {row["node"] for row in nodes}
     children = {name: tuple(row["node"] for row in nodes if row["parent"] == name) for name in names}
-    notes = {row["node"]: _note(row) for row in nodes}
+    notes = {row["node"]: _note(tree["metric"], row) for row in nodes}
     page.add(draw_svg(Topology(children, {row["node"]: row["depth"] for row in nodes}), notes))
-    rows = [(_place(row["distance"]), score(row["accuracy"]), count(row["devices"])) for row in tree["distances"]]
-    page.text("Mean accuracy on a device's own test samples, by the number of links to the model that it uses.")
-    page.table(["model", "accuracy", "devices"], rows)
+    rows = [(_place(row["distance"]), score(row["score"]), count(row["devices"])) for row in tree["distances"]]
+    page.text(
+        f"Mean {tree['metric']} on a device's own test samples, by the number of links to the model that it uses."
+    )
+    page.table(["model", tree["metric"], "devices"], rows)
 
 
-def _note(row: Mapping[str, Any]) -> str:
-    parts = [f"accuracy {score(row['accuracy'])}"]
-    if row["accuracy_below"] is not None:
-        parts.append(f"below {score(row['accuracy_below'])}")
-    if row["accuracy_proxy"] is not None:
-        parts.append(f"proxy data {score(row['accuracy_proxy'])}")
+def _note(metric: str, row: Mapping[str, Any]) -> str:
+    parts = [f"{metric} {score(row['score'])}"]
+    if row["score_below"] is not None:
+        parts.append(f"below {score(row['score_below'])}")
+    if row["score_proxy"] is not None:
+        parts.append(f"proxy data {score(row['score_proxy'])}")
     if row["devices"]:
         parts.append(f"{count(row['devices'])} devices")
     return ", ".join(parts)

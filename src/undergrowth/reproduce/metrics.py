@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,11 +13,16 @@ import torch
 from undergrowth.core import RunError
 from undergrowth.data import load
 from undergrowth.report.run_record import finite, learning_efficiency
+from undergrowth.reproduce.pruned_models import METRICS as PRUNED
+from undergrowth.reproduce.pruned_models import measure_pruned
 from undergrowth.runs import Store
 from undergrowth.runs.result import result_of
 from undergrowth.runs.stored_experiment import stored_experiment
 
 EFFICIENCY, METADATA = "efficiency", "metadata"
+TIER = "tier "
+_COSTS = {"down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up")}
+_COSTS["computing"] = ("compute_seconds",)
 Curve = tuple[tuple[int, float], ...]  # pairs of a round and a value
 
 
@@ -29,9 +35,20 @@ def measure(store: Store, run: str, metric: str) -> float:
     - `final`: the accuracy after the last round, in per cent;
     - `class N`: the accuracy of the final model on the test samples of class N, in per cent;
     - `efficiency`: the best accuracy in per cent for an hour of computing on one device;
-    - `metadata`: the megabytes that all devices together send in the last round besides their models.
+    - `metadata`: the megabytes that all devices together send in the last round besides their models;
+    - `down`, `up`: the MB (of 2^20 bytes) that a device gets or sends when it is asked, mean over all asks;
+    - `traffic`, `traffic GB`: the MB or GB (of 2^30 bytes) of a device in all rounds, mean over devices;
+    - `computing`: the simulated seconds that a device computes when it is asked, mean over all asks;
+    - `tier NAME`: the mean accuracy of the devices of this class on their own test samples, in per cent;
+    - a figure about pruned models, see `pruned_models.measure_pruned`.
     """
+    if metric in PRUNED:
+        return measure_pruned(store, run, metric)
+    if metric.removesuffix(" GB") in _COSTS:
+        return _mean_cost(store, run, metric)
     rounds = store.rounds(run)
+    if metric.startswith(TIER):
+        return 100 * _tier_accuracy(store, run, metric.removeprefix(TIER))
     if metric == "final":
         return 100 * float(rounds[-1]["accuracy"])
     if metric.startswith("class "):
@@ -67,6 +84,21 @@ def _known(value: float | None, run: str, metric: str) -> float:
     if value is None:
         raise RunError(f"run '{run}' has no '{metric}' in its rounds, which the table needs")
     return value
+
+
+def _mean_cost(store: Store, run: str, metric: str) -> float:
+    """A cost in the ledger, per ask or, for `traffic`, per device."""
+    name, _, gigabytes = metric.partition(" ")
+    costs = store.costs_by_device(run).values()
+    total = math.fsum(cost[column] for cost in costs for column in _COSTS[name])
+    mean = total / (len(costs) if name == "traffic" else sum(cost["asked"] for cost in costs))
+    return mean if name == "computing" else mean / 2 ** (30 if gigabytes else 20)
+
+
+def _tier_accuracy(store: Store, run: str, tier: str) -> float:
+    found = [each.get("accuracy") for each in store.devices(run) if each["tier"] == tier]
+    known = [value for value in found if value is not None]
+    return _known(statistics.fmean(known) if known else None, run, f"{TIER}{tier}")
 
 
 def _metadata_bytes(rounds: Sequence[dict[str, Any]]) -> float:

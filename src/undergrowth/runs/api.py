@@ -14,6 +14,7 @@ from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
 from undergrowth.runs.formats import RENAMES
 from undergrowth.runs.opening import AUTO
+from undergrowth.runs.own_task import TaskFunctions, reference_to
 from undergrowth.runs.progress import show_progress
 from undergrowth.runs.result import Result
 
@@ -48,6 +49,9 @@ def run(
     drop_last: bool | None = None,
     links: Mapping[str, Any] | None = None,
     public: float | str | Mapping[str, Any] | None = None,
+    task: str | Mapping[str, Any] | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    metrics: Mapping[str, str | Callable[..., Any]] | None = None,
     stop: Mapping[str, Any] | None = None,
     start: Mapping[str, Any] | None = None,
     seed: int | None = None,
@@ -81,7 +85,10 @@ def run(
     `deadline`, `availability`, `dropout`, `failure`: limits and faults of the simulated devices. `sampler`,
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
     their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
-    holds, such as 0.1 of the training samples. `start`: what comes before the first round, such as {"weights": FILE}
+    holds, such as 0.1 of the training samples. `task`: classification, regression, multi-label or next-token; by
+    default what the data set is for. `loss`: a function of outputs and labels that returns a loss for each sample,
+    instead of the task's. `metrics`: further functions of all outputs and labels that return a number, by name.
+    `start`: what comes before the first round, such as {"weights": FILE}
     or {"data": {"name": "cifar100"}, "epochs": 20, "warm_rounds": 1, "warm_epochs": 5}. `stop`: limits, the first
     of which ends the run, such as {"simulated_seconds": 600, "bytes": "1GB", "accuracy": 0.9}. `options`,
     `data_options`, `model_options`: options of the named method, data set and model. Each of the three may also be
@@ -107,18 +114,23 @@ def resume(
     method: Method | None = None,
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Mapping[str, Callable[..., Any]] | None = None,
     allow_changed_source: bool = False,
     callbacks: Sequence[Any] | None = None,
     progress: bool = True,
 ) -> Result:
     """Continues a run after its last checkpoint; the result is bit for bit that of an uninterrupted run.
 
-    A run that was given objects needs the same `method`, `data` or `model` object again. A run that names them as
-    `module:object` imports them; if their source has changed since, it is refused unless `allow_changed_source` is set.
+    A run that was given objects needs the same `method`, `data`, `model`, `loss` or `metrics` again. A run that names
+    them as `module:object` imports them; if their source has changed since, it is refused unless `allow_changed_source`
+    is set.
     """
-    given = {"method": method, "data": data, "model": model, "allow_changed_source": allow_changed_source}
+    functions = None if loss is None and not metrics else TaskFunctions(loss, metrics or {})
+    given: dict[str, Any] = {"method": method, "data": data, "model": model, "functions": functions}
+    given["allow_changed_source"] = allow_changed_source
     with show_progress(progress) as hooks:
-        result = execution.resume(run, out, **given, **hooks, callbacks=callbacks)  # type: ignore[arg-type]
+        result = execution.resume(run, out, **given, **hooks, callbacks=callbacks)
     _warn_of(result.notes)
     return result
 
@@ -153,13 +165,15 @@ _DICTIONARIES = {
     "links": '{"up": "int8"}',
     "stop": '{"simulated_seconds": 600}',
     "start": '{"warm_rounds": 1}',
+    "task": '{"name": "regression"}',
+    "metrics": '{"mae": my_function}',
 }
 
 
 def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
     settings = {name: section for section, names in _PLACES.items() for name in names}
-    known = {*_PLACES, *settings, *_KINDS, "links", "public", "start", "stop", "topology"}
+    known = {*_PLACES, *settings, *_KINDS, "links", "loss", "metrics", "public", "start", "stop", "task", "topology"}
     extra = set(arguments) - known - {"options", "data_options", "model_options", "callbacks", "progress"}
     for rename in RENAMES:
         if rename.section in _PLACES and rename.old in extra:
@@ -187,7 +201,23 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     if "fleet" in given:
         raw["fleet"]["name"] = given["fleet"]
     raw |= {name: _mapping(arguments, name) for name in ("links", "start", "stop")}
+    raw["task"], objects["functions"] = _task_arguments(arguments)
     return {**raw, **{name: given[name] for name in ("public", "topology") if name in given}}, objects
+
+
+def _task_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], TaskFunctions | None]:
+    """The section `task`, and the functions among the arguments that cannot be named there as module:function."""
+    task, loss, metrics = arguments.get("task"), arguments.get("loss"), _mapping(arguments, "metrics")
+    section: dict[str, Any] = {"name": task} if isinstance(task, str) else _mapping(arguments, "task")
+    named = {name: each if isinstance(each, str) else reference_to(each) for name, each in metrics.items()}
+    reference = loss if loss is None or isinstance(loss, str) else reference_to(loss)
+    if reference is not None:
+        section["loss"] = reference
+    if named:
+        section["metrics"] = {**section.get("metrics", {}), **{name: text for name, text in named.items() if text}}
+    others = {name: each for name, each in metrics.items() if named[name] is None}
+    left = loss if reference is None else None
+    return section, None if left is None and not others else TaskFunctions(left, others)
 
 
 # Notes that begin like this tell what was decided, and nothing is wrong.

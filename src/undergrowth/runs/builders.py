@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, ValidationError, create_model
 from torch import nn
 
-from undergrowth.core import InputError, Method, Model, Shard, Task, Weights, suggest
+from undergrowth.core import InputError, Method, Model, NextToken, Shard, Task, Weights, suggest
 from undergrowth.data import (
     Dataset,
     PartitionedPopulation,
     Population,
+    check_task_name,
     describe,
     draw_public,
     hide_labels,
@@ -28,7 +29,7 @@ from undergrowth.data import (
     remove_samples,
 )
 from undergrowth.methods import METHODS
-from undergrowth.models import WithWeights, builder, check_weights
+from undergrowth.models import WithWeights, builder, check_weights, is_hugging_face_model
 from undergrowth.runs.config import DataSection, Experiment, PublicSection, Rung, explain
 from undergrowth.runs.fields import NO_BOOLEANS
 from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
@@ -84,12 +85,20 @@ def _field_type(hint: Any) -> Any:
 
 def build_population(experiment: Experiment, data: Dataset | Population | None) -> Population:
     """The devices and their samples. `data` replaces the data set that the experiment names."""
-    section = experiment.data
+    section, task = experiment.data, experiment.task.name
     if data is None:
-        data = _load(section)
+        data = _load(section, experiment, task)
+        if isinstance(data, Dataset) and not is_reference(section.name) and task not in (None, data.task):
+            raise InputError(f"task '{task}': data set '{data.name}' is for {data.task}")
     if is_hugging_face(data):
         data = load("hf", data, **(section.options if section.name == "hf" else {}))  # type: ignore[arg-type]
+    if isinstance(data, Dataset) and task not in (None, data.task):
+        data = replace(data, task=task)
+        data.check()
     if isinstance(data, Population):
+        of_the_data = task_of(data)
+        if task not in (None, of_the_data):
+            raise InputError(f"task '{task}': the data object is for {of_the_data}; its attribute `task` says so")
         if section.clients is not None and section.clients != len(data.devices):
             raise InputError(f"clients {section.clients}: the data object has {len(data.devices)} devices")
         if experiment.public.of_the_devices:
@@ -110,6 +119,13 @@ def build_population(experiment: Experiment, data: Dataset | Population | None) 
     )
 
 
+def task_of(population: Population) -> str:
+    """The task that the data is for."""
+    task: str = getattr(population, "task", "classification")
+    check_task_name(f"data '{population.name}'", task)
+    return task
+
+
 def build_public(experiment: Experiment, population: Population) -> Shard | None:
     """The samples that the server holds: from the data set in the section `public`, or from the population."""
     section = experiment.public
@@ -117,7 +133,8 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         shard = getattr(population, "public", None)
         what = f"data '{population.name}': its public samples"
     else:
-        data, figures = _load(section), device_normalisation(experiment, population)
+        task = task_of(population)
+        data, figures = _load(section, experiment, task), device_normalisation(experiment, population)
         if not isinstance(data, Dataset):
             raise InputError(f"public '{section.name}' made a {type(data).__name__}; it must be or return a Dataset")
         # Inputs of another shape are refused below.
@@ -125,6 +142,10 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
             data = normalise(data, figures)
         shard = data.shard(_public_indices(experiment, data))
         what = f"public: the samples of data set '{data.name}'"
+        if section.labelled and data.task != task:
+            raise InputError(
+                f"public.labelled true: data set '{data.name}' is for {data.task}, not {task}; write false"
+            )
         if section.labelled and data.classes != population.classes:
             raise InputError(
                 f"public.labelled true: data set '{data.name}' has {data.classes} classes and '{population.name}' has "
@@ -138,8 +159,11 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
     return shard
 
 
-def _load(section: DataSection | PublicSection) -> Dataset | Population:
-    """The data that a section names. The hint for an unknown option considers the keys of the section too."""
+def _load(section: DataSection | PublicSection, experiment: Experiment, task: str | None) -> Dataset | Population:
+    """The data that a section names, for `task` if its labels can be read in several ways.
+
+    The hint for an unknown option considers the keys of the section too.
+    """
     assert section.name is not None
     if is_reference(section.name):
         options = {**section.options, **({} if section.path is None else {"path": section.path})}
@@ -151,7 +175,12 @@ def _load(section: DataSection | PublicSection) -> Dataset | Population:
         if key not in known:
             hint = suggest(key, [*known, *type(section).model_fields])
             raise InputError(f"data set '{section.name}' has no option '{key}'; {hint}")
-    return load(section.name, section.path, **section.options)
+    options, model = section.options, experiment.model.name
+    if is_hugging_face_model(model) and "tokenizer" in known and not options.get("words"):
+        options = {"tokenizer": model.partition(":")[2], **options}  # the tokens that the model was trained with
+    if task is not None and "task" in known:
+        options = {"task": task, **options}
+    return load(section.name, section.path, **options)
 
 
 def _is_data(found: Any) -> bool:
@@ -194,7 +223,8 @@ def named_model(section: Named, population: Population) -> Callable[[], nn.Modul
         options["init"] = section.init
     if is_reference(section.name):
         return OwnModelBuilder(section.name, options)
-    return builder(section.name, population.shape, population.classes, **options)
+    per_position = task_of(population) == NextToken.name
+    return builder(section.name, population.shape, population.classes, per_position=per_position, **options)
 
 
 def _with_weights(model: Model, file: str) -> Model:
@@ -255,22 +285,22 @@ def _check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
         )
 
 
-def check_models(task: Task, x: torch.Tensor) -> Task:
+def check_models(task: Task, sample: Shard) -> Task:
     """The task, with models that know at which levels they cannot be trained on one sample.
 
-    Raises `InputError` if the output of a model for the single sample `x` does not fit the labels.
+    Raises `InputError` if the output of a model for the single sample does not fit its label.
     """
-    checked, ladder = _check_model(task, x), {}
+    checked, ladder = _check_model(task, sample), {}
     for name, model in task.ladder.items():
         try:
-            ladder[name] = _check_model(replace(task, model=model), x)
+            ladder[name] = _check_model(replace(task, model=model), sample)
         except InputError as error:
             raise InputError(f"model.ladder '{name}': {str(error).removeprefix('model: ')}") from None
     return replace(task, model=checked, ladder=ladder)
 
 
-def _check_model(task: Task, x: torch.Tensor) -> Model:
-    model, weights = task.model, task.model.initial(0)
+def _check_model(task: Task, sample: Shard) -> Model:
+    x, model, weights = sample.x, task.model, task.model.initial(0)
     try:
         with torch.no_grad():
             copy = x.clone()
@@ -282,10 +312,10 @@ def _check_model(task: Task, x: torch.Tensor) -> Model:
         raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
     if not isinstance(output, torch.Tensor):
         raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
-    if output.dim() != 2 or output.shape[1] < task.classes:
+    needed = task.kind.output_problem(tuple(output.shape[1:]), tuple(sample.y.shape[1:]), task.classes)
+    if needed is not None:
         raise InputError(
-            f"model: its output for one sample has shape {tuple(output.shape[1:])}; "
-            f"the data needs ({task.classes},), one value for each class"
+            f"model: its output for one sample has shape {tuple(output.shape[1:])}; the data needs {needed}"
         )
     model = model.with_example(x)
     if not _trains(model, weights, x, True):

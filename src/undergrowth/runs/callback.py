@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from undergrowth.core import InputError, RunError, Weights
+from undergrowth.core import InputError, Metric, RunError, Weights
 
 if TYPE_CHECKING:
     from undergrowth.runs.config import Experiment
@@ -42,6 +42,15 @@ class OngoingRun(Protocol):
     @property
     def weights(self) -> Weights:
         """The weights of the model that the run is about, after the last finished round."""
+        ...
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric of the run's task: its name in the history, and whether a higher one is better."""
+        ...
+
+    def metric_named(self, name: str) -> Metric:
+        """A figure of the history, with the direction in which it is better."""
         ...
 
     def is_evaluated(self, row: Row) -> bool:

@@ -1,4 +1,4 @@
-"""An experiment: its eleven sections, and how they are validated before anything starts.
+"""An experiment: its twelve sections, and how they are validated before anything starts.
 
 A wrong key, type or value is refused with one sentence that names it.
 """
@@ -32,6 +32,7 @@ from undergrowth.runs.formats import refuse_old_keys
 from undergrowth.runs.sections import Named, Section
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
+from undergrowth.runs.task_section import TaskSection
 
 
 class MethodSection(Named):
@@ -49,7 +50,9 @@ class DataSection(Named):
     @model_validator(mode="before")
     @classmethod
     def _natural_groups(cls, value: Any) -> Any:
-        """Data with a group column is partitioned by it, unless another partition is given."""
+        """Data with a group column is partitioned by it, unless another partition is given; texts by role."""
+        if value == "text" or (isinstance(value, Mapping) and value.get("name") == "text"):
+            return {"partition": "natural", **({"name": value} if isinstance(value, str) else value)}
         if not isinstance(value, Mapping) or value.get("group") is None:
             return value
         name = str(value.get("name"))
@@ -201,6 +204,7 @@ class Experiment(Section):
     fleet: FleetSection = FleetSection()
     links: LinksSection = LinksSection()
     topology: Place = "star"
+    task: TaskSection = TaskSection()
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()
     run: RunSection = RunSection()
@@ -247,7 +251,8 @@ def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
         experiment = Experiment.model_validate(raw)
     except ValidationError as error:
         raise InputError(explain(error, Experiment)) from None
-    if experiment.start != StartSection() and "weights" in experiment.model.options:
+    start = experiment.start
+    if (start.weights or start.data or start.warm_rounds) and experiment.model.options.get("weights") is not None:
         raise InputError("model.weights and start are both given; write the file as start.weights")
     return _with_rounds(experiment)
 

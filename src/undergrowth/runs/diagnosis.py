@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite, log, sqrt
+from math import inf, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undergrowth.core import ModelWeights, Shard
+from undergrowth.core import ModelWeights, Shard, TaskKind
 from undergrowth.runs.config import Experiment
 
 DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
@@ -19,19 +19,20 @@ _DEAD = 0.9  # a layer with more dead units than this fraction does not learn
 
 
 def describe_guessing(
-    scores: Mapping[str, float], model: ModelWeights, test: Shard, experiment: Experiment
+    kind: TaskKind, scores: Mapping[str, float], model: ModelWeights, test: Shard, experiment: Experiment
 ) -> str | None:
     """A sentence about a model that is no better than guessing, with the likely cause; None if it is better.
 
-    Guessing means always naming the most common class of the test set. A model counts as better if its accuracy is more
-    than two standard errors above that.
+    Guessing means always naming the most common label of the test set, or its mean if labels are numbers. A model
+    counts as better if its accuracy is more than two standard errors above that.
     """
-    _, counts = torch.unique(test.y, return_counts=True)
-    share = int(counts.max()) / len(test)
-    if scores["accuracy"] > share + 2 * sqrt(share * (1 - share) / len(test)):
+    guess = kind.guess(test.y)
+    reached = scores[guess.metric]
+    if reached > guess.value + guess.margin:
         return None
-    found = f"the accuracy {scores['accuracy']:.3f} is no better than guessing ({share:.3f})"
-    cause = _cause(scores["loss"], log(max(2, len(counts))), model, test, experiment)
+    found = f"the {guess.metric} {reached:.3f} is no better than {guess.words} ({guess.value:.3f})"
+    # The loss of the user may have another scale.
+    cause = _cause(scores["loss"], guess.loss if kind.loss is None else inf, model, test, experiment)
     return f"{found}: {cause}"
 
 
@@ -46,9 +47,9 @@ def _cause(loss: float, uniform: float, model: ModelWeights, test: Shard, experi
             return (
                 f"{dead} of {units} units of '{layer}' are dead (0 for every sample); a smaller {rate} or {other} helps"
             )
-    if loss > 2 * uniform:
+    if isfinite(uniform) and loss > 2 * uniform:
         return f"the loss {loss:.3g} is far above that of a uniform guess ({uniform:.3g}); {rate} may be too large"
-    if loss > 0.95 * uniform:
+    if isfinite(uniform) and loss > 0.95 * uniform:
         return (
             f"the loss {loss:.3g} is about that of a uniform guess ({uniform:.3g}); more rounds may help, or another "
             f"{rate}"

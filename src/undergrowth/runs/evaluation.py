@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TypeVar
+from math import isfinite
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import (
@@ -24,14 +24,17 @@ from undergrowth.core import (
     Shard,
     State,
     Task,
+    TaskKind,
     Weights,
     describe_error,
     personal_model,
 )
 from undergrowth.data import Population
 from undergrowth.engines.processes.engine import cores
+from undergrowth.runs.own_task import measure
 
 Batch = TypeVar("Batch")
+Found = TypeVar("Found")
 
 CPU_BATCH = 128  # activations of larger batches leave the cache of a core
 GPU_BATCH = 512
@@ -39,26 +42,55 @@ MAX_EVALUATED_DEVICES = 1000  # of more devices, evenly spaced ones are evaluate
 MAX_DEVICES_PER_PASS = 64
 
 
-def score(model: Model, weights: Weights, shard: Shard) -> tuple[float, float]:
-    """Accuracy and mean cross-entropy of a model on `shard`."""
-    batches = zip(_batches(shard.x), _batches(shard.y), strict=True)
+class Measured(NamedTuple):
+    """What the metrics of some samples are computed from, with a row for each sample."""
 
-    def add_up(model: Model, batch: tuple[Tensor, Tensor]) -> Tensor:
-        x, y = batch
-        logits = model(weights, x)
-        loss = F.cross_entropy(logits, y, reduction="sum")
-        return torch.stack([(logits.argmax(1) == y).sum().double(), loss.double()])
+    rows: Tensor  # loss, what the sample counts in the mean loss, and the statistics of the task
+    outputs: Tensor | None  # only if the user's metrics need them
 
-    sums = torch.stack(_for_each_batch(model, list(batches), add_up)).tolist()  # the only wait for a GPU
-    correct, loss = (sum(column) for column in zip(*sums, strict=True))
-    return correct / len(shard), loss / len(shard)
+    def split(self, sizes: Sequence[int]) -> list[Measured]:
+        """The parts that belong to several shards."""
+        outputs = [None] * len(sizes) if self.outputs is None else self.outputs.split(sizes)
+        return [Measured(*part) for part in zip(self.rows.split(sizes), outputs, strict=True)]
+
+
+def measure_samples(kind: TaskKind, model: Model, weights: Weights, x: Tensor, y: Tensor) -> Measured:
+    """Runs the model on all samples."""
+
+    def work(model: Model, batch: tuple[Tensor, Tensor]) -> Measured:
+        outputs, labels = model(weights, batch[0]), batch[1]
+        values, counts = kind.losses(outputs, labels)
+        losses = torch.stack([values, torch.ones_like(values) if counts is None else counts], 1)
+        rows = torch.cat([losses.double(), kind.statistics(outputs, labels)], 1)
+        return Measured(rows, outputs if kind.own_metrics else None)
+
+    batches = list(zip(_batches(x), _batches(y), strict=True))
+    found = _for_each_batch(model, batches, work)
+    outputs = torch.cat([each.outputs for each in found if each.outputs is not None]) if kind.own_metrics else None
+    return Measured(torch.cat([each.rows for each in found]), outputs)
+
+
+def score(kind: TaskKind, measured: Measured, labels: Tensor) -> dict[str, float]:
+    """The metrics of samples, those of the user, and the mean loss."""
+    sums = measured.rows.sum(0).cpu()  # the only wait for a GPU, unless the labels or the user's metrics need another
+    loss, count = sums[:2].tolist()
+    scores = kind.scores(sums[2:], labels)
+    if measured.outputs is not None:
+        pair = kind.aligned(measured.outputs, labels)
+        scores |= {name: measure(name, function, *pair) for name, function in kind.own_metrics.items()}
+    return {**scores, "loss": loss / max(count, 1)}
+
+
+def evaluate(kind: TaskKind, model: Model, weights: Weights, shard: Shard) -> dict[str, float]:
+    """The metrics of a model on `shard`, those of the user, and the mean loss."""
+    return score(kind, measure_samples(kind, model, weights, shard.x, shard.y), shard.y)
 
 
 def _batches(values: Tensor) -> Sequence[Tensor]:
     return torch.split(values, GPU_BATCH if values.is_cuda else CPU_BATCH)
 
 
-def _for_each_batch(model: Model, batches: Sequence[Batch], work: Callable[[Model, Batch], Tensor]) -> list[Tensor]:
+def _for_each_batch(model: Model, batches: Sequence[Batch], work: Callable[[Model, Batch], Found]) -> list[Found]:
     """The results of `work(model, batch)`, in the order of the batches; on a CPU, all cores share the batches.
 
     The batches and the arithmetic of each, on one thread, do not depend on the number of cores; so neither do the bits.
@@ -81,7 +113,7 @@ def _for_each_batch(model: Model, batches: Sequence[Batch], work: Callable[[Mode
 
 
 @torch.no_grad()
-def _in_turn(model: Model, batches: Sequence[Batch], work: Callable[[Model, Batch], Tensor]) -> list[Tensor]:
+def _in_turn(model: Model, batches: Sequence[Batch], work: Callable[[Model, Batch], Found]) -> list[Found]:
     # On a GPU in the precision of the training; a CPU is not faster in bfloat16.
     reduced = model.mixed and model.torch_device != "cpu"
     with torch.autocast(torch.device(model.torch_device).type, torch.bfloat16) if reduced else nullcontext():
@@ -89,20 +121,20 @@ def _in_turn(model: Model, batches: Sequence[Batch], work: Callable[[Model, Batc
 
 
 def score_all(method: Method, task: Task, state: State, own: Mapping[str, State], test: Shard) -> dict[str, float]:
-    """Accuracy and loss of the run, and the mean accuracy of each group of models that the method names.
+    """The metrics and the loss of the run, and the mean main metric of each group of models that the method names.
 
     The model "global" decides about the run; without it, the mean over all models does. Models that are named like
     devices are one group.
     """
-    models = evaluated_models(method, task, state, own)
-    scores = {name: score(*with_model(task, weights, name), test) for name, weights in models.items()}
-    groups: dict[str, list[float]] = {}
-    for name, (accuracy, _) in scores.items():
-        groups.setdefault("devices" if name in own else name.partition("/")[0], []).append(accuracy)
+    models, kind = evaluated_models(method, task, state, own), task.kind
+    scores = {name: evaluate(kind, *with_model(task, weights, name), test) for name, weights in models.items()}
+    main, groups = kind.metric.name, dict[str, list[float]]()
+    for name, found in scores.items():
+        groups.setdefault("devices" if name in own else name.partition("/")[0], []).append(found[main])
     deciding = [scores["global"]] if "global" in scores else list(scores.values())
-    accuracy, loss = (float(np.mean(values)) for values in zip(*deciding, strict=True))
-    others = {f"accuracy/{name}": float(np.mean(group)) for name, group in groups.items() if name != "global"}
-    return {"accuracy": accuracy, "loss": loss, **(others if len(groups) > 1 else {})}
+    means = {name: float(np.mean([each[name] for each in deciding])) for name in deciding[0]}
+    others = {f"{main}/{name}": float(np.mean(group)) for name, group in groups.items() if name != "global"}
+    return {**means, **(others if len(groups) > 1 else {})}
 
 
 def evaluated_models(
@@ -130,25 +162,25 @@ def _explained(method: Method, function: str, device: str = "") -> Iterator[None
 
 def score_devices(
     method: Method, task: Task, state: State, own: Mapping[str, State], population: Population, torch_device: str
-) -> dict[str, float]:
-    """Accuracy of each device's model on its own test samples. Devices without test samples are left out."""
-    accuracies: dict[str, float] = {}
+) -> dict[str, dict[str, float | None]]:
+    """The metrics of each device's model on its own test samples. Devices without test samples are left out.
+
+    A metric that is not defined for these samples is None, such as r2 of a single sample.
+    """
+    kind, metrics = task.kind, dict[str, dict[str, float | None]]()
     for names, used in _groups_by_model(method, task, state, own, population.devices):
         shards = {name: population.test(name) for name in names}
         shards = {name: shard for name, shard in shards.items() if len(shard)}
         if not shards:
             continue
-        x = torch.cat([shard.x for shard in shards.values()]).to(torch_device)
+        x, y = (torch.cat([getattr(shard, part) for shard in shards.values()]).to(torch_device) for part in ("x", "y"))
         model, weights = with_model(task, used, f"devices/{names[0]}")
-        predictions = torch.cat(_for_each_batch(model, _batches(x), partial(_predict, weights))).cpu()
+        measured = measure_samples(kind, model, weights, x, y)
         sizes = [len(shard) for shard in shards.values()]
-        for (name, shard), predicted in zip(shards.items(), predictions.split(sizes), strict=True):
-            accuracies[name] = float((predicted == shard.y).float().mean())
-    return accuracies
-
-
-def _predict(weights: Weights, model: Model, x: Tensor) -> Tensor:
-    return model(weights, x).argmax(1)
+        for name, part, labels in zip(shards, measured.split(sizes), y.split(sizes), strict=True):
+            found = score(kind, part, labels)
+            metrics[name] = {key: value if isfinite(value) else None for key, value in found.items() if key != "loss"}
+    return metrics
 
 
 def with_model(task: Task, weights: Weights | ModelWeights, name: str = "global") -> ModelWeights:

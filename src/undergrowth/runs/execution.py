@@ -23,8 +23,9 @@ from undergrowth.runs.lock import lock_run
 from undergrowth.runs.ongoing_run import Execution, OnRound
 from undergrowth.runs.opening import AUTO, check_same_data, check_same_method, enter_run, open_federation
 from undergrowth.runs.own_objects import changed_sources
+from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
-from undergrowth.runs.start_phase import WARM_ROUNDS, Step, phase_steps, prepare_phase
+from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
 from undergrowth.runs.status import record_status
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
@@ -41,6 +42,7 @@ def start(
     method: Method | None = None,
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
+    functions: TaskFunctions | None = None,
     on_start: Callable[[Execution], None] | None = None,
     on_round: OnRound | None = None,
     on_phase: OnPhase | None = None,
@@ -53,19 +55,20 @@ def start(
     """
     hooks = Callbacks(callbacks)
     experiment = parse_experiment(raw)
-    federation = federate(experiment, method, data, model)
+    federation = federate(experiment, method, data, model, functions)
+    experiment = with_first_method(experiment, federation.method)
     if experiment.run.evaluate_every == "auto":
-        experiment, federation = _with_interval(experiment, federation, model)
+        experiment, federation = _with_interval(experiment, federation, model, functions)
     try:
-        steps = prepare_phase(experiment, federation, model)
+        steps = prepare_phase(experiment, federation, model, functions)
         experiment = open_federation(experiment, federation)
         with closing(Store(experiment.run.out, create=True)) as store:
-            given = {"method": method, "data": data, "model": model}
+            given = _given(method, data, model, functions)
             run = enter_run(store, experiment, federation, given, hooks.names)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 execution = Execution(store, run, experiment, federation)
                 if steps:
-                    execution = _after_phase(execution, steps, model, on_start, on_phase)
+                    execution = _after_phase(execution, steps, model, functions, on_start, on_phase)
                     federation = execution.federation
                 result = _carry_out(execution, model, on_start, on_round, hooks)
     finally:
@@ -74,14 +77,28 @@ def start(
     return result
 
 
+def _given(
+    method: Method | None,
+    data: Dataset | Population | None,
+    model: Callable[[], nn.Module] | None,
+    functions: TaskFunctions | None,
+) -> dict[str, Any]:
+    """The objects of the user, by the argument of `run` that they came with."""
+    given: dict[str, Any] = {"method": method, "data": data, "model": model}
+    return given if functions is None else {**given, "loss": functions.loss, "metrics": functions.metrics or None}
+
+
 def _with_interval(
-    experiment: Experiment, federation: Federation, model: Callable[[], nn.Module] | None
+    experiment: Experiment,
+    federation: Federation,
+    model: Callable[[], nn.Module] | None,
+    functions: TaskFunctions | None,
 ) -> tuple[Experiment, Federation]:
     """The experiment with the number that `evaluate_every: auto` stands for, and its federation."""
     every, reason = choose_interval(experiment, federation)
     experiment = experiment.model_copy(update={"run": experiment.run.model_copy(update={"evaluate_every": every})})
     # The nodes know the interval, too: some methods do more in a round that is evaluated.
-    chosen = federate(experiment.with_population(), federation.method, federation.device_data, model)
+    chosen = federate(experiment.with_population(), federation.method, federation.device_data, model, functions)
     chosen.notes = [*federation.notes, reason]
     return experiment, chosen
 
@@ -94,6 +111,7 @@ def resume(
     method: Method | None = None,
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
+    functions: TaskFunctions | None = None,
     allow_changed_source: bool = False,
     on_start: Callable[[Execution], None] | None = None,
     on_round: OnRound | None = None,
@@ -110,9 +128,9 @@ def resume(
         row = store.run(name)
         if row["status"] == "done" and (store.folder / name / MODEL_FILE).exists():
             return result_of(store, name, model)
-        given = {"method": method, "data": data, "model": model}
+        given = _given(method, data, model, functions)
         for part, used in row["experiment"]["objects"].items():
-            if used and given[part] is None:
+            if used and given.get(part) is None:
                 raise InputError(
                     f"run '{name}' was given a {part} object ({used}); resume it from Python: "
                     f"ug.resume('{name}', {part}=...)"
@@ -127,7 +145,9 @@ def resume(
         if method is not None:
             check_same_method(row, method)
         has_phase = experiment.start.trains
-        federation = federate(experiment.starting_from(None) if has_phase else experiment, method, data, model)
+        federation = federate(
+            experiment.starting_from(None) if has_phase else experiment, method, data, model, functions
+        )
         if changed:
             federation.notes.append(f"resumed with another source of {changed} than the run began with")
         if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in hooks.names]:
@@ -139,7 +159,7 @@ def resume(
                 # A run of an older version has done its warm rounds without a folder for them.
                 if has_phase and (execution.phase_folder.exists() or not store.checkpoints(name)):
                     steps = phase_steps(experiment, federation.device_data)
-                    execution = _after_phase(execution, steps, model, on_start, on_phase)
+                    execution = _after_phase(execution, steps, model, functions, on_start, on_phase)
                 else:
                     federation.driver.start()
                 execution.restore()
@@ -155,6 +175,7 @@ def _after_phase(
     execution: Execution,
     steps: Sequence[Step],
     model: Callable[[], nn.Module] | None,
+    functions: TaskFunctions | None,
     on_start: Callable[[Execution], None] | None,
     on_phase: OnPhase | None,
 ) -> Execution:
@@ -166,12 +187,12 @@ def _after_phase(
     weights: Path | None = None
     with closing(Store(execution.phase_folder, create=True)) as store:
         for step, row in zip_longest(steps, store.runs()):
-            run = _do_step(store, row, step.after(weights), model, on_phase)
+            run = _do_step(store, row, step.after(weights), model, functions, on_phase)
             weights = store.folder / run / MODEL_FILE
             notes = [note for note in store.run(run)["notes"] if not note.startswith(AUTO)]
             federation.notes.extend(f"{step.name}: {note}" for note in notes)
     experiment = execution.experiment.with_population().starting_from(weights)
-    started = federate(experiment, federation.method, federation.device_data, model)
+    started = federate(experiment, federation.method, federation.device_data, model, functions)
     started.notes = federation.notes
     started.driver.start()
     return Execution(execution.store, execution.run, execution.experiment, started)
@@ -182,6 +203,7 @@ def _do_step(
     row: Mapping[str, Any] | None,
     step: Step,
     model: Callable[[], nn.Module] | None,
+    functions: TaskFunctions | None,
     on_phase: OnPhase | None,
 ) -> str:
     """Does a step as a run in `store`, or continues the run in `row`; returns the id of the run."""
@@ -190,11 +212,11 @@ def _do_step(
     experiment = step.experiment
     if row is not None:  # with the engine that `auto` chose
         experiment = stored_experiment(row).model_copy(update={"start": experiment.start})
-    federation = federate(experiment, None, step.data, model)
+    federation = federate(experiment, None, step.data, model, step.functions(functions))
     try:
         if row is None:
             experiment = open_federation(experiment, federation)
-            devices = step.data if step.name == WARM_ROUNDS else None  # their data is checked by the run itself
+            devices = None if step.name == PRETRAINING else step.data  # their data is checked by the run itself
             run = enter_run(store, experiment, federation, {"method": None, "data": devices, "model": model})
         else:
             run = row["id"]

@@ -12,13 +12,26 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from undergrowth.core import Context, InputError, Method, Model, Node, Shard, Task, check_options, check_parts, suggest
+from undergrowth.core import (
+    Context,
+    InputError,
+    Method,
+    Model,
+    Node,
+    Shard,
+    Task,
+    check_options,
+    check_parts,
+    check_task,
+    suggest,
+)
 from undergrowth.data import Dataset, PooledPopulation, Population
 from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_augmentation, build_sampler, build_selector
 from undergrowth.learning.ladder import assign_counts
+from undergrowth.methods import METHODS
 from undergrowth.runs.builders import (
     build_ladder,
     build_method,
@@ -27,11 +40,13 @@ from undergrowth.runs.builders import (
     build_public,
     check_models,
     check_torch_device,
+    task_of,
 )
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import references
+from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
-from undergrowth.runs.topologies import check_settings, place_of, population_topology, rounds_of, task_of
+from undergrowth.runs.topologies import check_settings, node_task, place_of, population_topology, rounds_of
 from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology
@@ -91,6 +106,7 @@ def federate(
     method: Method | None = None,
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | Model | None = None,
+    functions: TaskFunctions | None = None,
 ) -> Federation:
     """Builds what the experiment names; objects stand in for names. A `Model` was checked before."""
     method = method or build_method(experiment.method.name, experiment.method.options)
@@ -100,10 +116,15 @@ def federate(
     engine = build_engine(experiment)
     population, public, notes = _population(experiment, method, data)
     with_samples = [name for name in population.devices if population.size(name) > 0]
-    sample = population.train(with_samples[0]).x[:1]
-    task = _task(experiment, population, public, model)
+    sample = population.train(with_samples[0]).take(torch.arange(1))
+    task = replace(
+        _task(experiment, population, public, model), kind=build_kind(experiment, task_of(population), functions)
+    )
+    check_task(method, _name_of(method), task)
+    experiment.stop.check(task.kind)
     if not isinstance(model, Model) or task.ladder:
         task = check_models(task, sample.to(task.model.torch_device))
+    check_functions(task, sample)
     notes.extend(unused_settings(experiment, method, task))
     topology = population_topology("star" if method.pooled else experiment.topology, population)
     check_settings(topology, method, task.public)
@@ -120,11 +141,17 @@ def federate(
     servers = {name: node.server for name, node in nodes.items()}
     device = task.model.torch_device
     world = World(task, method.client, servers, population, States(torch_device=device), links, device)
-    clock = build_clock(experiment, devices, population, world, sample.dtype)
+    clock = build_clock(experiment, devices, population, world, sample.x.dtype)
     for node in nodes.values():
         node.knowledge = clock
     notes.extend(method.notes(task))
+    notes.extend(_missing_classes(population) if method.needs_all_classes else ())
     return Federation(method, population, task, devices, topology, nodes, world, clock, engine, notes)
+
+
+def _name_of(method: Method) -> str:
+    """The name that users type, or that of the class."""
+    return next((name for name, kind in METHODS.items() if kind is type(method)), type(method).__name__)
 
 
 def _population(
@@ -146,6 +173,15 @@ def _population(
     if not len(population.central_test()):
         raise InputError(f"data '{name}': the central test set is empty; it needs at least one sample")
     return population, public, notes + ([f"{empty} of {len(devices)} devices have no sample"] if empty else [])
+
+
+def _missing_classes(population: Population) -> list[str]:
+    """A note about the classes of which no device has a training sample; or no note."""
+    if not hasattr(population, "counts"):
+        return []
+    missing = [str(number) for number, count in enumerate(population.counts().sum(0)) if not count]
+    listed = f"class {missing[0]}" if len(missing) == 1 else f"classes {', '.join(missing)}"
+    return [f"no device has a training sample of {listed}, so the model cannot learn it"] if missing else []
 
 
 def _task(
@@ -173,7 +209,7 @@ def _nodes(
         nodes[name] = Node(
             name=name,
             server=method.server_for(place),
-            task=task_of(topology, name, task, method, experiment.run.seed),
+            task=node_task(topology, name, task, method, experiment.run.seed),
             children=tuple(child for child in children if child in topology.children or child in samples),
             cycles=experiment.max_rounds if is_root else rounds_of(topology, name, method),
             seed=experiment.run.seed,

@@ -6,6 +6,7 @@ from contextlib import closing
 from os import PathLike
 from typing import Any
 
+from undergrowth.runs.result import main_metric
 from undergrowth.runs.store import Store
 
 RUN_FACTS = ("method", "data", "model", "seed", "rounds", "clients", "engine")
@@ -14,6 +15,8 @@ _TOTALS = ("accuracy", "loss", "bytes_down", "bytes_up", "simulated_seconds")
 
 def list_runs(out: str | PathLike[str] = "runs") -> list[dict[str, Any]]:
     """The runs in the folder `out`, the oldest first: id, status, method, its options, data, accuracy, costs.
+
+    `metric` names the main metric of the run's task; its value is under that name.
 
     These are the rows that `undergrowth list --json` prints. An unfinished run has the figures of its last round.
     """
@@ -28,6 +31,8 @@ def list_runs(out: str | PathLike[str] = "runs") -> list[dict[str, Any]]:
                 **{key: row[key] for key in RUN_FACTS},
                 "options": {key: value for key, value in method.items() if key != "name"},
                 "rounds_done": row["summary"].get("rounds") or totals.get("round", 0),
+                "metric": (metric := main_metric(row).name),
+                metric: (totals.get("metrics") or totals).get(metric),
                 **{key: totals.get(key) for key in _TOTALS},
             })  # fmt: skip
     return rows

@@ -11,7 +11,7 @@ from typing import Any
 
 import safetensors.torch
 
-from undergrowth.core import InputError, ModelWeights, RoundEnd, RunError, Weights, move_to
+from undergrowth.core import InputError, Metric, ModelWeights, RoundEnd, RunError, Weights, move_to
 from undergrowth.exchange import Entry
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.callback import Callbacks, Row
@@ -77,6 +77,15 @@ class Execution:
         self.stopped = self.stopped or reason
 
     @property
+    def metric(self) -> Metric:
+        """The metric that decides which model is better: the main one of the task."""
+        return self.federation.task.kind.metric
+
+    def metric_named(self, name: str) -> Metric:
+        """A figure of the history, with the direction in which it is better."""
+        return self.federation.task.kind.metric_named(name)
+
+    @property
     def wall_seconds(self) -> float:
         return self.wall_before + time.perf_counter() - self.began
 
@@ -140,7 +149,7 @@ class Execution:
         self._note_guessing()
         path = self.folder / MODEL_FILE
         replace_file(path, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
-        accuracies = score_devices(
+        metrics = score_devices(
             federation.method, federation.task, root.state, own, federation.population, federation.world.torch_device
         )
         costs = self.store.costs_by_device(self.run)
@@ -149,7 +158,7 @@ class Execution:
                 "device": name,
                 "tier": federation.fleet.profile(name).name,
                 "samples": federation.population.size(name),
-                "accuracy": accuracies.get(name),
+                **metrics.get(name, {self.metric.name: None}),
                 **costs.get(name, {"rounds": 0}),
             }
             for name in federation.population.devices
@@ -171,7 +180,7 @@ class Execution:
                 self._evaluate(row["round"])
             rows.append({**row, **self.scores, "wall_seconds": self.wall_seconds, **facts})
             self._tell_callbacks(rows[-1])
-            if self.stopped or stop.reason_to_end(rows[-1]):
+            if self.stopped or stop.reason_to_end(rows[-1], self.metric):
                 if not self.is_evaluated(row):
                     self._evaluate(row["round"])
                     rows[-1].update(self.scores)
@@ -227,14 +236,15 @@ class Execution:
             for device, problem in list(end.refused.items())[:1]:
                 more = f" and {len(end.refused) - 1} more" if len(end.refused) > 1 else ""
                 notes.append(f"round {end.round + 1}: refused the update of {device}{more}: {problem}")
-            if end.abandoned:
+            if end.abandoned and (end.lost or end.refused or end.dropped):  # a server may also ask nobody
                 notes.append(f"round {end.round + 1}: abandoned, no usable update came back")
         if not isfinite(self.scores["loss"]) and not any(DIVERGED in note for note in notes):
             notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")
 
     def _note_guessing(self) -> None:
         federation = self.federation
-        note = describe_guessing(self.scores, final_model(federation), federation.test, self.experiment)
+        kind = federation.task.kind
+        note = describe_guessing(kind, self.scores, final_model(federation), federation.test, self.experiment)
         if note and note not in federation.notes:
             federation.notes.append(note)
 
@@ -246,21 +256,23 @@ class Execution:
         stop, last = self.experiment.stop, self.store.rounds(self.run)[-1]
         if not stop.given and not self.stopped:
             return {"rounds": last["round"]}
-        reason = CALLBACK if self.stopped else stop.reason_to_end(last) or ROUNDS
+        reason = CALLBACK if self.stopped else stop.reason_to_end(last, self.metric) or ROUNDS
         stopped = f"stopped after round {last['round']}: {self.stopped}"
-        note = stopped if self.stopped else stop.describe(reason, last)
+        note = stopped if self.stopped else stop.describe(reason, last, self.metric)
         if note not in self.federation.notes:
             self.federation.notes.append(note)
         return {"rounds": last["round"], "stopped": reason}
 
     def _summary(self, weights: Weights) -> dict[str, Any]:
         driver, phase = self.federation.driver, start_costs(self.store.folder / self.run)
+        metrics = {name: value for name, value in self.scores.items() if name != "loss" and "/" not in name}
         return {
             "run": self.run,
             **run_facts(self.experiment, self.federation.population),
             **self._end(),
-            "accuracy": self.scores["accuracy"],
+            "accuracy": self.scores.get("accuracy"),
             "loss": self.scores["loss"],
+            **({} if metrics.keys() == {"accuracy"} else {"task": self.federation.task.kind.name, "metrics": metrics}),
             **asdict(driver.ledger.totals),
             "wall_seconds": self.wall_seconds,
             "clients_per_second": driver.clients_per_second,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from undergrowth.core import InputError, Method, check_state
+from undergrowth.core import InputError, Method, TaskKind, check_state
 from undergrowth.data import Population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_choice import choose_engine
@@ -64,16 +64,29 @@ def enter_run(
     kept = {
         "settings": settings,
         "defaults": option_defaults(experiment),
-        "objects": {part: used and getattr(used, "__name__", type(used).__name__) for part, used in given.items()},
+        "objects": {part: used and _object_name(used) for part, used in given.items()},
         "sources": source_records(experiment, given),
         "callbacks": list(callbacks),
         "shape": list(population.shape),
         "classes": population.classes,
+        "task": _task_facts(federation.task.kind),
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
         "frozen": frozen_digest(federation.task),
         "topology": _digest(federation.topology),
     }
     return store.create(run_facts(experiment, population), kept)
+
+
+def _object_name(used: Any) -> str:
+    if isinstance(used, Mapping):
+        return ", ".join(used)
+    return str(getattr(used, "__name__", type(used).__name__))
+
+
+def _task_facts(kind: TaskKind) -> dict[str, Any]:
+    """What readers of the run need to know about its task: its metrics, and the one that decides."""
+    metrics = [*(each.name for each in kind.metrics), *kind.own_metrics]
+    return {"name": kind.name, "main": list(kind.metric), "metrics": metrics}
 
 
 def run_facts(experiment: Experiment, population: Population) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from undergrowth.core import InputError, Shard
+from undergrowth.core import TASKS, InputError, Shard
 from undergrowth.data import Population, describe, parse_rule
 from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population
 from undergrowth.runs.config import Experiment
@@ -32,7 +32,8 @@ def population_or_outline(experiment: Experiment) -> Population:
         public = experiment.public
         taken = (public.samples or round((public.share or 0) * entry.train)) if public.of_the_devices else 0
         size = round((entry.train - taken) * (1 - section.holdout) / clients)
-        return Outline(section.name, entry.shape, entry.classes, clients, size, taken)
+        task = (experiment.task.name if "task" in entry.options else None) or entry.task
+        return Outline(section.name, entry.shape, entry.classes, clients, size, taken, task)
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,16 @@ class Outline:
     clients: int
     samples: int
     taken: int = 0  # samples that the server holds
+    task: str = "classification"
 
     @property
     def public(self) -> Shard | None:
         one = self.train("")
-        return Shard(one.x.expand(self.taken, *self.shape), one.y.expand(self.taken)) if self.taken else None
+        return (
+            Shard(one.x.expand(self.taken, *self.shape), one.y.expand(self.taken, *one.y.shape[1:]))
+            if self.taken
+            else None
+        )
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -61,7 +67,10 @@ class Outline:
 
     def train(self, device: str) -> Shard:
         dtype = torch.int64 if len(self.shape) == 1 else torch.float32
-        return Shard(torch.zeros(1, *self.shape, dtype=dtype), torch.zeros(1, dtype=torch.int64))
+        return Shard(
+            torch.zeros(1, *self.shape, dtype=dtype),
+            TASKS[self.task]().example_labels(1, self.shape, self.classes, torch.device("cpu")),
+        )
 
     def test(self, device: str) -> Shard:
         return self.train(device)

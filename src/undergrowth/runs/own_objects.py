@@ -21,12 +21,13 @@ from typing import Any
 from torch import nn
 
 from undergrowth.core import InputError, suggest
+from undergrowth.models import is_hugging_face_model
 from undergrowth.runs.config import Experiment
 
 
 def is_reference(name: str | None) -> bool:
     """Whether a name in an experiment stands for an object of the user."""
-    return name is not None and ":" in name
+    return name is not None and ":" in name and not is_hugging_face_model(name)
 
 
 def resolve(section: str, name: str) -> Any:
@@ -157,6 +158,8 @@ def references(experiment: Experiment) -> dict[str, str]:
         (experiment.start.data and experiment.start.data.name, "start"),
         (experiment.model.name, "model"),
         *((rung.name, "model") for rung in experiment.model.ladder),
+        (experiment.task.loss, "loss"),
+        *((name, "metrics") for name in experiment.task.metrics.values()),
     ]
     return {name: section for name, section in named if name and is_reference(name)}
 

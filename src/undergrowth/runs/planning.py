@@ -19,6 +19,7 @@ from undergrowth.runs.config import Experiment, LinksSection, PublicSection
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.outline import Outline, population_or_outline
 from undergrowth.runs.own_objects import is_reference
+from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.preview import Prospect, price_devices
 
 MAX_ARRIVALS = 10_000  # that a round of an asynchronous server is taken to need
@@ -35,6 +36,7 @@ class Planner:
         experiment: Experiment,
         data: Dataset | Population | None = None,
         model: Callable[[], nn.Module] | None = None,
+        functions: TaskFunctions | None = None,
     ) -> None:
         if getattr(data, "public", None) is not None:
             # The public samples are taken out already.
@@ -45,6 +47,7 @@ class Planner:
         self.left_out: dict[str, str] = {}  # method → why it cannot be priced
         self.methods: dict[str, Method] = {}  # the priced methods, by the name in their rows
         self._model: Callable[[], nn.Module] | Model = model or named_model(experiment.model, self.population)
+        self._functions = functions
         self._tracers: list[tuple[Settings, Tracer]] = []
 
     def price_all(self, methods: Sequence[str | Method] = ()) -> Iterator[Row]:
@@ -72,7 +75,7 @@ class Planner:
         `experiment`: the planner's experiment with other settings of the same data and model.
         """
         experiment = experiment or self.experiment
-        federation = federate(experiment, method, self.population, self._model)
+        federation = federate(experiment, method, self.population, self._model, self._functions)
         self._model = federation.task.model  # built and checked once for all methods
         self._share_tracer(federation, experiment)
         priced = price_devices(federation, method.server.accepts_partial)
@@ -109,7 +112,7 @@ def describe_left_out(left_out: Mapping[str, str]) -> list[str]:
     """A note for each reason why methods are left out of a plan."""
     by_reason: dict[str, list[str]] = {}
     for method, reason in left_out.items():
-        by_reason.setdefault(re.sub(rf"\b{re.escape(method)}\b", "the method", reason), []).append(method)
+        by_reason.setdefault(re.sub(rf"\b(method )?{re.escape(method)}\b", "the method", reason), []).append(method)
     return [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
 
 

@@ -45,7 +45,8 @@ class ProgressBar:
         self._bar.update(self._task, description=execution.run, total=execution.experiment.max_rounds, completed=done)
 
     def on_round(self, row: Mapping[str, Any], execution: Execution) -> None:
-        status = f"accuracy {row['accuracy']:.3f}"
+        name = execution.metric.name
+        status = f"{name} {row[name]:.3f}"
         self._bar.update(self._task, completed=row["round"], total=_expected_rounds(row, execution), status=status)
 
     def on_phase(self, step: str, done: int, rounds: int) -> None:
@@ -68,7 +69,8 @@ class ProgressLines:
     def on_round(self, row: Mapping[str, Any], execution: Execution) -> None:
         done = execution.federation.driver.root.done
         expected = row["round"] if done else _expected_rounds(row, execution)
-        scores = f"accuracy {row['accuracy']:.3f}, loss {row['loss']:.3f}, {row['wall_seconds']:.0f} s"
+        name = execution.metric.name
+        scores = f"{name} {row[name]:.3f}, loss {row['loss']:.3f}, {row['wall_seconds']:.0f} s"
         self._print(f"{execution.run}: round {row['round']} of {expected}, {scores}", always=done)
 
     def on_phase(self, step: str, done: int, rounds: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields
+from math import nan
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from undergrowth.core import InputError, suggest
+from undergrowth.core import InputError, Metric, NextToken, suggest
 from undergrowth.exchange import COLUMNS, Entry, Totals
 from undergrowth.models import builder
 from undergrowth.runs.own_objects import OwnModelBuilder, is_reference
@@ -56,7 +57,7 @@ class Result:
     run: str  # id
     method: str
     data: str
-    accuracy: float
+    accuracy: float  # NaN if the task has none; see `metrics`
     loss: float
     history: list[dict[str, Any]]
     clients: list[dict[str, Any]]
@@ -65,11 +66,12 @@ class Result:
     notes: list[str]
     folder: Path  # of this run
     tree: dict[str, Any] = field(default_factory=dict)  # accuracies of the nodes and by distance, see `score_tree`
+    metrics: dict[str, float] = field(default_factory=dict)  # on the central test set, the main one first
     build: Callable[[], nn.Module] | None = None  # makes the module that the weights belong to
 
     @property
     def start(self) -> dict[str, Result]:
-        """The results of the steps before the first round, by name: "pretraining", "warm rounds"."""
+        """The results of the steps before the first round, by name: "pretraining", a method, "warm rounds"."""
         folder = self.folder / FOLDER
         if not folder.exists():
             return {}
@@ -105,7 +107,8 @@ class Result:
         return pandas.DataFrame(getattr(self, of))
 
     def __repr__(self) -> str:
-        return f"Result({self.run}: {self.method} on {self.data}, accuracy {self.accuracy:.4f})"
+        name, value = next(iter(self.metrics.items()))
+        return f"Result({self.run}: {self.method} on {self.data}, {name} {value:.4f})"
 
 
 def load(run: str = "last", out: str | PathLike[str] = "runs", model: Callable[[], nn.Module] | None = None) -> Result:
@@ -133,7 +136,7 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
         run=run,
         method=row["method"],
         data=row["data"],
-        accuracy=summary["accuracy"],
+        accuracy=nan if summary["accuracy"] is None else summary["accuracy"],
         loss=summary["loss"],
         history=store.rounds(run),
         clients=store.devices(run),
@@ -142,8 +145,18 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
         tree=summary.get("tree", {}),
         notes=row["notes"],
         folder=store.folder / run,
+        metrics=_main_first(summary.get("metrics", {"accuracy": summary["accuracy"]}), main_metric(row)),
         build=build,
     )
+
+
+def main_metric(row: Mapping[str, Any]) -> Metric:
+    """The metric that decides about the run in a row of the store. Runs of older versions have the accuracy."""
+    return Metric(*row["experiment"].get("task", {}).get("main", ("accuracy", True)))
+
+
+def _main_first(metrics: Mapping[str, float], main: Metric) -> dict[str, float]:
+    return {main.name: metrics[main.name], **metrics}
 
 
 def _named_model(row: Mapping[str, Any]) -> Callable[[], nn.Module]:
@@ -153,4 +166,5 @@ def _named_model(row: Mapping[str, Any]) -> Callable[[], nn.Module]:
     # The final weights replace those of a file that the run started from, which may not exist any more.
     options = {name: value for name, value in section.options.items() if name not in ("weights", "skip_head")}
     kept = row["experiment"]
-    return builder(section.name, tuple(kept["shape"]), kept["classes"], **options)
+    per_position = kept.get("task", {}).get("name") == NextToken.name
+    return builder(section.name, tuple(kept["shape"]), kept["classes"], per_position=per_position, **options)

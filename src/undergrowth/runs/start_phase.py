@@ -1,4 +1,4 @@
-"""The phase before the first round: training on other data, then warm rounds. It is described by the section `start`.
+"""The phase before the first round: training on other data, another method, warm rounds; see the section `start`.
 
 Each step of the phase is a run of its own, in a store in the folder `start` of the run. So it has a history, a ledger,
 checkpoints and a final model, and is resumed like any run. Its model is the file that the next step starts from, and
@@ -17,7 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from undergrowth.core import InputError
+from undergrowth.core import InputError, Method
 from undergrowth.core.notation import parse
 from undergrowth.data import Population
 from undergrowth.exchange import Totals
@@ -27,15 +27,17 @@ from undergrowth.runs.builders import device_normalisation
 from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.own_objects import is_reference
+from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.preview import check_deadline
-from undergrowth.runs.start_section import StartSection
+from undergrowth.runs.start_section import TRAINING_KEYS, FirstMethodSection, StartSection
 from undergrowth.runs.stop_section import StopSection
 from undergrowth.runs.store import Store
 
 FOLDER = "start"
-PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"
+PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"  # a step of another method has its name
+_PLACES = {PRETRAINING: "start.data", WARM_ROUNDS: "start.warm_rounds"}
+_NAMES = {"central": PRETRAINING, "fedavg": WARM_ROUNDS}
 _EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
-_PRETRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay", "schedule")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Step:
     name: str
     experiment: Experiment
     data: Population | None = None
+
+    def functions(self, given: TaskFunctions | None) -> TaskFunctions | None:
+        """The user's loss and metrics, if they are for the data of this step."""
+        return given if self.name == WARM_ROUNDS else None
 
     def after(self, weights: Path | None) -> Step:
         """The step when the one before it has written its model to `weights`; None: it is the first."""
@@ -56,6 +62,8 @@ def phase_steps(experiment: Experiment, population: Population) -> list[Step]:
     steps = []
     if experiment.start.data is not None:
         steps.append(Step(PRETRAINING, _pretraining(experiment, population)))
+    if experiment.start.method is not None:
+        steps.append(Step(experiment.start.method.name, _first_method(experiment), population))
     if experiment.start.warm_rounds:
         steps.append(Step(WARM_ROUNDS, _warm_rounds(experiment), population))
     return steps
@@ -68,7 +76,6 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
     """
     start, train, run = experiment.start, experiment.train, experiment.run
     assert start.data is not None
-    given = {key: value for key in _PRETRAINING_KEYS if (value := getattr(start, key)) is not None}
     figures = None if is_reference(start.data.name) else device_normalisation(experiment, population)
     same = {"augment": experiment.data.augment, **({} if figures is None else {"normalise": figures})}
     try:
@@ -79,10 +86,37 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
         method=MethodSection(name="central"),
         data=source,
         model=experiment.model.model_copy(update={"ladder": ()}),
-        train=train.model_copy(update={**_EVERYBODY, **given, "rounds": start.epochs, "epochs": 1}),
+        train=train.model_copy(update={**_EVERYBODY, **_training(start), "rounds": start.epochs, "epochs": 1}),
         # Worker processes have nothing to share: there is one job at a time.
         run=run.model_copy(update={"engine": "auto", "workers": None, "device": run.device.split(",")[0]}),
     )
+
+
+def _training(start: StartSection) -> dict[str, Any]:
+    return {key: value for key in TRAINING_KEYS if (value := getattr(start, key)) is not None}
+
+
+def _first_method(experiment: Experiment) -> Experiment:
+    """The rounds of another method, with the fleet, the links and the topology of the run."""
+    start = experiment.start
+    assert start.method is not None
+    given = {} if start.data is not None else _training(start)
+    update = {
+        "method": MethodSection(**start.method.model_dump()),
+        "model": experiment.model.model_copy(update={"ladder": ()}),
+        "start": StartSection(weights=start.weights),
+        "train": experiment.train.model_copy(update={"schedule": "constant", **given, "rounds": start.rounds}),
+        "stop": StopSection(),
+    }
+    return experiment.with_population().model_copy(update=update)
+
+
+def with_first_method(experiment: Experiment, method: Method) -> Experiment:
+    """The experiment with the phase that `method` begins with, if it has one and the section names no other."""
+    if not method.begins_with or experiment.start.method is not None:
+        return experiment
+    first = {"method": FirstMethodSection(name=method.begins_with)}
+    return experiment.model_copy(update={"start": experiment.start.model_copy(update=first)})
 
 
 def _warm_rounds(experiment: Experiment) -> Experiment:
@@ -102,7 +136,12 @@ def _warm_rounds(experiment: Experiment) -> Experiment:
     return experiment.with_population().model_copy(update=update)
 
 
-def prepare_phase(experiment: Experiment, federation: Federation, model: Callable[[], nn.Module] | None) -> list[Step]:
+def prepare_phase(
+    experiment: Experiment,
+    federation: Federation,
+    model: Callable[[], nn.Module] | None,
+    functions: TaskFunctions | None = None,
+) -> list[Step]:
     """The steps of the experiment's phase, with their data. Raises `InputError` if one of them is not possible."""
     start = experiment.start
     if not start.trains:
@@ -115,13 +154,16 @@ def prepare_phase(experiment: Experiment, federation: Federation, model: Callabl
         )
     if start.schedule is not None:
         parse("start.schedule", start.schedule, SCHEDULES)
-    return [_check_step(step, federation, model) for step in phase_steps(experiment, federation.device_data)]
+    return [_check_step(step, federation, model, functions) for step in phase_steps(experiment, federation.device_data)]
 
 
-def _check_step(step: Step, federation: Federation, model: Callable[[], nn.Module] | None) -> Step:
-    place = "start.data" if step.name == PRETRAINING else "start.warm_rounds"
+def _check_step(
+    step: Step, federation: Federation, model: Callable[[], nn.Module] | None, functions: TaskFunctions | None
+) -> Step:
     try:
-        built = federate(step.experiment, None, step.data, model)
+        built = federate(step.experiment, None, step.data, model, step.functions(functions))
+        if step.name not in _PLACES:
+            _check_first_method(step.name, built.method)
         source, devices = built.population, federation.population
         if tuple(source.shape) != tuple(devices.shape):
             raise InputError(
@@ -132,18 +174,25 @@ def _check_step(step: Step, federation: Federation, model: Callable[[], nn.Modul
         check_tensors(federation.task.model.module, tensors, "the model for this data", skip_head=None)
         check_deadline(built)
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{_PLACES.get(step.name, 'start.method')}: {error}") from None
     return replace(step, data=built.device_data)
+
+
+def _check_first_method(name: str, method: Method) -> None:
+    if name == "fedavg":
+        raise InputError("rounds of fedavg before the first round are start.warm_rounds; write that")
+    if type(method).models is not Method.models or method.begins_with or is_reference(name):
+        raise InputError(f"'{name}' must be a method of the catalogue that trains one model, such as fedncm or lp")
 
 
 def step_name(row: Mapping[str, Any]) -> str:
     """The name of the step that a row in the store of a phase belongs to."""
-    return PRETRAINING if row["method"] == "central" else WARM_ROUNDS
+    return _NAMES.get(row["method"], str(row["method"]))
 
 
 @dataclass
 class StartCosts(Totals):
-    """What a phase cost: the totals of the devices, in warm rounds, and the FLOPs of the server."""
+    """What a phase cost: the totals of the devices, by a method or in warm rounds, and the FLOPs of the server."""
 
     server_flops: float = 0.0
     wall_seconds: float = 0.0
@@ -162,8 +211,8 @@ def start_costs(folder: Path) -> StartCosts | None:
                 costs.server_flops += last.get("flops", 0.0)
                 continue
             for name in ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds"):
-                setattr(costs, name, last.get(name, 0))
+                setattr(costs, name, getattr(costs, name) + last.get(name, 0))
             devices = store.costs_by_device(row["id"]).values()
-            costs.compute_seconds = sum(device["compute_seconds"] for device in devices)
-            costs.peak_device_bytes = max((device["memory"] for device in devices), default=0)
+            costs.compute_seconds += sum(device["compute_seconds"] for device in devices)
+            costs.peak_device_bytes = max([costs.peak_device_bytes, *(device["memory"] for device in devices)])
     return costs

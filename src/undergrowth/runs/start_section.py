@@ -10,6 +10,9 @@ from undergrowth.core import MAX_WHOLE_NUMBER
 from undergrowth.runs.fields import Above0, AtLeast0, Count, FractionBelow1, Place, Whole
 from undergrowth.runs.sections import Named, Section
 
+# Settings of the training before the first round that replace those in `train`.
+TRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay", "schedule")
+
 
 class SourceSection(Named):
     """The data set that the server trains on before the first round: its name, its path, and options of its loader."""
@@ -24,13 +27,19 @@ class SourceSection(Named):
         return self
 
 
+class FirstMethodSection(Named):
+    """A method whose rounds come before those of the run's method: its name and its options."""
+
+
 class StartSection(Section):
-    """What comes before the first round: weights from a file or training on other data, then warm rounds."""
+    """What comes before the first round: weights or training on other data, then another method, then warm rounds."""
 
     weights: Place | None = None
     data: SourceSection | None = None
-    # Training on `data`. None: the value in `train`.
-    epochs: Count = 20
+    method: FirstMethodSection | None = None
+    rounds: Count = 1  # of `method`
+    epochs: Count = 20  # on `data`
+    # Training on `data` or, without data, by `method`. None: the value in `train`.
     batch: Count | None = None
     lr: Above0 | None = None
     momentum: FractionBelow1 | None = None
@@ -44,9 +53,13 @@ class StartSection(Section):
     def _consistent(self) -> StartSection:
         if self.weights is not None and self.data is not None:
             raise ValueError("has weights and data; give one of them")
-        changed = [key for key, field in type(self).model_fields.items() if getattr(self, key) != field.default]
-        if self.data is None and (unused := set(changed) - {"weights", "warm_rounds", "warm_epochs"}):
-            raise ValueError(f"has {min(unused)}, which is for training on other data; give data as well")
+        changed = {key for key, field in type(self).model_fields.items() if getattr(self, key) != field.default}
+        if self.data is None and "epochs" in changed:
+            raise ValueError("has epochs, which is for training on other data; give data as well")
+        if self.data is None and self.method is None and (unused := changed.intersection(TRAINING_KEYS)):
+            raise ValueError(f"has {min(unused)}, which is for training on other data or by a method; give one of them")
+        if self.method is None and "rounds" in changed:
+            raise ValueError("has rounds without method; give its name as well")
         if not self.warm_rounds and "warm_epochs" in changed:
             raise ValueError("has warm_epochs without warm_rounds; give their number as well")
         return self
@@ -54,12 +67,14 @@ class StartSection(Section):
     @property
     def trains(self) -> bool:
         """Whether anything is trained before the first round."""
-        return self.data is not None or self.warm_rounds > 0
+        return self.data is not None or self.method is not None or self.warm_rounds > 0
 
     def __str__(self) -> str:
         parts = [] if self.weights is None else [f"weights from '{self.weights}'"]
         if self.data is not None:
             parts.append(f"{self.epochs} epochs on {self.data.name} at the server")
+        if self.method is not None:
+            parts.append(f"{self.rounds} round{'s' if self.rounds > 1 else ''} of {self.method.name}")
         if self.warm_rounds:
             rounds = "1 warm round" if self.warm_rounds == 1 else f"{self.warm_rounds} warm rounds"
             parts.append(f"{rounds} of {self.warm_epochs} epochs on all devices")

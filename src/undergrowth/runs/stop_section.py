@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from undergrowth.runs.fields import Above0, Count, FractionAbove0, Whole
+from undergrowth.core import InputError, Metric, TaskKind
+from undergrowth.runs.fields import Above0, Count, FractionAbove0, Number, Whole
 from undergrowth.runs.sections import Section
 
 ROUNDS, NOBODY, CALLBACK = "rounds", "no device", "callback"  # reasons for the end of a run besides the limits below
@@ -44,6 +45,7 @@ class StopSection(Section):
     bytes: ByteCount | None = None
     joules: Above0 | None = None
     accuracy: FractionAbove0 | None = None
+    metric: Number | None = None  # the main metric of the task, which may have to be at least or at most this
     rounds: Count | None = None
 
     @property
@@ -67,21 +69,35 @@ class StopSection(Section):
             return NOBODY  # nothing that takes time happens any more, so no budget would ever be used up
         return used_up
 
-    def reason_to_end(self, row: Mapping[str, Any]) -> str | None:
-        """Why a run ends after a row of its history, other than by its number of rounds; None if it goes on."""
+    def check(self, kind: TaskKind) -> None:
+        """Refuses a limit of the accuracy if the task has none."""
+        if self.accuracy is not None and not any(each.name == "accuracy" for each in kind.metrics):
+            main = kind.metric.name
+            raise InputError(
+                f"stop.accuracy {self.accuracy:g}: {kind.name} has no accuracy; write stop.metric ({main})"
+            )
+
+    def reason_to_end(self, row: Mapping[str, Any], metric: Metric) -> str | None:
+        """Why a run ends after a row of its history, other than by its number of rounds; None if it goes on.
+
+        metric: the main one of the run's task.
+        """
+        if self.metric is not None and metric.reaches(row[metric.name], self.metric):
+            return "metric"
         if self.accuracy is not None and row["accuracy"] >= self.accuracy:
             return "accuracy"
         return self.exhausted(row)
 
-    def describe(self, reason: str, row: Mapping[str, Any]) -> str:
+    def describe(self, reason: str, row: Mapping[str, Any], metric: Metric) -> str:
         """A sentence about the end of a run after a row of its history."""
         stopped = f"stopped after round {row['round']}"
         if reason == ROUNDS:
             return f"{stopped}: no other limit in the section stop was reached before the last round"
         if reason == NOBODY:
             return f"{stopped}: no device could be asked, and no limit in the section stop was reached"
-        value = BUDGETS[reason](row) if reason in BUDGETS else row[reason]
-        return f"{stopped}: {reason} {_number(value)}, and stop.{reason} is {_number(getattr(self, reason))}"
+        name = metric.name if reason == "metric" else reason
+        value = BUDGETS[reason](row) if reason in BUDGETS else row[name]
+        return f"{stopped}: {name} {_number(value)}, and stop.{reason} is {_number(getattr(self, reason))}"
 
 
 def _number(value: float) -> str:

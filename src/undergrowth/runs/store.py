@@ -149,7 +149,7 @@ class Store:
         """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum)."""
         with self.transaction() as connection:
             for row in rounds:
-                known = {name: row[name] for name in ROUND_COLUMNS}
+                known = {name: row.get(name) for name in ROUND_COLUMNS}
                 more = {name: value for name, value in row.items() if name not in known}
                 _insert(connection, "rounds", {"run": run, **known, "more": json.dumps(more)})
             insertion = _insertion("links", ("run", *COLUMNS))
@@ -297,4 +297,6 @@ def _decode(row: sqlite3.Row, *json_columns: str) -> dict[str, Any]:
 
 def _decode_round(row: sqlite3.Row) -> dict[str, Any]:
     decoded = _decode(row, "more")
-    return {**{key: value for key, value in decoded.items() if key not in ("run", "more")}, **decoded["more"]}
+    # The accuracy of a task that has none is empty.
+    left_out = {"run", "more", *(["accuracy"] if decoded["accuracy"] is None else [])}
+    return {**{key: value for key, value in decoded.items() if key not in left_out}, **decoded["more"]}

@@ -74,7 +74,7 @@ def rounds_of(topology: Topology, node: str, method: Method) -> int:
     return topology.of(node).rounds or method.rounds_at(topology.depth[node])
 
 
-def task_of(topology: Topology, node: str, task: Task, method: Method, seed: int) -> Task:
+def node_task(topology: Topology, node: str, task: Task, method: Method, seed: int) -> Task:
     """The task with the training settings and the proxy data of a node. Nodes have different public samples.
 
     A node waits as long as the rounds of the nodes below it may last, unless it has a deadline of its own.

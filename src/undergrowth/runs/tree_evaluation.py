@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from undergrowth.core import Shard, Weights, personal_model
-from undergrowth.runs.evaluation import MAX_EVALUATED_DEVICES, evaluated_models, score, with_model
+from undergrowth.core import Model, Shard, Task, Weights, personal_model
+from undergrowth.runs.evaluation import MAX_EVALUATED_DEVICES, evaluate, evaluated_models, with_model
 from undergrowth.runs.topologies import place_of
 
 if TYPE_CHECKING:  # federation.py imports the evaluation
@@ -15,11 +15,11 @@ if TYPE_CHECKING:  # federation.py imports the evaluation
 
 
 def score_tree(federation: Federation) -> dict[str, Any]:
-    """Accuracies of the nodes and, by the number of links, of the models on the way from a device to the root.
+    """The main metric of the nodes' models and, by the number of links, of those on the way from a device to the root.
 
     Empty in a star, and for a method whose nodes have no models of their own. `nodes` has a row for every node with a
-    model. `distances` has the mean accuracy over devices on their own test samples: of their own model, of the model
-    one link above, and so on.
+    model. `distances` has the mean over devices on their own test samples: of their own model, of the model one link
+    above, and so on.
     """
     models = _models(federation)
     if len(models) < 2:
@@ -38,11 +38,15 @@ def score_tree(federation: Federation) -> dict[str, Any]:
             "parent": parents.get(node),
             "depth": topology.depth[node],
             "devices": sum(child not in topology.children for child in topology.children[node]),
-            "accuracy": score(task.model, weights, federation.test)[0],
-            "accuracy_below": score(task.model, weights, joined)[0] if joined else None,
-            "accuracy_proxy": _on_proxy_data(federation, node, weights),
+            "score": _score(task, weights, federation.test),
+            "score_below": _score(task, weights, joined) if joined else None,
+            "score_proxy": _on_proxy_data(federation, node, weights),
         })  # fmt: skip
-    return {"nodes": rows, "distances": _by_distance(federation, models, shards, parents)}
+    return {
+        "metric": task.kind.metric.name,
+        "nodes": rows,
+        "distances": _by_distance(federation, models, shards, parents),
+    }
 
 
 def _models(federation: Federation) -> dict[str, Weights]:
@@ -62,7 +66,7 @@ def _models(federation: Federation) -> dict[str, Weights]:
 def _by_distance(
     federation: Federation, models: dict[str, Weights], shards: dict[str, Shard], parents: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """The mean accuracy, over the devices with test samples, of the models at each distance from them."""
+    """The mean metric, over the devices with test samples, of the models at each distance from them."""
     root, own = federation.driver.root, federation.world.states.all()
     method, task = federation.method, federation.task
     found: dict[int, list[float]] = {}
@@ -72,9 +76,9 @@ def _by_distance(
         for distance, weights in enumerate(used):
             if weights is not None:
                 model = personal.model if distance == 0 else task.model
-                found.setdefault(distance, []).append(score(model, weights, shard)[0])
+                found.setdefault(distance, []).append(_score(task, weights, shard, model))
     return [
-        {"distance": distance, "accuracy": sum(values) / len(values), "devices": len(values)}
+        {"distance": distance, "score": sum(values) / len(values), "devices": len(values)}
         for distance, values in sorted(found.items())
     ]
 
@@ -83,7 +87,12 @@ def _on_proxy_data(federation: Federation, node: str, weights: Weights) -> float
     data = federation.nodes[node].task.public
     if data is None or not federation.method.has_proxy_data(place_of(federation.topology, node)):
         return None
-    return score(federation.task.model, weights, data)[0]
+    return _score(federation.task, weights, data)
+
+
+def _score(task: Task, weights: Weights, shard: Shard, model: Model | None = None) -> float:
+    """The main metric of the task."""
+    return evaluate(task.kind, model or task.model, weights, shard)[task.kind.metric.name]
 
 
 def _way(device: str, parents: dict[str, str]) -> list[str]:

@@ -67,6 +67,12 @@ def _method(row: dict[str, Any]) -> str:
     return ", ".join([str(row["method"]), *(f"{name} {value}" for name, value in row["options"].items())])
 
 
+def _metric(row: dict[str, Any]) -> str:
+    """The accuracy, or the main metric of another task with its name."""
+    name, value = row["metric"], score(row[row["metric"]])
+    return value if name == "accuracy" else escape(f"{name} {value}")
+
+
 def _kind(numbers: bool) -> str:
     return ' class="number"' if numbers else ""
 
@@ -82,7 +88,7 @@ def _row(row: dict[str, Any], fraction: float | None) -> str:
         *((escape(row[key]), row[key]) for key in ("data", "model", "seed")),
         (f'<span class="state {escape(status)}">{escape(status)}</span>', status),
         (escape(rounds) + bar, row["rounds_done"]),
-        (score(row["accuracy"]), finite(row["accuracy"])),
+        (_metric(row), finite(row[row["metric"]])),
         (duration(row["simulated_seconds"]), finite(row["simulated_seconds"])),
         (escape(str(row["created"])[: len("2026-01-02 10:15")]), row["created"]),
     )

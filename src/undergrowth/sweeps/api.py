@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any
 
 from undergrowth.core import InputError
-from undergrowth.report.run_record import load_records
+from undergrowth.report.run_record import check_accuracy_target, load_records
 from undergrowth.runs import Store
 from undergrowth.sweeps.comparison import VariantRuns
 from undergrowth.sweeps.jobs import Job, RunIndex
@@ -27,20 +27,21 @@ def sweep(
     jobs: int = 1,
     out: str | PathLike[str] | None = None,
     accuracy: float | None = None,
+    metric: float | None = None,
     progress: bool | None = None,
 ) -> SweepResult:
     """Runs every combination of the choices in an experiment, and returns all results.
 
     `experiment` is an experiment file or the dictionary that such a file holds. A list is a choice: {"run": {"seed":
     [0, 1, 2]}}. The key `sweep` holds named variants. Runs that are finished in the folder `out` are not repeated,
-    unfinished ones are resumed. `jobs` runs are executed at a time, each in a process. `accuracy`: the accuracy for
-    the rounds and costs until it is reached. `progress`: a progress bar on standard error; by default if that is a
-    terminal. A run that fails does not stop the others; a warning says how many failed, and `failed` of the result
-    says why.
+    unfinished ones are resumed. `jobs` runs are executed at a time, each in a process. `accuracy`: the accuracy for the
+    rounds and costs until it is reached; `metric`: the same for the main metric of another task. `progress`: a progress
+    bar on standard error; by default if that is a terminal. A run that fails does not stop the others; a warning says
+    how many failed, and `failed` of the result says why.
     """
     planned = plan_sweep(experiment, out)
     with show_progress(planned, sys.stderr.isatty() if progress is None else progress) as on_progress:
-        result = run_sweep(planned, jobs, accuracy, on_progress)
+        result = run_sweep(planned, jobs, accuracy, on_progress, metric)
     if result.failed:
         name, reason = next(iter(result.failed.items()))
         total = len(result.failed) + len(result.runs)
@@ -49,7 +50,11 @@ def sweep(
 
 
 def run_sweep(
-    planned: PlannedSweep, jobs: int, accuracy: float | None, on_progress: Callable[[Job, float], None]
+    planned: PlannedSweep,
+    jobs: int,
+    accuracy: float | None,
+    on_progress: Callable[[Job, float], None],
+    metric: float | None = None,
 ) -> SweepResult:
     """Does the runs that are not finished yet. `on_progress` is called with a job and the finished fraction of it."""
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
@@ -61,7 +66,10 @@ def run_sweep(
         every = [job for each in planned.jobs.values() for job in each.values()]
         finished = WorkerPool(index, min(jobs, len(every)), on_progress).run(every)
         variants = [_collect(store, name, each, finished) for name, each in planned.jobs.items()]
-    return SweepResult(variants, store.folder, planned.target if accuracy is None else accuracy)
+    given = accuracy if metric is None else metric
+    result = SweepResult(variants, store.folder, planned.target if given is None else given)
+    check_accuracy_target(accuracy, result.metric)
+    return result
 
 
 def _collect(store: Store, name: str, jobs: Mapping[int, Job], finished: JobResults) -> VariantRuns:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from undergrowth.core import Metric
 from undergrowth.report.run_record import RunRecord, finite
 from undergrowth.runs.stop_section import BUDGETS
+
+ACCURACY = Metric("accuracy")
 
 
 class Spread(NamedTuple):
@@ -38,22 +41,22 @@ class ComparisonRow:
 
     variant: str
     seeds: int  # that are finished
-    accuracy: Spread | None
-    difference: Spread | None  # accuracy minus that of the first variant with the same seed; None for the first
+    value: Spread | None  # of the main metric
+    difference: Spread | None  # value minus that of the first variant with the same seed; None for the first
     agreeing: int  # seeds whose difference has the sign of the mean difference
     compared: int  # seeds that both variants have
     rounds: Spread | None
     costs: Mapping[str, Spread]
-    reached: int  # seeds that reached the target accuracy
+    reached: int  # seeds that reached the target value
     rounds_to_target: Spread | None  # over the seeds that reached it
     costs_to_target: Mapping[str, Spread]
 
-    def flat(self) -> dict[str, Any]:
-        """The row as one dictionary of numbers and texts."""
-        spreads = {"accuracy": self.accuracy, "difference": self.difference, "rounds": self.rounds}
+    def flat(self, metric: str = "accuracy") -> dict[str, Any]:
+        """The row as one dictionary of numbers and texts. `metric`: the name of the main metric."""
+        spreads = {metric: self.value, "difference": self.difference, "rounds": self.rounds}
         spreads |= {name: self.costs.get(name) for name in BUDGETS}
-        spreads |= {"rounds_to_accuracy": self.rounds_to_target}
-        spreads |= {f"{name}_to_accuracy": self.costs_to_target.get(name) for name in BUDGETS}
+        spreads |= {f"rounds_to_{metric}": self.rounds_to_target}
+        spreads |= {f"{name}_to_{metric}": self.costs_to_target.get(name) for name in BUDGETS}
         figures: dict[str, Any] = {}
         for name, spread in spreads.items():
             figures[name], figures[f"{name}_deviation"] = spread or (None, None)
@@ -61,21 +64,21 @@ class ComparisonRow:
         return {"variant": self.variant, "seeds": self.seeds, **counts, **figures}
 
 
-def compare(variants: Sequence[VariantRuns], target: float | None) -> list[ComparisonRow]:
-    """A row for each variant. `target`: the accuracy for the rounds and costs until it is first reached."""
-    first = _accuracies(variants[0])
+def compare(variants: Sequence[VariantRuns], target: float | None, metric: Metric = ACCURACY) -> list[ComparisonRow]:
+    """A row for each variant. `target`: the value of `metric` for the rounds and costs until it is first reached."""
+    first = _values(variants[0], metric)
     rows = []
     for variant in variants:
-        records, accuracies = list(variant.records.values()), _accuracies(variant)
-        pairs = (
-            [] if variant is variants[0] else [accuracies[seed] - first[seed] for seed in accuracies if seed in first]
-        )
+        records, values = list(variant.records.values()), _values(variant, metric)
+        pairs = [] if variant is variants[0] else [values[seed] - first[seed] for seed in values if seed in first]
         difference = spread(pairs)
         agreeing = 0 if difference is None else sum(_sign(each) == _sign(difference.mean) for each in pairs)
-        reached = [] if target is None else [row for record in records if (row := record.first_round_with(target))]
+        reached = (
+            [] if target is None else [row for record in records if (row := record.first_round_with(target, metric))]
+        )
         rows.append(
             ComparisonRow(
-                variant.name, len(records), spread(accuracies.values()), difference, agreeing, len(pairs),
+                variant.name, len(records), spread(values.values()), difference, agreeing, len(pairs),
                 spread(len(record.rounds) for record in records), _costs([record.totals for record in records]),
                 len(reached), spread(row["round"] for row in reached), _costs(reached),
             )
@@ -90,9 +93,9 @@ def spread(values: Iterable[float]) -> Spread | None:
     return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
 
-def _accuracies(variant: VariantRuns) -> dict[int, float]:
-    found = {seed: finite(record.totals.get("accuracy")) for seed, record in variant.records.items()}
-    return {seed: accuracy for seed, accuracy in found.items() if accuracy is not None}
+def _values(variant: VariantRuns, metric: Metric) -> dict[int, float]:
+    found = {seed: finite(record.totals.get(metric.name)) for seed, record in variant.records.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def _costs(rows: Sequence[Mapping[str, Any]]) -> dict[str, Spread]:

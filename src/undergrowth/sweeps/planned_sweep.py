@@ -41,8 +41,9 @@ class PlannedSweep:
 
     @property
     def target(self) -> float | None:
-        """The accuracy at which all runs stop, if that is the same for all."""
-        limits = {job.experiment.stop.accuracy for jobs in self.jobs.values() for job in jobs.values()}
+        """The main metric, or the accuracy, at which all runs stop, if that is the same for all."""
+        stops = [job.experiment.stop for jobs in self.jobs.values() for job in jobs.values()]
+        limits = {stop.accuracy if stop.metric is None else stop.metric for stop in stops}
         return limits.pop() if len(limits) == 1 else None
 
 

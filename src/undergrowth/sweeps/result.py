@@ -10,9 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from undergrowth.core import RunError
+from undergrowth.core import Metric, RunError
 from undergrowth.report import export, write_report
-from undergrowth.report.run_record import common_accuracy
+from undergrowth.report.run_record import RunRecord, common_value, shared_metric
 from undergrowth.runs import Result, Store
 from undergrowth.runs.result import result_of
 from undergrowth.sweeps.comparison import ComparisonRow, VariantRuns, compare
@@ -24,7 +24,7 @@ class SweepResult:
 
     variants: Sequence[VariantRuns]
     folder: Path  # of the runs
-    target: float | None = None  # the accuracy that was asked for; None: see `accuracy`
+    target: float | None = None  # the value of the main metric that was asked for; None: see `goal`
 
     @property
     def runs(self) -> list[str]:
@@ -46,22 +46,29 @@ class SweepResult:
         with closing(Store(self.folder)) as store:
             return [result_of(store, run) for run in self.runs]
 
+    @property
+    def _records(self) -> list[RunRecord]:
+        return [record for variant in self.variants for record in variant.records.values()]
+
     @cached_property
-    def accuracy(self) -> float | None:
-        """The accuracy for the rounds and costs to reach it: the target, or the highest that every run reached."""
-        if self.target is not None:
-            return self.target
-        return common_accuracy([record for variant in self.variants for record in variant.records.values()])
+    def metric(self) -> Metric:
+        """The main metric of the runs, by which they are compared."""
+        return shared_metric(self._records)
+
+    @cached_property
+    def goal(self) -> float | None:
+        """The value of `metric` for the rounds and costs to reach it: the target, or the best that all runs reached."""
+        return self.target if self.target is not None else common_value(self._records, self.metric)
 
     @cached_property
     def comparison(self) -> list[ComparisonRow]:
         """A row for each variant: means and deviations over its seeds, differences from the first variant."""
-        return compare(self.variants, self.accuracy)
+        return compare(self.variants, self.goal, self.metric)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The comparison as plain dictionaries."""
-        return [row.flat() for row in self.comparison]
+        return [row.flat(self.metric.name) for row in self.comparison]
 
     def page(self, target: str | PathLike[str]) -> Path:
         """Write the HTML page about all finished runs to `target` and return its path."""

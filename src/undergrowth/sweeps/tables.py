@@ -17,9 +17,9 @@ _COSTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 _COST_TITLES = [title for title, _ in _COSTS.values()]
 
 
-def score_table(rows: Sequence[ComparisonRow]) -> Table:
-    """Accuracy, difference from the first variant with the seeds that agree, and mean rounds and costs."""
-    columns = ["variant", "seeds", "accuracy", "difference", "agree", "rounds", *_COST_TITLES]
+def score_table(rows: Sequence[ComparisonRow], metric: str = "accuracy") -> Table:
+    """The main metric, difference from the first variant with the seeds that agree, and mean rounds and costs."""
+    columns = ["variant", "seeds", metric, "difference", "agree", "rounds", *_COST_TITLES]
     cells = []
     for row in rows:
         sign = "+" if row.difference and row.difference.mean >= 0 else ""
@@ -27,13 +27,13 @@ def score_table(rows: Sequence[ComparisonRow]) -> Table:
         difference = sign + _text(row.difference, score)
         means = {name: spread._replace(deviation=None) for name, spread in row.costs.items()}
         rounds = row.rounds and row.rounds._replace(deviation=None)
-        cells.append([row.variant, row.seeds, _text(row.accuracy, score), difference, agree, _rounds(rounds)])
+        cells.append([row.variant, row.seeds, _text(row.value, score), difference, agree, _rounds(rounds)])
         cells[-1] += _cost_cells(means)
     return table(columns, cells, right=range(1, len(columns)))
 
 
 def target_table(rows: Sequence[ComparisonRow]) -> Table:
-    """The rounds and costs until each variant first reaches the target accuracy."""
+    """The rounds and costs until each variant first reaches the target value."""
     columns = ["variant", "seeds reach it", "rounds", *_COST_TITLES]
     cells = []
     for row in rows:

@@ -14,7 +14,7 @@ import numpy as np
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error, find_folder, read_bytes
-from undergrowth.data.loaders.words import OPTIONS, build_vocabulary, check_options, encode, tokenise
+from undergrowth.data.loaders.words import OPTIONS, token_rows
 
 _CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 _LABELS = {name: label for label, name in enumerate(_CLASSES)} | {str(label + 1): label for label in range(4)}
@@ -23,17 +23,17 @@ _ENTITY = re.compile(r"&?(#\d+|quot|amp|lt|gt|nbsp);")
 _TAG_OR_BACKSLASH = re.compile(r"<[^<>]*>|\\")
 
 
-def load(path: Path, *, length: int = 64, vocabulary: int = 20_000, words: str | None = None) -> Dataset:
-    """Title and description as word tokens.
+def load(
+    path: Path, *, length: int = 64, vocabulary: int = 20_000, words: str | None = None, tokenizer: str | None = None
+) -> Dataset:
+    """Title and description as tokens.
 
     Without `words` the vocabulary is counted over all training texts, which a real federation could not do as simply.
     """
-    check_options(length, vocabulary, words)
-    folder = find_folder(path, ("ag_news_csv", "agnews"), (f"{each}*" for each in _file_patterns("train")))
+    folder = find_folder(path, ("ag_news_csv", "agnews", "text"), (f"{each}*" for each in _file_patterns("train")))
     texts, y = _read(_find(folder, "train"))
     test_texts, test_y = _read(_find(folder, "test"))
-    tokens = build_vocabulary(texts, words, vocabulary)
-    x, test_x = encode(texts, tokens, length), encode(test_texts, tokens, length)
+    x, test_x = token_rows([texts, test_texts], length, vocabulary, words, tokenizer)
     return Dataset("agnews", x, y, test_x, test_y, len(_CLASSES), _CLASSES)
 
 
@@ -49,21 +49,19 @@ def _find(folder: Path, part: str) -> Path:
     raise MissingFilesError(f"{folder} contains no {' or '.join(_file_patterns(part))}")
 
 
-def _read(file: Path) -> tuple[list[list[str]], np.ndarray]:
+def _read(file: Path) -> tuple[list[str], np.ndarray]:
     try:
         content = read_bytes(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise file_error(file, "it is not UTF-8 text") from error
-    texts: list[list[str]] = []
+    texts: list[str] = []
     labels: list[int] = []
     for number, (label, text) in enumerate(_csv(content) if ".csv" in file.name else _tsv(content), start=1):
         if label not in _LABELS:
             if number == 1 and label == "Class Index":
                 continue  # some copies have a header
             raise file_error(file, f"article {number} has the class {label!r}; it must be one of {', '.join(_LABELS)}")
-        texts.append(
-            tokenise(_TAG_OR_BACKSLASH.sub(" ", _ENTITY.sub(lambda found: html.unescape(f"&{found[1]};"), text)))
-        )
+        texts.append(_TAG_OR_BACKSLASH.sub(" ", _ENTITY.sub(lambda found: html.unescape(f"&{found[1]};"), text)))
         labels.append(_LABELS[label])
     return texts, np.array(labels, dtype=np.int64)
 

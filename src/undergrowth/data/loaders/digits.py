@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gzip
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 
-from undergrowth.core import InputError
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
+from undergrowth.data.loaders.files import scikit_learn_file
 from undergrowth.data.split import stratified_split
 
 MEAN = 0.3053  # of all pixels after scaling
@@ -19,21 +17,12 @@ FILE = "datasets/data/digits.csv.gz"  # in scikit-learn: 64 pixels from 0 to 16 
 
 def load() -> Dataset:
     """8×8 grey images, scaled to [0, 1] and centred; a fixed fifth of every class is the central test set."""
-    with gzip.open(_file()) as lines:
+    with gzip.open(scikit_learn_file("digits", FILE)) as lines:
         rows = np.loadtxt(lines, delimiter=",")
     x = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16 - MEAN).astype(np.float32)
     y = rows[:, -1].astype(np.int64)
     train, test = stratified_split(y, fraction=0.2, seed=0)
     return Dataset("digits", x[train], y[train], x[test], y[test], 10, tuple("0123456789"))
-
-
-def _file() -> Path:
-    """The file in the installed scikit-learn, which is not imported: that takes a second."""
-    spec = find_spec("sklearn")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        if (Path(folder) / FILE).exists():
-            return Path(folder) / FILE
-    raise InputError(f"data 'digits': the file {FILE} of scikit-learn is missing; install scikit-learn again")
 
 
 ENTRY = DatasetEntry(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from undergrowth.core.errors import InputError
@@ -25,6 +26,15 @@ def find_folder(path: Path, inside: Iterable[str], patterns: Iterable[str]) -> P
     if not path.is_dir():
         raise MissingFilesError("there is no such folder")
     raise MissingFilesError(f"it contains no {' or '.join(patterns)}")
+
+
+def scikit_learn_file(data: str, file: str) -> Path:
+    """A file of a data set in the installed scikit-learn, which is not imported: that takes a second."""
+    spec = find_spec("sklearn")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        if (Path(folder) / file).exists():
+            return Path(folder) / file
+    raise InputError(f"data '{data}': the file {file} of scikit-learn is missing; install scikit-learn again")
 
 
 def find_file(folder: Path, *choices: str) -> Path:
@@ -52,11 +62,15 @@ def read_lines(path: Path) -> tuple[str, ...]:
     """The non-blank lines of a text file; empty if there is no such file."""
     if not path.is_file():
         return ()
+    return tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
+
+
+def read_text(path: Path) -> str:
+    """The content of a UTF-8 file."""
     try:
-        text = read_bytes(path).decode("utf-8")
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise file_error(path, "it is not UTF-8 text") from error
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def file_error(path: Path, problem: str) -> InputError:

@@ -36,6 +36,7 @@ def load(
     length: int = 64,
     vocabulary: int = 20_000,
     words: str | None = None,
+    tokenizer: str | None = None,
     test_share: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
@@ -53,8 +54,8 @@ def load(
     if kinds == {"image"} and len(columns) == 1:
         inputs = _images(parts, columns[0], check_image_options(size, channels), channels)
     elif kinds == {"text"} and len(columns) == 1:
-        texts.check_options(length, vocabulary, words)
-        inputs = _texts(parts, columns[0], length, vocabulary, words)
+        rows = [[str(text) for text in part[columns[0]]] for part in parts]
+        inputs = texts.token_rows(rows, length, vocabulary, words, tokenizer)
     elif kinds == {"number"}:
         inputs = [_numbers(part, columns) for part in parts]
     else:
@@ -158,12 +159,6 @@ def _images(parts: Sequence[Any], column: str, size: tuple[int, int] | None, cha
         stacks.append(stack_images(images, len(part), size, channels))
         size = stacks[0].shape[2], stacks[0].shape[3]
     return stacks
-
-
-def _texts(parts: Sequence[Any], column: str, length: int, vocabulary: int, words: str | None) -> list[np.ndarray]:
-    rows = [[texts.tokenise(str(text)) for text in part[column]] for part in parts]
-    tokens = texts.build_vocabulary(rows[0], words, vocabulary)
-    return [texts.encode(each, tokens, length) for each in rows]
 
 
 def _numbers(part: Any, columns: Sequence[str]) -> np.ndarray:

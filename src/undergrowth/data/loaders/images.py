@@ -26,18 +26,17 @@ def load(
     `size` is (height, width), by default that of the first image; `channels` is 3 for colour or 1 for grey. Without a
     test folder, the fraction `test_share` of every class is the central test set.
     """
-    pillow = _pillow()
     wanted = check_image_options(size, channels)
     folder = path / "train" if (path / "train").is_dir() else path
     class_names = _classes(folder)
     files, y = _files(folder, class_names)
-    x = _read(pillow, files, wanted, channels)
+    x = read_images(files, wanted, channels)
     if folder != path and (path / "test").is_dir():
         unknown = sorted(set(_classes(path / "test")) - set(class_names))
         if unknown:
             raise InputError(f"{path / 'test' / unknown[0]}: there is no such class in {folder}")
         test_files, test_y = _files(path / "test", class_names)
-        test_x = _read(pillow, test_files, (x.shape[2], x.shape[3]), channels)
+        test_x = read_images(test_files, (x.shape[2], x.shape[3]), channels)
     else:
         train, test = stratified_split(y, test_share, seed)
         x, y, test_x, test_y = x[train], y[train], x[test], y[test]
@@ -48,7 +47,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise InputError("data set 'images' needs Pillow: pip install 'undergrowth[images]'") from error
+        raise InputError("images need Pillow: pip install 'undergrowth[images]'") from error
     return Image
 
 
@@ -87,7 +86,9 @@ def _files(folder: Path, class_names: tuple[str, ...]) -> tuple[list[Path], np.n
     return [file for files in by_class for file in files], labels
 
 
-def _read(pillow: Any, files: list[Path], size: tuple[int, int] | None, channels: int) -> np.ndarray:
+def read_images(files: Sequence[Path], size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    """The images in these files as bytes, N×C×H×W; without `size` in the size of the first."""
+    pillow = _pillow()
     return stack_images((_open(pillow, file, channels) for file in files), len(files), size, channels)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from undergrowth.data.dataset import Dataset
+from undergrowth.core.errors import InputError
+from undergrowth.data.dataset import Array, Dataset, to_numpy
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.leaf import load_leaf
 
@@ -20,10 +22,21 @@ _TOKENS = np.full(128, len(ALPHABET) - 1, dtype=np.int8)
 _TOKENS[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
 
 
-def load(path: Path) -> Dataset:
-    """Inputs of 80 characters; the label is the next character; the field is `role`."""
+def load(path: Path, *, task: str = "classification") -> Dataset:
+    """Inputs of 80 characters; the label is the next character, or that of every position; the field is `role`."""
+    if task not in ("classification", "next-token"):
+        raise InputError(f"task '{task}': shakespeare can have the tasks classification, next-token")
     # Tokens stay bytes until a shard is built, because the full set would take 2.7 GB as int64.
-    return load_leaf("shakespeare", path, _convert, tuple(ALPHABET), "role")
+    data = load_leaf("shakespeare", path, _convert, tuple(ALPHABET), "role")
+    if task == "classification":
+        return data
+    y, test_y = (_next_tokens(x, y) for x, y in ((data.x, data.y), (data.test_x, data.test_y)))
+    return replace(data, y=y, test_y=test_y, task=task)
+
+
+def _next_tokens(x: Array, following: Array) -> np.ndarray:
+    """The character after each position: the inputs, shifted by one, and the label."""
+    return np.concatenate([to_numpy(x)[:, 1:], to_numpy(following)[:, None].astype(np.int8)], axis=1)
 
 
 def _convert(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -59,4 +72,7 @@ ENTRY = DatasetEntry(
     example='load("shakespeare", "~/data/shakespeare")',
     loader=load,
     fields=("role",),
+    loader_options={
+        "task": "classification (the character after the 80) or next-token (that after each); by default the run's"
+    },
 )

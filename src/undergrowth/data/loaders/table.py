@@ -1,4 +1,4 @@
-"""A table in a CSV or Parquet file: numeric columns are features, one column is the label."""
+"""A table in a CSV or Parquet file: numeric columns are features, one column or several are the label."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
+from undergrowth.data.labels import strata_of
 from undergrowth.data.loaders.files import MissingFilesError, file_error
 from undergrowth.data.loaders.table_file import SUFFIXES, TableFile, TextColumn, open_table
 from undergrowth.data.split import group_split, stratified_split
 
+_TASKS = ("classification", "regression", "multi-label")
 _USUAL_LABELS = ("label", "target")
 MAX_VALUES_PER_ROW = 0.5  # a label with more different values than this fraction of the rows is not a class
 
@@ -27,48 +29,60 @@ def is_table_file(name: str) -> bool:
 def load(
     path: Path,
     *,
-    label: str | int | None = None,
+    label: str | int | Sequence[str | int] | None = None,
     group: str | int | None = None,
     ignore: str | int | Sequence[str | int] = (),
     missing: str | None = None,
     standardise: bool = True,
+    standardise_label: bool = False,
     header: bool | None = None,
     test_share: float = 0.2,
     test_by: str = "row",
     seed: int = 0,
+    task: str = "classification",
 ) -> Dataset:
     """Every column but `label`, `group` and `ignore` is a feature and must hold numbers.
 
     The table is divided into training and test rows; means and deviations are those of the training rows.
     """
     _check_options(missing, standardise, header, test_by, group)
+    _check_task(task, label, standardise_label)
     table = open_table(_find(path), header)
     notes = _header_notes(table, header)
     ignored: Sequence[Any] = ignore if isinstance(ignore, list | tuple) else [ignore]
     left_out = {_column(table, "ignore", each) for each in ignored}
     left_out |= {table.names[number - 1] for number in table.unnamed}
     groups_by = None if group is None else _column(table, "group", group)
-    label_name = _label(table, label, left_out | {groups_by}, notes)
-    features = [name for name in table.names if name not in (left_out | {groups_by, label_name})]
+    labels = _labels(table, label, left_out | {groups_by}, notes)
+    features = [name for name in table.names if name not in (left_out | {groups_by, *labels})]
     if not features:
         raise file_error(table.path, "it has no column for features besides label, group and ignore")
-    texts = list(dict.fromkeys([label_name, *([] if groups_by is None else [groups_by])]))
-    matrix, columns = table.read(features, texts)
-    kept = _complete_rows(table, features, matrix, columns, missing, notes)
-    y, class_names = _classes(table, label_name, columns[label_name], kept)
+    has_classes = task == "classification"
+    texts = list(dict.fromkeys([*(labels if has_classes else ()), *([] if groups_by is None else [groups_by])]))
+    numbers = features if has_classes else [*features, *labels]
+    matrix, columns = table.read(numbers, texts)
+    kept = _complete_rows(table, numbers, len(features), matrix, columns, missing, notes)
+    matrix, targets = matrix[:, : len(features)], matrix[:, len(features) :]
+    if has_classes:
+        y, class_names = _classes(table, labels[0], columns[labels[0]], kept)
+    else:
+        y, class_names = _targets(table, labels, targets, kept, task), tuple(labels)
     fields = {} if groups_by is None else {groups_by: _values(columns[groups_by])[kept]}
     matrix = matrix[kept]
     if test_by == "group":
         train, test = group_split(fields[str(groups_by)], test_share, seed)
     else:
-        train, test = stratified_split(y, test_share, seed)
+        strata = strata_of(y, task)
+        train, test = stratified_split(np.zeros(len(y)) if strata is None else strata, test_share, seed)
     if not len(test):
         raise file_error(table.path, f"it has {len(y)} rows; at least 2 are needed, one of them for the test set")
     x = _prepare(table, features, matrix, train, standardise)
+    if standardise_label:
+        y = _prepare(table, labels, y, train, True)
     fields = {key: values[train] for key, values in fields.items()}
     name = table.path.name.partition(".")[0]
     return Dataset(
-        name, x[train], y[train], x[test], y[test], len(class_names), class_names, fields, notes=tuple(notes)
+        name, x[train], y[train], x[test], y[test], len(class_names), class_names, fields, notes=tuple(notes), task=task
     )
 
 
@@ -83,6 +97,19 @@ def _check_options(missing: Any, standardise: Any, header: Any, test_by: Any, gr
         raise InputError(f"test_by is {test_by!r}; it must be row or group")
     if test_by == "group" and group is None:
         raise InputError("test_by is 'group'; it needs the name of the column in group")
+
+
+def _check_task(task: Any, label: Any, standardise_label: Any) -> None:
+    if task not in _TASKS:
+        raise InputError(f"task '{task}': a table can have the tasks {', '.join(_TASKS)}")
+    if not isinstance(standardise_label, bool):
+        raise InputError(f"standardise_label is {standardise_label!r}; it must be true or false")
+    if standardise_label and task != "regression":
+        raise InputError(f"standardise_label is for the task regression, and the task is {task}; leave it out")
+    if task == "classification" and isinstance(label, list | tuple):
+        raise InputError(
+            f"label {list(label)}: several columns are for the tasks regression and multi-label; write task"
+        )
 
 
 def _find(path: Path) -> Path:
@@ -109,34 +136,48 @@ def _column(table: TableFile, option: str, wanted: str | int) -> str:
     return str(wanted)
 
 
-def _label(table: TableFile, label: str | int | None, taken: set[Any], notes: list[str]) -> str:
+def _labels(
+    table: TableFile, label: str | int | Sequence[str | int] | None, taken: set[Any], notes: list[str]
+) -> list[str]:
+    """The columns of the label: one, unless the task allows several."""
+    if isinstance(label, list | tuple):
+        if not label:
+            raise InputError("label [] names no column; name at least one")
+        return list(dict.fromkeys(_column(table, "label", each) for each in label))
     if label is not None:
-        return _column(table, "label", label)
+        return [_column(table, "label", label)]  # type: ignore[arg-type]
     free = [name for name in table.names if name not in taken]
     if not free:
         raise file_error(table.path, "it has no column for the label besides group and ignore")
     chosen = next((name for name in free if name.lower() in _USUAL_LABELS), free[-1])
     notes.append(f"the label is column '{chosen}' of {table.path.name}; data.label names another")
-    return chosen
+    return [chosen]
 
 
 def _complete_rows(
     table: TableFile,
-    features: Sequence[str],
+    names: Sequence[str],
+    features: int,
     matrix: np.ndarray,
     columns: dict[str, TextColumn],
     missing: str | None,
     notes: list[str],
 ) -> np.ndarray:
-    """Indices of the rows to use. Without `missing`, a cell without a value is refused; a label always needs one."""
+    """Indices of the rows to use. Without `missing`, a cell without a value is refused; a label always needs one.
+
+    names: of the columns of the matrix; the first `features` are features, and the others labels.
+    """
     empty = {name: column.codes == column.values.index("") for name, column in columns.items() if "" in column.values}
     if missing != "drop":
         for name, rows in empty.items():
             raise _no_value(table, int(np.argmax(rows)), name, "drop (leave such rows out)")
     holes = np.isnan(matrix)
+    if missing != "drop" and holes[:, features:].any():
+        row, column = np.argwhere(holes[:, features:])[0]
+        raise _no_value(table, int(row), names[features + column], "drop (leave such rows out)")
     if missing is None and holes.any():
         row, column = np.argwhere(holes)[0]
-        raise _no_value(table, int(row), features[column], "drop (leave such rows out) or mean (of the column)")
+        raise _no_value(table, int(row), names[column], "drop (leave such rows out) or mean (of the column)")
     if missing == "mean":
         if holes.any():
             notes.append(f"{int(holes.sum())} cells of {table.path.name} without a value got the mean of their column")
@@ -191,6 +232,20 @@ def _classes(table: TableFile, name: str, column: TextColumn, kept: np.ndarray) 
     return table_of_ranks[codes], names
 
 
+def _targets(table: TableFile, labels: Sequence[str], values: np.ndarray, kept: np.ndarray, task: str) -> np.ndarray:
+    """The label columns as float32: one number for each row, or several; 0 or 1 if the task is multi-label."""
+    bad = np.argwhere((values != 0) & (values != 1)) if task == "multi-label" else np.empty((0, 2), np.int64)
+    bad = bad[np.isin(bad[:, 0], kept)]
+    if len(bad):
+        row, column = bad[0]
+        where = f"row {table.first_row + row}, column '{labels[column]}'"
+        raise file_error(
+            table.path, f"{where}: {values[row, column]:g} is not 0 or 1, as a label of multi-label must be"
+        )
+    found: np.ndarray = values[kept].astype(np.float32)
+    return found[:, 0] if task == "regression" and len(labels) == 1 else found
+
+
 def _as_number(value: str) -> float | None:
     try:
         return float(value)
@@ -222,14 +277,16 @@ ENTRY = DatasetEntry(
     example='load("table", "~/data/measured.csv", label="activity", group="user")',
     loader=load,
     loader_options={
-        "label": "column of the label; by default label, target, or the last column",
+        "label": "column of the label; by default label, target, or the last column; [a, b]: several, of another task",
         "group": "column of the natural groups; the partition is then natural by default",
         "ignore": "columns that are not features, such as [id, date]",
         "missing": "cells without a value: drop (leave the row out) or mean (of the training rows); by default refused",
         "standardise": "features with mean 0 and deviation 1 over the training rows",
+        "standardise_label": "the same for the label of a regression; metrics are then in units of its deviation",
         "header": "whether a CSV file begins with names; by default unless its first row has a number",
         "test_share": "fraction for the central test set",
         "test_by": "row: that fraction of every class; group: that fraction of the groups, with all their rows",
         "seed": "seed of the draw of that set",
+        "task": "classification, regression (numeric label) or multi-label (columns of 0 and 1); by default the run's",
     },
 )

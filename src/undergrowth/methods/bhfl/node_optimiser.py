@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Packet, Shard, State, Task, WeightedMean, Weights, add_upload
@@ -162,8 +161,10 @@ def tune_mixture(task: Task, model: Weights, target: Weights, memory: State, dat
     with torch.enable_grad():
         alpha = before.detach().requires_grad_()
         mixed = {name: torch.lerp(model[name], _like(value, model[name]), alpha) for name, value in target.items()}
-        logits = task.model({**model, **mixed}, data.x[:MIXTURE_SAMPLES])
-        (slope,) = torch.autograd.grad(F.cross_entropy(logits, data.y[:MIXTURE_SAMPLES]), alpha)
+        outputs = task.model({**model, **mixed}, data.x[:MIXTURE_SAMPLES])
+        losses, counts = task.kind.losses(outputs, data.y[:MIXTURE_SAMPLES])
+        loss = losses.mean() if counts is None else losses.sum() / counts.sum().clamp_min(1)
+        (slope,) = torch.autograd.grad(loss, alpha)
     return (before - rate * slope).clamp(0, 1)
 
 

@@ -27,7 +27,7 @@ from undergrowth.core import (
 from undergrowth.core.names import MODEL, ROUND, SAMPLES, X, Y
 from undergrowth.core.samplers import count_of
 from undergrowth.core.shard import Shard
-from undergrowth.learning import CrossEntropy, Staleness, learning_rate, model_mismatch, train_on_server
+from undergrowth.learning import Staleness, TaskLoss, learning_rate, model_mismatch, train_on_server
 from undergrowth.learning.distillation import public_data
 from undergrowth.learning.node_models import round_received, run_round
 from undergrowth.learning.servers import uploaded_weights
@@ -155,4 +155,4 @@ class NodeServer(Server):
     def _train(self, task: Task, model: Weights, data: Shard, state: State, context: Context) -> dict[str, Tensor]:
         entries, epochs, batch = {X: data.x, Y: data.y}, self.options.proxy_epochs, task.train.batch
         lr = learning_rate(task.train, int(state.get(ROUND, context.round)))
-        return train_on_server(task, model, entries, CrossEntropy(), context, lr, epochs, batch)
+        return train_on_server(task, model, entries, TaskLoss(), context, lr, epochs, batch)

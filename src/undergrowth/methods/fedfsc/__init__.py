@@ -58,6 +58,10 @@ class FewShotMethod(StragglerOptions, Method):
     anchored: ClassVar[bool] = False  # devices are sent the last few-shot classifier
 
     @property
+    def needs_classes(self) -> str:
+        return "its few-shot update draws the same number of samples of every class"
+
+    @property
     def few_shot(self) -> bool:
         """Whether there are few-shot updates."""
         return self.few_shot_epochs > 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undergrowth.core import LoopClient, Packet, State, Task, Updates
 from undergrowth.learning import Contrastive, ContrastiveClient, GradientClient, Sgd, Trained
-from undergrowth.learning.objectives import CrossEntropy, LossInputs, Objective, Proximal
+from undergrowth.learning.objectives import LossInputs, Objective, Proximal, TaskLoss
 from undergrowth.learning.selectors import FewShotSelector
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class FedFSCClient(Updates):
     @property
     def full(self) -> GradientClient:
         options = self.options
-        objective: Objective = CrossEntropy()
+        objective: Objective = TaskLoss()
         if options.base_mu and options.base == "fedprox":
             objective += Proximal(options.base_mu)
         contrastive = bool(options.base_mu) and options.base == "moon"

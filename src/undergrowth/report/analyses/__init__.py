@@ -24,6 +24,7 @@ from undergrowth.report.analyses.bias import BIAS
 from undergrowth.report.analyses.cka import CKA
 from undergrowth.report.analyses.efficiency import EFFICIENCY
 from undergrowth.report.analyses.entropy import ENTROPY
+from undergrowth.report.analyses.pruning import PRUNING
 from undergrowth.report.analyses.reopened_run import UserObjects, reopen_run
 from undergrowth.report.analyses.tsne import TSNE_MAP
 from undergrowth.report.html import Page
@@ -32,6 +33,7 @@ from undergrowth.runs import Store
 
 ANALYSES: dict[str, Analysis] = {
     "cka": CKA, "bias": BIAS, "attention": ATTENTION, "entropy": ENTROPY, "tsne": TSNE_MAP, "efficiency": EFFICIENCY,
+    "pruning": PRUNING,
 }  # fmt: skip
 
 AnalysisNumbers = Mapping[str, Mapping[str, Numbers]]  # analysis → run → numbers
@@ -81,6 +83,8 @@ def _analyse_run(
         reopen = cache(lambda: reopen_run(record, folder, objects, devices, bar))
         for name in names:
             try:
+                if ANALYSES[name].needs_classes and record.task != "classification":
+                    raise InputError(f"it needs classes, and the task of run '{record.run}' is {record.task}")
                 numbers[name] = ANALYSES[name].compute(record, reopen)
             except (InputError, RunError) as error:
                 numbers[name] = {PROBLEM: str(error)}

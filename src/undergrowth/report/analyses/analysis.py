@@ -39,6 +39,7 @@ class Analysis:
     text: str  # one sentence about what the section shows
     compute: Callable[[RunRecord, Callable[[], ReopenedRun]], Numbers]
     render: Callable[[Page, Sequence[RunNumbers]], None]
+    needs_classes: bool = False  # whether the task of a run must be classification
 
 
 def heat_map(

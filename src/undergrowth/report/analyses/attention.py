@@ -127,4 +127,5 @@ ATTENTION = Analysis(
     "Where in a test sample the features of the final model are large, by level; darker is larger.",
     compute,
     render,
+    needs_classes=True,
 )

@@ -112,4 +112,5 @@ BIAS = Analysis(
     "only the classifier on a few samples of each class.",
     compute,
     render,
+    needs_classes=True,
 )

@@ -22,6 +22,8 @@ def compute(record: RunRecord, reopen: Callable[[], ReopenedRun]) -> Numbers:
     """Uses only the record, so it also works for unfinished runs."""
     totals = record.totals
     value = totals.get("learning_efficiency")
+    if record.metric.name != "accuracy":
+        raise InputError(f"it is an accuracy over time, and the metric of run '{record.run}' is {record.metric.name}")
     if value is None:
         raise InputError(f"run '{record.run}' has no finished round with an accuracy and a cost yet")
     best, seconds = best_accuracy(record.rounds), totals["compute_seconds"]

@@ -101,4 +101,5 @@ ENTROPY = Analysis(
     "Entropy of the final model's predictions on the training samples of the largest devices, by temperature.",
     compute,
     render,
+    needs_classes=True,
 )

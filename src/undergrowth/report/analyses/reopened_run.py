@@ -131,14 +131,16 @@ def reopen_run(
     record: RunRecord, folder: Path, given: UserObjects, max_devices: int, progress: Progress
 ) -> ReopenedRun:
     """Rebuild a finished run in `folder`. Changes torch's settings to those of the run."""
-    for part, name in record.objects.items():
+    # The loss and the metrics of the user are not needed: the weights are final.
+    used = {part: name for part, name in record.objects.items() if part in ("method", "data", "model")}
+    for part, name in used.items():
         if getattr(given, part) is None:
             raise InputError(
                 f"run '{record.run}' was given a {part} object ({name}); analyse it from Python: "
                 f"ug.report.write_report(['{record.run}'], analyses=[...], {part}=...)"
             )
     # An object is used only for runs that were given one; other runs of the same call name theirs.
-    objects: dict[str, Any] = {part: getattr(given, part) for part in record.objects}
+    objects: dict[str, Any] = {part: getattr(given, part) for part in used}
     result = load(record.run, str(folder), objects.get("model"))
     described = stored_experiment(record.row)
     set_torch(described.run.precision != "float32", described.run.threads)
@@ -165,5 +167,6 @@ def _on_this_machine(described: Experiment) -> Experiment:
     except InputError:
         name = "cpu"
     run = described.run.model_copy(update={"engine": "serial", "device": name})
-    # The final weights replace those that the run started from.
-    return described.starting_from(None).model_copy(update={"run": run})
+    # The final weights replace those that the run started from. Nothing is decided by a metric any more.
+    task = described.task.model_copy(update={"main": None, "better": None})
+    return described.starting_from(None).model_copy(update={"run": run, "task": task})

@@ -142,4 +142,5 @@ TSNE_MAP = Analysis(
     "t-SNE of the features of one device's samples; samples with similar features are close together.",
     compute,
     render,
+    needs_classes=True,
 )
