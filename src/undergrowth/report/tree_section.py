@@ -15,7 +15,7 @@ def add_tree(page: Page, label: str, tree: Mapping[str, Any]) -> None:
     nodes: Sequence[Mapping[str, Any]] = tree["nodes"]
     page.section(
         f"Servers of {label}",
-        f"The {tree['metric']} of each server's model on the central test set and on test samples of the devices below.",
+        f"The {tree['metric']} of each server's model on the central test set and on those of the devices below.",
     )
     names = {row["node"] for row in nodes}
     children = {name: tuple(row["node"] for row in nodes if row["parent"] == name) for name in names}
