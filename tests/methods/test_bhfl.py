@@ -246,7 +246,7 @@ def test_the_weight_of_an_interpolation_follows_the_slope_of_the_loss_on_proxy_d
         ({"residuals": "norm"}, r"method\.residuals 'norm' must be norm:K\[:mean\] with K a whole number"),
         ({"execution": "async"}, r"method\.execution 'async' is not known"),
         ({"eta_up": ()}, r"method\.eta_up is empty"),
-        ({"leaf": "scaffold"}, r"method\.leaf 'scaffold': its server sends more than a model"),
+        ({"leaf": "scaffold"}, r"method\.leaf 'scaffold': its devices exchange something else than models"),
         ({"leaf": {"name": "fedprox", "nu": 1}}, r"method\.leaf\.nu is not an option of fedprox; did you mean 'mu'"),
         ({"leaf": "bhfl"}, r"method\.leaf 'bhfl' is not known"),
     ],

@@ -45,7 +45,7 @@ from undergrowth.core import (
     suggest,
 )
 from undergrowth.core.names import MODEL
-from undergrowth.learning import Staleness
+from undergrowth.learning import AveragingServer, GradientClient, Staleness
 from undergrowth.learning.distillation import public_data
 from undergrowth.learning.node_models import at_level, check_levels
 from undergrowth.methods.bhfl.client import LeafClient
@@ -181,11 +181,12 @@ class BHFL(Method):
         leaf = METHODS[name](**given)
         check_options(leaf, "method.leaf")
         leaf.check()
-        # Such a server sends its model, takes models back, and needs nothing else.
-        if not isinstance(leaf.client, LoopClient) or type(leaf.server).plan is not Server.plan:
+        # Such a server sends its model and averages those that come back.
+        plain = type(leaf.server).plan is Server.plan and isinstance(leaf.server, AveragingServer)
+        if not plain or not isinstance(leaf.client, GradientClient):
             raise InputError(
-                f"method.leaf '{name}': its server sends more than a model; write fedavg, fedprox, moon or another "
-                "method whose devices receive a model and send one"
+                f"method.leaf '{name}': its devices exchange something else than models; write fedavg, fedprox, moon "
+                "or another method whose devices receive a model and send one"
             )
         return leaf.client
 
