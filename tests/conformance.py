@@ -40,6 +40,18 @@ BATCH_NORM = {"name": "resnet-8", "width": 4}
 EXTRA: dict[str, dict[str, Any]] = {
     "fedasync": {"rounds": 4},
     "fedbuff": {"rounds": 3},
+    "hierfavg": {"method": {"rounds_per_level": [1]}},
+    "bhfl": {
+        "method": {
+            "leaf": {"name": "fedprox", "mu": 0.1},
+            "down": "fedadam",
+            "eta_down": 0.01,
+            "residuals": "loss:1",
+            "residuals_down": "all",
+            "proxy": "before",
+        },
+        "public": 0.1,
+    },
     "moon": {"model": {**MODEL, "projection": 6}},
     "fedmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
     "distmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
@@ -76,8 +88,8 @@ AUGMENTED = ("fedavg", "moon", "fedmd", "apfl", "l2gd")
 # Each node of these decides by its own children which of them does what, or takes updates as they arrive.
 # In a tree they learn something else than in a star.
 DECIDE_AT_EACH_NODE = {
-    "fedasync", "fedbuff", "fedfsc-plus", "fscprox", "heterofl", "fjord", "fedrolex", "fedmd", "fedat", "fedkad",
-    "prunefl",
+    "bhfl", "fedasync", "fedbuff", "fedfsc-plus", "fscprox", "heterofl", "fjord", "fedrolex", "fedmd", "fedat",
+    "fedkad", "prunefl",
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.execution import start
 from undergrowth.runs.federation import federate
+from undergrowth.runs.topologies import preview_topology
 from undergrowth.sweeps.grid import expand
 from undergrowth.sweeps.planned_sweep import plan_sweep
 
@@ -124,7 +125,12 @@ def check_yaml(block: Block, place: str) -> None:
         fleet.write_text(block.text, encoding="utf-8")
         assert describe_fleet(fleet), place
         return
-    assert set(raw) <= {*Experiment.model_fields, "sweep"}, f"{place}: neither an experiment nor a fleet file"
+    if set(raw) <= {"nodes", "tree"}:
+        topology = Path("a-topology-of-the-page.yaml")
+        topology.write_text(block.text, encoding="utf-8")
+        assert preview_topology(str(topology), {}), place
+        return
+    assert set(raw) <= {*Experiment.model_fields, "sweep"}, f"{place}: neither an experiment nor a file for one"
     if sum(len(variant.raws) for variant in expand(raw)) > 1:
         plan_sweep(raw)  # checks every variant
         return

@@ -34,6 +34,8 @@ REFERENCE_LOOPS = {
     "fedadagrad": f"{AVERAGING}::test_fedadagrad",
     "fedasync": f"{ASYNCHRONOUS}::test_fedasync",
     "fedbuff": f"{ASYNCHRONOUS}::test_fedbuff",
+    "hierfavg": "test_hierfavg::test_hierfavg",
+    "bhfl": "test_bhfl::test_bhfl",
     "moon": f"{AVERAGING}::test_moon",
     "fedfsc": f"{FEW_SHOT}::test_fedfsc",
     "fedfsc-plus": f"{FEW_SHOT}::test_fedfsc_plus",

@@ -34,6 +34,7 @@ from undergrowth.cli.run import run
 from undergrowth.cli.serve import serve
 from undergrowth.cli.show import show
 from undergrowth.cli.sweep import sweep
+from undergrowth.cli.topology import topology
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run experiments": {
@@ -57,6 +58,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "datasets": datasets,
         "models": models,
         "fleets": fleets,
+        "topology": topology,
         "engines": engines,
         "bench": bench,
     },

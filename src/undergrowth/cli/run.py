@@ -26,7 +26,7 @@ Deadline = Annotated[float | None, typer.Option(metavar="SECONDS", help="Longest
 Partition = Annotated[
     str | None, typer.Option(metavar="RULE", help="How data is divided: iid, dirichlet:0.1, classes:2, natural.")
 ]
-TopologyName = Annotated[str | None, typer.Option(metavar="NAME", help="star, or tree:4x5.")]
+TopologyName = Annotated[str | None, typer.Option(metavar="NAME", help="star, tree:4x5, or a topology file.")]
 Epochs = Annotated[int | None, typer.Option(metavar="N", help="Local epochs of a device in a round.")]
 Batch = Annotated[int | None, typer.Option(metavar="N", help="Samples in a batch.")]
 LearningRate = Annotated[float | None, typer.Option("--lr", metavar="NUMBER", help="Learning rate of the devices.")]

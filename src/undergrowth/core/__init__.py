@@ -7,7 +7,15 @@ from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError, RunError, RunWarning, describe_error, find_meant, suggest
-from undergrowth.core.method import Method, ModelWeights, check_parts, check_state, check_task, personal_model
+from undergrowth.core.method import (
+    Method,
+    ModelWeights,
+    NodePlace,
+    check_parts,
+    check_state,
+    check_task,
+    personal_model,
+)
 from undergrowth.core.model import Model, Output
 from undergrowth.core.node import Node
 from undergrowth.core.options import MAX_NUMBER, MAX_WHOLE_NUMBER, check_options, option
@@ -33,7 +41,8 @@ __all__ = [
     "MAX_NUMBER", "MAX_WHOLE_NUMBER", "TASKS", "AllSelector", "Answer", "Ask", "AskId", "Augmentation", "Batch",
     "Carry", "Classification", "Client", "Collect", "Command", "Context", "Deadline", "DeviceKnowledge", "Drop",
     "Grouped", "InnerServer", "InputError", "LazyMapping", "LoopClient", "Lost", "Method", "Metric", "Model",
-    "ModelWeights", "MultiLabel", "Named", "NextToken", "Node", "Output", "Packet", "Partial", "PerCoordinateMean",
+    "ModelWeights", "MultiLabel", "Named", "NextToken", "Node", "NodePlace", "Output", "Packet", "Partial",
+    "PerCoordinateMean",
     "Plan", "Progress", "Receipt", "Reducer", "Refused", "Regression", "RoundEnd", "RunError", "RunWarning", "Sampler",
     "Selector", "Server", "Shard", "State", "Steps", "Sum", "Task", "TaskKind", "TiltedMean", "Train", "UniformSampler",
     "Updates", "View", "WeightedMean", "Weights", "add_upload", "are_finite", "are_hidden", "check_options",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from inspect import getattr_static, signature
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -23,6 +24,16 @@ class ModelWeights(NamedTuple):
     weights: Weights
 
 
+@dataclass(frozen=True)
+class NodePlace:
+    """Where a node is in the topology, and what a topology file says about it alone. None: what the method says."""
+
+    depth: int = 0  # links between the node and the root
+    rounds: int | None = None  # for one ask of the parent
+    asynchronous: bool | None = None  # whether it goes on without waiting for all its children
+    proxy: bool | None = None  # whether it has proxy data, in its `task.public`
+
+
 # A pooled run has one device, of a common kind, below one server.
 _IGNORED_IF_POOLED = frozenset({"fleet.name", "topology", "train.over_select", "train.quorum", "train.sample"})
 
@@ -39,6 +50,8 @@ class Method:
     needs_public: ClassVar[bool] = False  # True: the server must hold data
     needs_all_classes: ClassVar[bool] = False  # True: the run warns of classes that no device holds
     begins_with: ClassVar[str] = ""  # a method whose rounds come first, as with `start.method`; empty: none
+    # The fields of `NodePlace` that a topology file may set for single nodes.
+    node_settings: ClassVar[frozenset[str]] = frozenset()
 
     if TYPE_CHECKING:  # only declared: a method defines these as class attributes, fields or properties
 
@@ -73,6 +86,18 @@ class Method:
         """The server of the nodes `depth` links below the root."""
         return self.server if depth == 0 else InnerServer(self.server)
 
+    def server_for(self, place: NodePlace) -> Server:
+        """The server of one node. By default all nodes of a level have the same."""
+        return self.server_at(place.depth)
+
+    def rounds_at(self, depth: int) -> int:
+        """The rounds that a node `depth` links below the root does for one ask of its parent."""
+        return 1
+
+    def has_proxy_data(self, place: NodePlace) -> bool:
+        """Whether a node trains on data of its own, which is in its `task.public`."""
+        return False
+
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
         """The models to evaluate, by name, from the root's state and the devices' own states.
 
@@ -82,6 +107,10 @@ class Method:
         for one model per device: they are then loaded one at a time.
         """
         return {"global": model_in(state)}
+
+    def node_model(self, task: Task, state: State) -> Weights | None:
+        """The model of a node below the root, from its state; None if such a node has none of its own."""
+        return None
 
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights | ModelWeights:
         """The model that `device` would use, given its own state."""

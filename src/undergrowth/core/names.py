@@ -16,6 +16,7 @@ STEPS_DONE = "steps done"  # number of steps before `finish`, set by the loop th
 SAMPLES = "samples"  # upload: number of samples trained on; WeightedMean weighs by it
 LOSS = "loss"  # upload: mean training loss; sent if the run's sampler needs it
 EPOCHS = "epochs"  # download: epochs to train instead of the run's
+ROUND = "round"  # download: the round of the run, if the node that asks counts other rounds; for `train.schedule`
 SEED = "seed"  # download: seed of the initial weights of a device that receives none
 RUNG = "rung"  # upload: position of the device's model in the run's ladder
 

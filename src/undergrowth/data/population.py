@@ -11,16 +11,17 @@ import numpy as np
 
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.core.shard import Shard
-from undergrowth.data.dataset import Dataset
+from undergrowth.data.dataset import Dataset, to_numpy
 
 
 @runtime_checkable
 class Population(Protocol):
     """The data of a run. Shards are built on demand, so that a population may have any number of devices.
 
-    Four attributes are optional: `task`, which is classification by default; `counts()` as in `PartitionedPopulation`,
-    which lets a report plot the classes of each device; `public`, a `Shard` that only the server holds; and `black`,
-    the value of a black pixel in each channel of an image, with which augmentation pads (default: 0).
+    Five attributes are optional: `task`, which is classification by default; `counts()` as in `PartitionedPopulation`,
+    which lets a report plot the classes of each device; `groups_by(field)` as there, which lets a topology file group
+    devices; `public`, a `Shard` that only the server holds; and `black`, the value of a black pixel in each channel of
+    an image, with which augmentation pads (default: 0).
     """
 
     @property
@@ -103,6 +104,18 @@ class PartitionedPopulation:
         cell = device * self.classes + self.dataset.labels[self.order]
         cells = np.bincount(cell[training], minlength=len(owned) * self.classes)
         return cells.reshape(len(owned), self.classes)
+
+    def groups_by(self, field: str) -> tuple[str, ...]:
+        """The most frequent value of a field of the data set at each device; of equally frequent ones, the first.
+
+        The field `label` is always there: the classes. A device without samples is in the group "none".
+        """
+        known = {"label": self.dataset.labels, **self.dataset.fields}
+        if field not in known:
+            raise InputError(f"data set '{self.name}' has no field '{field}'; {suggest(field, known)}")
+        values, codes = np.unique(to_numpy(known[field]), return_inverse=True)
+        owned = np.split(codes[self.order], self.starts[1:-1])
+        return tuple(str(values[np.bincount(rows).argmax()]) if len(rows) else "none" for rows in owned)
 
     def _train_end(self, number: int) -> int:
         return int(self.starts[number + 1] - self.held_out[number])

@@ -20,6 +20,7 @@ from undergrowth.core.names import (
     LOSS,
     MODEL_NAME,
     PARAMETERS,
+    ROUND,
     RUNG,
     SAMPLES,
     STEPS_DONE,
@@ -133,7 +134,9 @@ class GradientClient(LoopClient):
             BUFFERS: {name: weights[name] for name in task.model.buffers},
             "optimiser": self._optimiser(task).init(list(parameters.values())),
             "received": weights,
-            "lr": learning_rate(task.train, context.round) if self.lr is None else self.lr,
+            "lr": learning_rate(task.train, int(down.scalars.get(ROUND, context.round)))
+            if self.lr is None
+            else self.lr,
             FINISH: {SAMPLES: float(samples) if len(steps) or not selected.epochs else 0.0},
         }
         if name:

@@ -16,6 +16,7 @@ from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, RUNG, SEED
 from undergrowth.learning.ladder import assign_models, fit, ladder_names, with_ladder_model
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.servers import model_mismatch
+from undergrowth.learning.servers import uploaded_weights as uploaded_weights  # for the methods of this server
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,6 @@ def uploads_by_path(packet: Packet, above: str = "") -> dict[str, Packet]:
     for name, part in sorted(packet.parts().items()):
         found.update({f"{above}{name}": part} if RUNG in part.scalars else uploads_by_path(part, f"{above}{name}/"))
     return found
-
-
-def uploaded_weights(up: Packet) -> Weights:
-    """The model in an upload: the tensors without a prefix."""
-    return {name: value for name, value in up.tensors.items() if "/" not in name}
 
 
 def by_model(uploads: Mapping[str, Packet]) -> list[dict[str, Packet]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undergrowth.core import Context, Packet, Reducer, Server, State, Task, WeightedMean
+from undergrowth.core import Context, Packet, Reducer, Server, State, Task, WeightedMean, Weights
 from undergrowth.core.names import MODEL, SAMPLES
 
 
@@ -39,6 +39,11 @@ class AveragingServer(Server):
 def has_no_samples(total: Packet) -> bool:
     """Whether the devices that answered trained on no sample at all. There is no mean then; the model stays."""
     return total.scalars.get(SAMPLES) == 0
+
+
+def uploaded_weights(packet: Packet) -> Weights:
+    """The model in a packet: the tensors without a prefix."""
+    return {name: value for name, value in packet.tensors.items() if "/" not in name}
 
 
 def model_mismatch(task: Task, up: Packet) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from undergrowth.core import Method
 from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.apfl import APFL
+from undergrowth.methods.bhfl import BHFL
 from undergrowth.methods.bounds import Central, Local
 from undergrowth.methods.distmezo import DistMeZO
 from undergrowth.methods.ditto import Ditto
@@ -32,6 +33,7 @@ from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.fl_pqsu import FLPQSU
 from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
+from undergrowth.methods.hierfavg import HierFAVG
 from undergrowth.methods.l2gd import L2GD
 from undergrowth.methods.lora import LoRA
 from undergrowth.methods.moon import Moon
@@ -60,6 +62,8 @@ METHODS: dict[str, type[Method]] = {
     "fedadagrad": FedAdagrad,
     "fedasync": FedAsync,
     "fedbuff": FedBuff,
+    "hierfavg": HierFAVG,
+    "bhfl": BHFL,
     "moon": Moon,
     "fedfsc": FedFSC,
     "fedfsc-plus": FedFSCPlus,
@@ -96,9 +100,9 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "APFL", "FLPQSU", "FT", "L2GD", "LP", "METHODS", "REFT", "Adapt", "Central", "DistMeZO", "Ditto", "FSCProx",
+    "APFL", "BHFL", "FLPQSU", "FT", "L2GD", "LP", "METHODS", "REFT", "Adapt", "Central", "DistMeZO", "Ditto", "FSCProx",
     "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC",
     "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT",
-    "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "LoRA", "Local",
-    "Moon", "PaFL", "PruneFL", "QFedAvg", "SLoRA", "Scaffold", "Term",
+    "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "HierFAVG",
+    "LoRA", "Local", "Moon", "PaFL", "PruneFL", "QFedAvg", "SLoRA", "Scaffold", "Term",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from undergrowth.report.run_cards import add_cards, add_group_table, add_key
 from undergrowth.report.run_names import find_runs
 from undergrowth.report.run_record import RunRecord, differences, load_records, shared_metric, short_labels
 from undergrowth.report.tables import count, device_cells, device_columns
+from undergrowth.report.tree_section import add_tree
 from undergrowth.runs import Store
 from undergrowth.runs.atomic_files import replace_file
 
@@ -71,6 +72,9 @@ def build_page(
     page.add("</div>")
     _add_devices(page, groups)
     add_personal_sections(page, records[:_MAX_RUNS_IN_DETAIL], labels[:_MAX_RUNS_IN_DETAIL])
+    for record, label in zip(records[:_MAX_RUNS_IN_DETAIL], labels, strict=False):
+        if record.row["summary"] and "tree" in record.row["summary"]:
+            add_tree(page, label, record.row["summary"]["tree"])
     _add_details(page, groups)
     add_sections(page, analyses or {}, records, labels, places)
     _add_settings(page, records, labels)

@@ -47,9 +47,10 @@ from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
+from undergrowth.runs.topologies import check_settings, node_task, place_of, population_topology, rounds_of
 from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
-from undergrowth.topology import Topology, build_topology
+from undergrowth.topology import Topology
 
 
 @dataclass
@@ -129,7 +130,8 @@ def federate(
         task = check_models(task, sample.to(task.model.torch_device))
     check_functions(task, sample)
     notes.extend(unused_settings(experiment, method, task))
-    topology = build_topology("star" if method.pooled else experiment.topology, population.devices)
+    topology = population_topology("star" if method.pooled else experiment.topology, population)
+    check_settings(topology, method, task.public)
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
     )
@@ -206,13 +208,14 @@ def _nodes(
     """The nodes of the topology. `samples`: the number of samples of each device that has any."""
     nodes = {}
     for name, children in topology.children.items():
-        is_root = topology.depth[name] == 0
+        place = place_of(topology, name)
+        is_root = place.depth == 0
         nodes[name] = Node(
             name=name,
-            server=method.server_at(topology.depth[name]),
-            task=task,
+            server=method.server_for(place),
+            task=node_task(topology, name, task, method, experiment.run.seed),
             children=tuple(child for child in children if child in topology.children or child in samples),
-            cycles=experiment.max_rounds if is_root else 1,
+            cycles=experiment.max_rounds if is_root else rounds_of(topology, name, method),
             seed=experiment.run.seed,
             is_root=is_root,
             devices=len(samples),

@@ -34,6 +34,7 @@ from undergrowth.runs.result import MODEL_FILE
 from undergrowth.runs.start_phase import FOLDER, start_costs
 from undergrowth.runs.stop_section import CALLBACK, ROUNDS
 from undergrowth.runs.store import Store
+from undergrowth.runs.tree_evaluation import score_tree
 
 MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
 NOBODY_ASKED = "no device was asked any more"
@@ -171,7 +172,9 @@ class Execution:
             }
             for name in federation.population.devices
         ]
-        self.store.finish_run(self.run, self._summary(self.weights), devices)
+        tree = score_tree(federation)
+        summary = self._summary(self.weights) | ({"tree": tree} if tree else {})
+        self.store.finish_run(self.run, summary, devices)
         self.store.set_status(self.run, "done", federation.notes)
 
     def write_model(self) -> Path:

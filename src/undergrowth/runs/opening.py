@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
+from zlib import crc32
 
 from undergrowth.core import InputError, Method, TaskKind, check_state
 from undergrowth.data import Population
@@ -21,6 +22,7 @@ from undergrowth.runs.personal_phase import AUTO as AUTO
 from undergrowth.runs.preview import check_deadline, describe_guess
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import object_options, option_defaults
+from undergrowth.topology import Topology
 
 
 def open_federation(experiment: Experiment, federation: Federation) -> Experiment:
@@ -72,6 +74,7 @@ def enter_run(
         "task": _task_facts(federation.task.kind),
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
         "frozen": frozen_digest(federation.task),
+        "topology": _digest(federation.topology),
     }
     return store.create(run_facts(experiment, population), kept)
 
@@ -116,7 +119,12 @@ def check_same_method(row: Mapping[str, Any], method: Method) -> None:
 
 
 def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
-    """Refuses to continue the run in a row of the store with other data, or frozen weights, than it began with."""
+    """Refuses to continue the run in a row of the store with other data, topology or frozen weights than at its start.
+
+    A run of an earlier version has no digest of its topology, which no file described.
+    """
+    if row["experiment"].get("topology") not in (None, _digest(federation.topology)):
+        raise InputError(f"topology: its file has changed since run '{row['id']}' began; restore it or start a new run")
     before = row["experiment"].get("fingerprint")
     if before is not None and differ(before, fingerprint(federation.population)):
         raise InputError(f"data: it is not the data of run '{row['id']}'; restore that data, or start a new run")
@@ -125,3 +133,7 @@ def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
         raise InputError(
             f"model: its frozen weights are not those of run '{row['id']}'; restore them, or start a new run"
         )
+
+
+def _digest(topology: Topology) -> int:
+    return crc32(repr((topology.children, sorted(topology.settings.items()))).encode())

@@ -24,6 +24,7 @@ from undergrowth.runs.start_phase import MODEL_FILE as MODEL_FILE
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
+_NOT_SUMMARISED = ("compute_seconds", "shape", "classes", "tree")
 _TABLES = ("history", "clients", "ledger")
 
 
@@ -68,6 +69,7 @@ class Result:
     summary: dict[str, Any]  # what `undergrowth run --json` prints
     notes: list[str]
     folder: Path  # of this run
+    tree: dict[str, Any] = field(default_factory=dict)  # accuracies of the nodes and by distance, see `score_tree`
     metrics: dict[str, float] = field(default_factory=dict)  # on the central test set, the main one first
     build: Callable[[], nn.Module] | None = None  # makes the module that the weights belong to, without adapters
     adapters: Adapters | None = None  # that the run added to the module
@@ -139,7 +141,7 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
     summary = row["summary"]
     if build is None and row["experiment"]["objects"].get("model") is None:
         build = _named_model(row)
-    totals = {field.name: summary[field.name] for field in fields(Totals)}
+    totals = {each.name: summary[each.name] for each in fields(Totals)}
     phase = StartCosts(**summary["start"]) if "start" in summary else None
     after = {step: Totals(**costs) for step, costs in summary.get("personal", {}).items()}
     return Result(
@@ -151,7 +153,8 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
         history=store.rounds(run),
         clients=store.devices(run),
         ledger=LedgerView(**totals, start=phase, personal=after, _folder=str(store.folder), _run=run),
-        summary={name: value for name, value in summary.items() if name not in ("compute_seconds", "shape", "classes")},
+        summary={name: value for name, value in summary.items() if name not in _NOT_SUMMARISED},
+        tree=summary.get("tree", {}),
         notes=row["notes"],
         folder=store.folder / run,
         metrics=_main_first(summary.get("metrics", {"accuracy": summary["accuracy"]}), main_metric(row)),

@@ -1,14 +1,31 @@
-"""Topologies: a star, or levels of edge servers between the root and the devices."""
+"""Topology: who is below whom, and what is special about single nodes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from undergrowth.core import InputError
 
 ROOT = "server"
+Groups = Callable[[str], Sequence[str]]  # name of a field → its value at each device
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a topology file says about one node. None: as for all nodes."""
+
+    rounds: int | None = None  # for one ask of the parent
+    sample: float | None = None  # fraction of its devices that it asks in a round
+    quorum: float | None = None  # fraction of these whose answers end a round
+    deadline: float | None = None  # simulated seconds that its rounds may last
+    asynchronous: bool | None = None  # whether it goes on without waiting for all its children
+    proxy: float | None = None  # fraction of the run's public data that it has
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The settings that are not None."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -17,51 +34,43 @@ class Topology:
 
     children: dict[str, tuple[str, ...]]
     depth: dict[str, int]
+    settings: Mapping[str, NodeSettings] = field(default_factory=dict)  # of the nodes that have their own
 
     @property
     def parents(self) -> dict[str, str]:
         """The parent of every node except the root."""
         return {child: node for node, children in self.children.items() for child in children if child in self.children}
 
+    def of(self, node: str) -> NodeSettings:
+        """The settings of a node."""
+        return self.settings.get(node, NodeSettings())
 
-def build_topology(text: str, devices: Sequence[str]) -> Topology:
-    """The topology of a setting: `star`, or `tree:4x5` for four edge servers with five devices each.
 
-    `tree:2x4x5` has two levels of servers below the root.
+def build_levels(widths: Sequence[int], per_server: Sequence[int], devices: Sequence[str], what: str) -> Topology:
+    """Levels of servers, and below those of the last level as many devices as `per_server` says for each.
+
+    `widths`: the number of children of the root, of the servers one link below it, and so on.
     """
-    widths = _parse_widths(text)
-    if len(set(devices)) < len(devices):
-        raise InputError("devices: two devices have the same name; names must be unique")
-    if widths and math.prod(widths) != len(devices):
-        raise InputError(
-            f"topology '{text}' has room for {math.prod(widths)} devices and there are {len(devices)}; "
-            f"the numbers must multiply to {len(devices)}"
-        )
     children: dict[str, tuple[str, ...]] = {}
     depth = {ROOT: 0}
     level = [ROOT]
-    for number, width in enumerate(widths[:-1], 1):
-        prefix = "edge" if number == len(widths) - 1 else f"level{number}"
+    for number, width in enumerate(widths, 1):
+        prefix = "edge" if number == len(widths) else f"level{number}"
         below = [f"{prefix}-{position:02d}" for position in range(len(level) * width)]
         for position, node in enumerate(level):
             children[node] = tuple(below[position * width : (position + 1) * width])
         depth.update(dict.fromkeys(below, number))
         level = below
-    devices_per_node = len(devices) // len(level)
-    for position, node in enumerate(level):
-        children[node] = tuple(devices[position * devices_per_node : (position + 1) * devices_per_node])
-    clash = sorted(depth.keys() & set(devices))
-    if clash:
-        raise InputError(f"devices: '{clash[0]}' is the name of a server in topology '{text}'; rename the device")
+    start = 0
+    for node, count in zip(level, per_server, strict=True):
+        children[node] = tuple(devices[start : start + count])
+        start += count
+    check_names(depth, devices, what)
     return Topology(children, depth)
 
 
-def _parse_widths(text: str) -> list[int]:
-    kind, _, sizes = text.partition(":")
-    if kind == "star" and not sizes:
-        return []
-    if kind == "tree":
-        parts = sizes.split("x")
-        if len(parts) > 1 and all(part.isdigit() and int(part) > 0 for part in parts):
-            return [int(part) for part in parts]
-    raise InputError(f"topology '{text}' is not known; write star, or tree:4x5 for 4 edge servers with 5 devices each")
+def check_names(nodes: Mapping[str, object], devices: Sequence[str], what: str) -> None:
+    """Raise an InputError if a server has the name of a device."""
+    clash = sorted(nodes.keys() & set(devices))
+    if clash:
+        raise InputError(f"devices: '{clash[0]}' is the name of a server in {what}; rename the device")

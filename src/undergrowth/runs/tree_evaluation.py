@@ -1,0 +1,109 @@
+"""Evaluates the models of the nodes of a tree: on all test samples, on those of the devices below, on proxy data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from undergrowth.core import Model, Shard, Task, Weights, personal_model
+from undergrowth.runs.evaluation import MAX_EVALUATED_DEVICES, evaluate, evaluated_models, with_model
+from undergrowth.runs.topologies import place_of
+
+if TYPE_CHECKING:  # federation.py imports the evaluation
+    from undergrowth.runs.federation import Federation
+
+
+def score_tree(federation: Federation) -> dict[str, Any]:
+    """The main metric of the nodes' models and, by the number of links, of those on the way from a device to the root.
+
+    Empty in a star, and for a method whose nodes have no models of their own. `nodes` has a row for every node with a
+    model. `distances` has the mean over devices on their own test samples: of their own model, of the model one link
+    above, and so on.
+    """
+    models = _models(federation)
+    if len(models) < 2:
+        return {}
+    topology, population, task = federation.topology, federation.population, federation.task
+    step = max(1, -(-len(population.devices) // MAX_EVALUATED_DEVICES))
+    shards = {name: population.test(name) for name in population.devices[::step]}
+    shards = {name: shard.to(federation.world.torch_device) for name, shard in shards.items() if len(shard)}
+    parents = {child: node for node, below in topology.children.items() for child in below}
+    rows = []
+    for node, weights in models.items():
+        below = [device for device in shards if node in _way(device, parents)]
+        joined = _join([shards[device] for device in below])
+        rows.append({
+            "node": node,
+            "parent": parents.get(node),
+            "depth": topology.depth[node],
+            "devices": sum(child not in topology.children for child in topology.children[node]),
+            "score": _score(task, weights, federation.test),
+            "score_below": _score(task, weights, joined) if joined else None,
+            "score_proxy": _on_proxy_data(federation, node, weights),
+        })  # fmt: skip
+    return {
+        "metric": task.kind.metric.name,
+        "nodes": rows,
+        "distances": _by_distance(federation, models, shards, parents),
+    }
+
+
+def _models(federation: Federation) -> dict[str, Weights]:
+    """The model of every node that has one; none if the root's is not the run's."""
+    root, own = federation.driver.root, federation.world.states.all()
+    found = evaluated_models(federation.method, federation.task, root.state, own).get("global")
+    if found is None or with_model(federation.task, found).model is not federation.task.model:
+        return {}
+    models = {root.name: with_model(federation.task, found).weights}
+    for name, node in federation.nodes.items():
+        weights = None if node.is_root else federation.method.node_model(federation.task, node.state)
+        if weights is not None:
+            models[name] = weights
+    return models
+
+
+def _by_distance(
+    federation: Federation, models: dict[str, Weights], shards: dict[str, Shard], parents: dict[str, str]
+) -> list[dict[str, Any]]:
+    """The mean metric, over the devices with test samples, of the models at each distance from them."""
+    root, own = federation.driver.root, federation.world.states.all()
+    method, task = federation.method, federation.task
+    found: dict[int, list[float]] = {}
+    for device, shard in shards.items():
+        personal = with_model(task, personal_model(method, task, root.state, own.get(device, {}), device))
+        used = [personal.weights, *(models.get(node) for node in _way(device, parents))]
+        for distance, weights in enumerate(used):
+            if weights is not None:
+                model = personal.model if distance == 0 else task.model
+                found.setdefault(distance, []).append(_score(task, weights, shard, model))
+    return [
+        {"distance": distance, "score": sum(values) / len(values), "devices": len(values)}
+        for distance, values in sorted(found.items())
+    ]
+
+
+def _on_proxy_data(federation: Federation, node: str, weights: Weights) -> float | None:
+    data = federation.nodes[node].task.public
+    if data is None or not federation.method.has_proxy_data(place_of(federation.topology, node)):
+        return None
+    return _score(federation.task, weights, data)
+
+
+def _score(task: Task, weights: Weights, shard: Shard, model: Model | None = None) -> float:
+    """The main metric of the task."""
+    return evaluate(task.kind, model or task.model, weights, shard)[task.kind.metric.name]
+
+
+def _way(device: str, parents: dict[str, str]) -> list[str]:
+    """The nodes from a device's parent up to the root."""
+    way = [parents[device]]
+    while way[-1] in parents:
+        way.append(parents[way[-1]])
+    return way
+
+
+def _join(shards: list[Shard]) -> Shard | None:
+    if not shards:
+        return None
+    return Shard(torch.cat([shard.x for shard in shards]), torch.cat([shard.y for shard in shards]))

@@ -1,0 +1,49 @@
+"""Topologies by name: a star, levels of edge servers between the root and the devices, or what a file describes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from os.path import expanduser
+from pathlib import Path
+
+from undergrowth.core import InputError
+from undergrowth.topology.topology import Groups, Topology, build_levels
+from undergrowth.topology.topology_file import read_topology
+
+
+def build_topology(text: str, devices: Sequence[str], groups: Groups | None = None) -> Topology:
+    """The topology of a setting: `star`, `tree:4x5` for four edge servers with five devices each, or a file.
+
+    `tree:2x4x5` has two levels of servers below the root. `groups` returns the value of a field of the data set at each
+    device, for files that group devices by a field.
+    """
+    if len(set(devices)) < len(devices):
+        raise InputError("devices: two devices have the same name; names must be unique")
+    path = Path(expanduser(text))
+    if path.is_file():
+        return read_topology(path, devices, groups)
+    if path.suffix in (".yaml", ".yml"):
+        raise InputError(f"topology: there is no file '{text}'; write the path of a topology file, star, or tree:4x5")
+    widths = parse_widths(text)
+    if widths and math.prod(widths) != len(devices):
+        raise InputError(
+            f"topology '{text}' has room for {math.prod(widths)} devices and there are {len(devices)}; "
+            f"the numbers must multiply to {len(devices)}"
+        )
+    per_server = [len(devices) // math.prod(widths[:-1])] * math.prod(widths[:-1])
+    return build_levels(widths[:-1], per_server, devices, f"topology '{text}'")
+
+
+def parse_widths(text: str) -> list[int]:
+    """The numbers of `tree:4x5`; none for `star`."""
+    kind, _, sizes = text.partition(":")
+    if kind == "star" and not sizes:
+        return []
+    if kind == "tree":
+        parts = sizes.split("x")
+        if len(parts) > 1 and all(part.isdigit() and int(part) > 0 for part in parts):
+            return [int(part) for part in parts]
+    raise InputError(
+        f"topology '{text}' is not known; write star, or tree:4x5 for 4 edge servers with 5 devices each, or a file"
+    )

@@ -1,0 +1,39 @@
+"""The shipped example system runs flat, with two levels and with three, and asynchronous trees agree on engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance import assert_close, experiment, run, weights
+from undergrowth.runs.execution import start
+from undergrowth.runs.experiment_file import read
+
+EXAMPLES = Path(__file__).parents[2] / "docs/examples/trees"
+
+
+@pytest.mark.parametrize(("name", "servers"), [("flat", 1), ("two-levels", 9), ("three-levels", 9)])
+def test_the_example_system_runs(name: str, servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    raw = read(f"{name}.yaml")
+    raw["train"] |= {"rounds": 1, "epochs": 1}
+    result = start({**raw, "run": {"out": str(tmp_path), "engine": "serial"}})
+    rows = list(result.ledger.rows())
+    assert result.accuracy > 0.2
+    assert len({row.parent for row in rows}) == servers
+    assert all(row.bytes_down > 0 and row.bytes_up > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_an_asynchronous_tree_gives_the_same_on_another_engine(tmp_path: Path) -> None:
+    def go(engine: str) -> Any:
+        raw = experiment("bhfl", tmp_path, "tree:2x3", engine=engine)
+        raw["model"] = {"name": "logistic"}
+        raw["method"] |= {"execution": ["synchronous", "asynchronous"], "rounds_per_level": 2, "residuals": "norm:1"}
+        return run(raw)
+
+    serial, vector = go("serial"), go("vector")
+    assert_close(weights(vector), weights(serial))
+    assert serial.ledger.bytes_up == vector.ledger.bytes_up
