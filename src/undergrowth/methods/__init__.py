@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from undergrowth.core import Method
+from undergrowth.methods.auxo import Auxo
 from undergrowth.methods.bounds import Central, Local
 from undergrowth.methods.distmezo import DistMeZO
 from undergrowth.methods.fedasync import FedAsync
@@ -28,6 +29,8 @@ from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.fl_pqsu import FLPQSU
 from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
+from undergrowth.methods.ifca import IFCA
+from undergrowth.methods.kmeans_clusters import KMeansClusters
 from undergrowth.methods.moon import Moon
 from undergrowth.methods.prunefl import PruneFL
 from undergrowth.methods.reft import REFT, FedKD
@@ -73,11 +76,53 @@ METHODS: dict[str, type[Method]] = {
     "fedkd": FedKD,
     "fl-pqsu": FLPQSU,
     "prunefl": PruneFL,
+    "kmeans-clusters": KMeansClusters,
+    "ifca": IFCA,
+    "auxo": Auxo,
 }
 
 __all__ = [
-    "FLPQSU", "FT", "LP", "METHODS", "REFT", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad", "FedAdam",
-    "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS",
-    "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD",
-    "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "PruneFL", "Scaffold",
+    "FLPQSU",
+    "FT",
+    "IFCA",
+    "LP",
+    "METHODS",
+    "REFT",
+    "Auxo",
+    "Central",
+    "DistMeZO",
+    "FSCProx",
+    "FedAT",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAsync",
+    "FedAvg",
+    "FedAvgM",
+    "FedBN",
+    "FedBuff",
+    "FedDyn",
+    "FedFSC",
+    "FedFSCPlus",
+    "FedFT",
+    "FedFTEDS",
+    "FedFTRDS",
+    "FedKAD",
+    "FedKD",
+    "FedMD",
+    "FedMeZO",
+    "FedNCM",
+    "FedNCMFT",
+    "FedNova",
+    "FedProx",
+    "FedRolex",
+    "FedSGD",
+    "FedSplit",
+    "FedYogi",
+    "FjORD",
+    "HeteroFL",
+    "KMeansClusters",
+    "Local",
+    "Moon",
+    "PruneFL",
+    "Scaffold",
 ]  # fmt: skip
