@@ -13,7 +13,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from undergrowth.core import Collect, Context, Named, Packet, Plan, Server, State, Task, View, WeightedMean, Weights
+from undergrowth.core import (
+    Collect,
+    Context,
+    Named,
+    Packet,
+    Plan,
+    Server,
+    State,
+    Task,
+    View,
+    WeightedMean,
+    Weights,
+    option,
+)
 from undergrowth.core.names import MODEL, SAMPLES
 from undergrowth.core.reducers import Reducer, add_upload
 from undergrowth.learning.clustering import k_means, nearest_centres
@@ -25,6 +38,20 @@ PARENT, CLUSTERS, MEMBERS = "parent", "clusters", "members"  # of a packet, and 
 WEIGHTS = "weights"  # of a cluster
 MAX_DIRECTION = 4096  # values that a direction has at most
 RESTARTS = 10  # of K-means
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The option of all methods whose clusters have a common parent."""
+
+    parent_weight: float = option(0.0, "how far clusters move towards their parent's model", at_least=0, at_most=1)
+
+
+@dataclass(frozen=True)
+class OneShotOptions(ClusterOptions):
+    """The options of methods with a fixed number of clusters."""
+
+    k: int = option(2, "number of clusters", at_least=1)
 
 
 @dataclass(frozen=True)
@@ -46,10 +73,9 @@ class ClusterServer(Server):
 
     state: `model` is the parent's; `clusters` has for each cluster its `weights` and the `samples` behind them;
     `members` has for each device the name of its cluster.
-    parent_weight: how far a cluster's model moves towards the parent's after a round.
     """
 
-    parent_weight: float = 0.0
+    options: ClusterOptions
 
     def init(self, task: Task, context: Context) -> State:
         return {**super().init(task, context), CLUSTERS: {}, MEMBERS: {}}
@@ -90,19 +116,20 @@ class ClusterServer(Server):
         if total is None:
             return state
         parent = dict(total.tensors)
-        if self.parent_weight:
+        if self.options.parent_weight:
             clusters = {name: {**kept, WEIGHTS: self._near(kept[WEIGHTS], parent)} for name, kept in clusters.items()}
         return {**state, MODEL: parent, CLUSTERS: clusters}
 
     def _near(self, weights: Weights, parent: Weights) -> dict[str, Tensor]:
         """The weights, moved towards the parent's. Integer tensors, such as counters, become the parent's."""
+        weight = self.options.parent_weight
         return {
-            name: torch.lerp(value, parent[name], self.parent_weight) if value.is_floating_point() else parent[name]
+            name: torch.lerp(value, parent[name], weight) if value.is_floating_point() else parent[name]
             for name, value in weights.items()
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OneShotServer(ClusterServer):
     """Finds `k` clusters of devices once, by K-means on the directions of the first round's updates.
 
@@ -110,12 +137,12 @@ class OneShotServer(ClusterServer):
     If the first round has fewer than `k` uploads, there are as many clusters as uploads.
     """
 
-    k: int
+    options: OneShotOptions
 
     @property
     def reducer(self) -> Reducer:
         # The models of newcomers stay separate, because only the root finds out where they belong.
-        return Named({PARENT: Collect(), **{str(number): WeightedMean() for number in range(self.k)}})
+        return Named({PARENT: Collect(), **{str(number): WeightedMean() for number in range(self.options.k)}})
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         means = combined.parts()
@@ -126,7 +153,7 @@ class OneShotServer(ClusterServer):
         if state[CLUSTERS]:
             found = nearest_clusters(task, state, moves)
         else:
-            labels = cluster_labels(moves, min(self.k, len(moves)), context.generator("clusters"))
+            labels = cluster_labels(moves, min(self.options.k, len(moves)), context.generator("clusters"))
             found = [str(label) for label in labels.tolist()]
         joined = dict(zip(newcomers, found, strict=True))
         for device, cluster in joined.items():
@@ -155,7 +182,7 @@ def directions(task: Task, start: Weights, models: Sequence[Packet]) -> Tensor:
 
 
 def nearest_clusters(task: Task, state: State, moves: Tensor) -> list[str]:
-    """For each row of `moves`, a direction from the parent's model, the cluster in that direction: the largest cosine."""
+    """For each row of `moves`, the cluster whose direction, seen from the parent's model, has the largest cosine."""
     models = {name: Packet(kept[WEIGHTS]) for name, kept in state[CLUSTERS].items()}
     cosines = moves @ directions(task, state[MODEL], list(models.values())).T
     names = list(models)

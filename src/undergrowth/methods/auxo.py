@@ -2,8 +2,9 @@
 
 Clusters are the leaves of a binary tree; at first there is one, "0". Down: w_c, the model of the cluster that the
 device tries in this round. A device: E epochs of SGD from w_c. Up: w_i and its number of samples n_i. The direction of
-its update is g_i = (w_i − w_c) / ‖w_i − w_c‖. For each cluster c, with n uploads and m the mean of their g_i, the server
-computes:
+its update is g_i = (w_i − w_c) / ‖w_i − w_c‖. For each cluster c, the server computes the following from the n uploads
+of its members, with m the mean of their g_i. Devices that only explore c get a reward there and change nothing else,
+unless no member answered.
 - Split. 2-means divides the g_i. With S = Σ ‖g_i − m‖² before and S' after, a split removes the variance
   (S − S'·(n − 1)/(n − 2)) / n of vectors of length 1. The factor makes it 0 for independent noise. If it is at least
   `gain`, both halves have two uploads or more, and there are fewer than `max_clusters` clusters, c becomes the two
@@ -24,7 +25,7 @@ of the cluster of its highest reward. A tree gives what a star gives; its edge s
 Taken from the thesis: hierarchical splits where they reduce heterogeneity, exploration and exploitation with a reward
 from the distance to the cluster's average, its propagation by distance in the tree, and the common parent. Simplified:
 everything starts from one cluster instead of a first K-means; the server keeps the rewards; the forms of reward,
-criterion and decay are those above; a cluster is never abandoned.
+criterion and decay are those above; a cluster is never abandoned; exploring devices do not train it.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="auxo", options={"max_clusters": 4}, clients=6, rounds=2)
@@ -48,6 +49,7 @@ from undergrowth.learning.cluster_models import (
     PARENT,
     WEIGHTS,
     ClusterClient,
+    ClusterOptions,
     ClusterServer,
     cluster_labels,
     directions,
@@ -62,7 +64,7 @@ FEWEST = 2  # uploads of a half
 PROPAGATION, CALMING = 0.5, 0.9  # factors: of a reward for every step in the tree, of the exploration for every round
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AuxoServer(ClusterServer):
     """Splits clusters, rewards devices and chooses the cluster that each tries next, which is in `members`."""
 
@@ -80,21 +82,25 @@ class AuxoServer(ClusterServer):
         means: dict[str, Packet] = {}
         open_places = self.options.max_clusters - max(1, len(clusters))
         for cluster in sorted({name for name, _ in tried.values()}):
-            devices = [device for device, (name, _) in tried.items() if name == cluster]
-            moves = torch.stack([tried[device][1] for device in devices])
-            halves = split(moves, self.options.gain, context, cluster) if open_places > 0 else None
+            moves = {device: move for device, (name, move) in tried.items() if name == cluster}
+            members = [device for device in moves if not _explores(state, device, cluster)] or list(moves)
+            rows = torch.stack([moves[device] for device in members])
+            halves = split(rows, self.options.gain, context.generator(f"split {cluster}")) if open_places > 0 else None
             if halves is not None:
                 open_places -= 1
                 clusters.pop(cluster, None)
-            names = [cluster if halves is None else f"{cluster}{half}" for half in halves or [0] * len(devices)]
-            for name in sorted(set(names)):
-                rows = [row for row, own in enumerate(names) if own == name]
-                for row, reward in zip(rows, reward_of(moves[rows]), strict=True):
-                    device, known = devices[row], rewards.setdefault(devices[row], {})
-                    if halves is not None:
-                        known.pop(cluster, None)
-                    known[name] = (known[name] + reward) / 2 if name in known else reward
-                    means[name] = add_upload(WeightedMean(), means.get(name), device, _model_in(uploads[device]))
+            names = [cluster if halves is None else f"{cluster}{half}" for half in halves or [0] * len(members)]
+            centres = {name: rows[[own == name for own in names]].mean(0) for name in sorted(set(names))}
+            for device, name in zip(members, names, strict=True):
+                means[name] = add_upload(WeightedMean(), means.get(name), device, _model_in(uploads[device]))
+            joined = dict(zip(members, names, strict=True))
+            for device, move in moves.items():
+                found = {name: _reward_for(move, centre) for name, centre in centres.items()}
+                name = joined.get(device) or max(found, key=found.__getitem__)
+                known = rewards.setdefault(device, {})
+                if halves is not None:
+                    known.pop(cluster, None)
+                known[name] = (known[name] + found[name]) / 2 if name in known else found[name]
         after = self.move({**state, CLUSTERS: clusters}, means)
         return {**after, REWARDS: rewards, MEMBERS: self._next_clusters(rewards, list(after[CLUSTERS]), context)}
 
@@ -131,12 +137,12 @@ def _model_in(up: Packet) -> Packet:
     return Packet(model.tensors, {name: value for name, value in up.scalars.items() if "/" not in name})
 
 
-def split(moves: Tensor, gain: float, context: Context, cluster: str) -> list[int] | None:
+def split(moves: Tensor, gain: float, generator: torch.Generator) -> list[int] | None:
     """Which half each direction belongs to; None if a split does not remove `gain` of variance."""
     count = len(moves)
     if count < 2 * FEWEST:
         return None
-    halves = cluster_labels(moves, 2, context.generator(f"split {cluster}"))
+    halves = cluster_labels(moves, 2, generator)
     groups = [moves[halves == half] for half in (0, 1)]
     if min(len(group) for group in groups) < FEWEST:
         return None
@@ -150,11 +156,15 @@ def _scatter(rows: Tensor) -> float:
     return float((rows - rows.mean(0)).square().sum())
 
 
-def reward_of(moves: Tensor) -> list[float]:
-    """g·m / ‖m‖² − 1/2 for each direction g, with their mean m."""
-    mean = moves.mean(0)
-    rewards: list[float] = (moves @ mean / mean.square().sum().clamp_min(1e-12) - 0.5).tolist()
-    return rewards
+def _reward_for(move: Tensor, mean: Tensor) -> float:
+    """g·m / ‖m‖² − 1/2."""
+    return float(move @ mean / mean.square().sum().clamp_min(1e-12) - 0.5)
+
+
+def _explores(state: State, device: str, cluster: str) -> bool:
+    """Whether the device tries a cluster that is not the one of its highest reward."""
+    known = state[REWARDS].get(device)
+    return bool(known) and cluster not in best_clusters(known, list(state[CLUSTERS]))
 
 
 def best_clusters(known: Mapping[str, float], clusters: list[str]) -> list[str]:
@@ -165,7 +175,7 @@ def best_clusters(known: Mapping[str, float], clusters: list[str]) -> list[str]:
 
 
 def _reward(known: Mapping[str, float], cluster: str) -> float:
-    """The reward at a cluster. If it was not tried: the highest at the nearest clusters in the tree, times 1/2 a step."""
+    """The reward at a cluster, or if it was not tried the highest at the nearest clusters, times 1/2 for every step."""
     if cluster in known:
         return known[cluster]
     steps = {name: len(cluster) - _shared_digits(cluster, name) for name in known}
@@ -183,17 +193,16 @@ def _drawn(clusters: list[str], draw: float) -> str:
 
 
 @dataclass(frozen=True)
-class Auxo(Method):
+class Auxo(ClusterOptions, Method):
     max_clusters: int = option(8, "largest number of clusters", at_least=1)
     gain: float = option(0.1, "variance of unit vectors that a split must remove", above=0, at_most=1)
     explore: float = option(0.2, "probability that a device tries a random cluster, at first", at_least=0, at_most=1)
-    parent_weight: float = option(0.0, "how far clusters move towards their parent's model", at_least=0, at_most=1)
 
     client = ClusterClient()
 
     @property
     def server(self) -> AuxoServer:
-        return AuxoServer(self.parent_weight, options=self)
+        return AuxoServer(self)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return models_of(state)

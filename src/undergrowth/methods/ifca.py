@@ -12,8 +12,8 @@ directions of their updates makes the first k models: each is the mean of its cl
 
 A device remembers its last choice, which is its cluster. Before its first choice it uses the model of the cluster that
 K-means put it into, or w. The bytes of all k models are booked on its downlink, and the k passes over its samples in
-its FLOPs. What is evaluated: w as the run's accuracy, every w_c as "cluster-0", "cluster-1", …, and each device with the
-model of its cluster. A tree gives what a star gives.
+its FLOPs. What is evaluated: w as the run's accuracy, every w_c as "cluster-0", "cluster-1", …, and each device with
+the model of its cluster. A tree gives what a star gives.
 
 Departures: the paper averages models or gradients with equal weights, here by samples; and the parent's model is added.
 
@@ -32,7 +32,16 @@ from undergrowth.core import Context, Method, Packet, Plan, Shard, State, Task, 
 from undergrowth.core.client import Carry, Steps
 from undergrowth.core.names import FINISH, MODEL, SAMPLES
 from undergrowth.learning import GradientClient, Trained, predictions
-from undergrowth.learning.cluster_models import CLUSTERS, MEMBERS, PARENT, WEIGHTS, OneShotServer, model_of, models_of
+from undergrowth.learning.cluster_models import (
+    CLUSTERS,
+    MEMBERS,
+    PARENT,
+    WEIGHTS,
+    OneShotOptions,
+    OneShotServer,
+    model_of,
+    models_of,
+)
 
 CLUSTER = "cluster"  # of the device's own state
 
@@ -61,21 +70,21 @@ def _least_loss(task: Task, models: list[Weights], shard: Shard) -> int:
     return 0 if losses.is_meta else int(losses.argmin())  # for the price, every choice is the same
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class IFCAServer(OneShotServer):
-    """Sends all models to all devices; with `random`, from the first round on."""
+    """Sends all models to all devices."""
 
-    random: bool
+    options: IFCA
 
     def init(self, task: Task, context: Context) -> State:
         state = super().init(task, context)
-        if not self.random:
+        if self.options.start == "kmeans":
             return state
-        others = [task.model.initial(context.key(f"model {number}")) for number in range(1, self.k)]
+        others = [task.model.initial(context.key(f"model {number}")) for number in range(1, self.options.k)]
         return {**state, CLUSTERS: _named([state[MODEL], *others])}
 
     def steady_state(self, task: Task, state: State) -> State:
-        return state if state[CLUSTERS] else {**state, CLUSTERS: _named([state[MODEL]] * self.k)}
+        return state if state[CLUSTERS] else {**state, CLUSTERS: _named([state[MODEL]] * self.options.k)}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         models = {name: Packet(kept[WEIGHTS]) for name, kept in state[CLUSTERS].items()}
@@ -88,16 +97,14 @@ def _named(models: list[Weights]) -> State:
 
 
 @dataclass(frozen=True)
-class IFCA(Method):
-    k: int = option(2, "number of models", at_least=1)
+class IFCA(OneShotOptions, Method):
     start: str = option("kmeans", "where the first models come from", choices=("kmeans", "random"))
-    parent_weight: float = option(0.0, "how far clusters move towards their parent's model", at_least=0, at_most=1)
 
     client = IFCAClient()
 
     @property
     def server(self) -> IFCAServer:
-        return IFCAServer(self.parent_weight, k=self.k, random=self.start == "random")
+        return IFCAServer(self)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return models_of(state)

@@ -5,7 +5,8 @@ centres on the directions (w_i − w) / ‖w_i − w‖ divides the devices into
 Later rounds. Down: w_c, the model of the device's cluster. A device: E epochs of SGD from w_c. Up: w_i, n_i.
 Server, every round: w_c ← Σ n_i·w_i / Σ n_i over the cluster's devices; the model of their common parent is
 w = Σ N_c·w_c / Σ N_c, where N_c are the samples of the last uploads of cluster c. With parent_weight = p every cluster
-then moves towards it: w_c ← (1 − p)·w_c + p·w. 0 keeps clusters apart, 1 is FedAvg.
+then moves towards it: w_c ← (1 − p)·w_c + p·w. 0 keeps clusters apart; 1 is FedAvg, if devices of every
+cluster take part.
 
 A device that is first heard after the first round is sent w. It joins the cluster with the largest cosine of w_i − w
 and w_c − w. Directions of more than 4096 values are projected by fixed random signs first.
@@ -25,20 +26,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from undergrowth.core import Method, State, Task, Weights, option
-from undergrowth.learning.cluster_models import MEMBERS, ClusterClient, OneShotServer, model_of, models_of
+from undergrowth.core import Method, State, Task, Weights
+from undergrowth.learning.cluster_models import (
+    MEMBERS,
+    ClusterClient,
+    OneShotOptions,
+    OneShotServer,
+    model_of,
+    models_of,
+)
 
 
 @dataclass(frozen=True)
-class KMeansClusters(Method):
-    k: int = option(2, "number of clusters", at_least=1)
-    parent_weight: float = option(0.0, "how far clusters move towards their parent's model", at_least=0, at_most=1)
-
+class KMeansClusters(OneShotOptions, Method):
     client = ClusterClient()
 
     @property
     def server(self) -> OneShotServer:
-        return OneShotServer(self.parent_weight, k=self.k)
+        return OneShotServer(self)
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return models_of(state)
