@@ -195,7 +195,7 @@ def _drawn(clusters: list[str], draw: float) -> str:
 @dataclass(frozen=True)
 class Auxo(ClusterOptions, Method):
     max_clusters: int = option(8, "largest number of clusters", at_least=1)
-    gain: float = option(0.1, "variance of unit vectors that a split must remove", above=0, at_most=1)
+    gain: float = option(0.15, "variance of unit vectors that a split must remove", above=0, at_most=1)
     explore: float = option(0.2, "probability that a device tries a random cluster, at first", at_least=0, at_most=1)
 
     client = ClusterClient()
