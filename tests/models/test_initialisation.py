@@ -38,8 +38,6 @@ def reference(layer: nn.Module, init: str, last: bool) -> tuple[str, float, str]
         return "uniform", math.sqrt(1 / (3 * fan_in)), "uniform"
     if init == "lecun":
         return "normal", math.sqrt(1 / fan_in), "zero"
-    if init == "zero-last":
-        return ("zero", 0.0, "zero") if last else ("normal", math.sqrt(3 / fan_in), "zero")
     if init == "he-in" and last:
         return "uniform", math.sqrt(2 / (inputs + outputs)), "zero"
     return "normal", math.sqrt(2 / (fan_out if init == "he-out" else fan_in)), "zero"
@@ -49,9 +47,6 @@ def check_layer(layer: nn.Module, init: str, last: bool) -> None:
     shape, deviation, biases = reference(layer, init, last)
     values = layer.weight.detach().double().flatten()  # type: ignore[union-attr, operator]
     count = values.numel()
-    if shape == "zero":
-        assert not values.any() and not layer.bias.any()  # type: ignore[union-attr, operator]
-        return
     error = 5 * deviation / math.sqrt(count)  # five standard errors of the mean; wider than five of the deviation
     assert abs(values.mean()) < error
     assert abs(values.square().mean().sqrt() - deviation) < error
@@ -64,7 +59,7 @@ def check_layer(layer: nn.Module, init: str, last: bool) -> None:
         assert (biases == "zero") == (not layer.bias.any())  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("init", [init for init in INITS if init != "by-size"])
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=title)
 def test_every_layer_has_the_distribution_of_its_init(case: Case, init: Init) -> None:
     net = module(case, init)
@@ -116,10 +111,20 @@ def test_the_default_is_a_line_of_the_architecture() -> None:
     ("init", "sentence"),
     [
         ("he_out", "model cnn: init 'he_out' is not known; did you mean 'he-out'?"),
-        ("xavier", "init 'xavier' is not known; choose one of: he-in, he-out, lecun, torch, zero-last"),
+        ("xavier", "init 'xavier' is not known; choose one of: by-size, he-in, he-out, lecun, torch"),
         (3, "init 3 is not known; choose one of"),
     ],
 )
 def test_an_unknown_init_is_refused(init: str, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         builder("cnn", (1, 8, 8), 3, init=init)
+
+
+@pytest.mark.parametrize(("side", "same"), [(8, "he-in"), (15, "he-in"), (16, "lecun"), (28, "lecun")])
+def test_by_size_is_he_in_for_small_images_and_lecun_for_others(side: int, same: str) -> None:
+    started = {}
+    for init in ("by-size", same):
+        torch.manual_seed(0)
+        started[init] = builder("cnn", (1, side, side), 5, init=init)().state_dict()
+    assert all(torch.equal(value, started[same][name]) for name, value in started["by-size"].items())
+    assert describe("cnn").inits[0] == "by-size"
