@@ -69,6 +69,9 @@ REFERENCE_LOOPS = {
     "fedkd": f"{PRUNING}::test_fedkd",
     "fl-pqsu": f"{PRUNING}::test_fl_pqsu",
     "prunefl": f"{PRUNING}::test_prunefl",
+    "kmeans-clusters": "test_clusters::test_kmeans_clusters",
+    "ifca": "test_clusters::test_ifca",
+    "auxo": "test_clusters::test_auxo",
 }
 
 

@@ -67,7 +67,7 @@ def nearest_to_centres(points: Tensor, clusters: int, generator: torch.Generator
         _ = many @ many[:, :clusters].mT
         return torch.arange(clusters)
     centres = k_means(points, clusters, generator)
-    cluster = _closest(points, centres)
+    cluster = nearest_centres(points, centres)
     outside = F.one_hot(cluster, clusters) == 0
     distances = (points - centres[cluster]).square().sum(1)[:, None].masked_fill(outside, torch.inf)
     first = (distances <= SAME_DISTANCE * distances.amin(0)).float().argmax(0)
@@ -85,12 +85,13 @@ def k_means(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor
         drawn.append(torch.multinomial(gaps + torch.finfo(gaps.dtype).tiny, 1, generator=generator))
     centres = points[torch.cat(drawn)]
     for _ in range(ITERATIONS):
-        members = F.one_hot(_closest(points, centres), clusters).to(points.dtype)
+        members = F.one_hot(nearest_centres(points, centres), clusters).to(points.dtype)
         sizes = members.sum(0)[:, None]
         centres = torch.where(sizes > 0, members.T @ points / sizes.clamp_min(1), centres)
     return centres
 
 
-def _closest(points: Tensor, centres: Tensor) -> Tensor:
+def nearest_centres(points: Tensor, centres: Tensor) -> Tensor:
+    """The number of the nearest centre of each point."""
     # ‖p − c‖² without ‖p‖², which is the same for all centres.
     return (centres.square().sum(1) - 2 * points @ centres.T).argmin(1)

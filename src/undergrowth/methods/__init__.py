@@ -5,6 +5,7 @@ from __future__ import annotations
 from undergrowth.core import Method
 from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.apfl import APFL
+from undergrowth.methods.auxo import Auxo
 from undergrowth.methods.bhfl import BHFL
 from undergrowth.methods.bounds import Central, Local
 from undergrowth.methods.distmezo import DistMeZO
@@ -34,6 +35,8 @@ from undergrowth.methods.fl_pqsu import FLPQSU
 from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.hierfavg import HierFAVG
+from undergrowth.methods.ifca import IFCA
+from undergrowth.methods.kmeans_clusters import KMeansClusters
 from undergrowth.methods.l2gd import L2GD
 from undergrowth.methods.lora import LoRA
 from undergrowth.methods.moon import Moon
@@ -97,12 +100,15 @@ METHODS: dict[str, type[Method]] = {
     "fedkd": FedKD,
     "fl-pqsu": FLPQSU,
     "prunefl": PruneFL,
+    "kmeans-clusters": KMeansClusters,
+    "ifca": IFCA,
+    "auxo": Auxo,
 }
 
 __all__ = [
-    "APFL", "BHFL", "FLPQSU", "FT", "L2GD", "LP", "METHODS", "REFT", "Adapt", "Central", "DistMeZO", "Ditto", "FSCProx",
-    "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC",
-    "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT",
-    "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "HierFAVG",
-    "LoRA", "Local", "Moon", "PaFL", "PruneFL", "QFedAvg", "SLoRA", "Scaffold", "Term",
+    "APFL", "BHFL", "FLPQSU", "FT", "IFCA", "L2GD", "LP", "METHODS", "REFT", "Adapt", "Auxo", "Central", "DistMeZO",
+    "Ditto", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn",
+    "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM",
+    "FedNCMFT", "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL",
+    "HierFAVG", "KMeansClusters", "LoRA", "Local", "Moon", "PaFL", "PruneFL", "QFedAvg", "SLoRA", "Scaffold", "Term",
 ]  # fmt: skip

@@ -1,0 +1,338 @@
+"""K-means clusters, IFCA and Auxo-like clusters: reference loops, planted groups, and what the clusters share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import undergrowth as ug
+from tests.methods.planted import PlantedPopulation, recovery
+from tests.methods.tiny_federation import (
+    SHARDS,
+    TASK,
+    Weights,
+    assert_same,
+    device_context,
+    initial,
+    mean,
+    module_with,
+    server_context,
+    simulate,
+    train,
+)
+from undergrowth.core import Collect, InputError, Method, Packet, add_upload
+from undergrowth.learning.cluster_models import MAX_DIRECTION, directions
+from undergrowth.methods import IFCA, Auxo, FedAvg, KMeansClusters
+from undergrowth.methods.auxo import CALMING, best_clusters
+
+PARAMETERS = TASK.model.parameters
+SIZES = {device: float(len(shard)) for device, shard in SHARDS.items()}
+ROUNDS = 3
+
+
+def direction(start: Weights, end: Weights) -> Tensor:
+    change = torch.cat([(end[name] - start[name]).flatten() for name in PARAMETERS])
+    return change / change.norm()
+
+
+def scatter(rows: Sequence[Tensor]) -> float:
+    centre = sum(rows) / len(rows)
+    return float(sum((row - centre).square().sum() for row in rows))
+
+
+def best_division(moves: Mapping[str, Tensor], k: int) -> dict[str, str]:
+    """The division into k clusters with the least scatter, by trying all; numbered as they first occur."""
+
+    def error(labels: tuple[int, ...]) -> float:
+        groups = [
+            [move for move, own in zip(moves.values(), labels, strict=True) if own == each] for each in set(labels)
+        ]
+        return sum(scatter(group) for group in groups)
+
+    labels = min(itertools.product(range(k), repeat=len(moves)), key=error)
+    order = list(dict.fromkeys(labels))
+    return {device: str(order.index(own)) for device, own in zip(moves, labels, strict=True)}
+
+
+class ReferenceClusters:
+    """Σ n·w / Σ n in every cluster, the same over clusters for the parent, and a step of every cluster towards it."""
+
+    def __init__(self, parent_weight: float) -> None:
+        self.parent, self.models, self.samples = initial(), {}, {}
+        self.parent_weight = parent_weight
+
+    def average(self, trained: Mapping[str, Weights], clusters: Mapping[str, str]) -> None:
+        for cluster in set(clusters.values()):
+            own = [device for device in trained if clusters[device] == cluster]
+            self.models[cluster] = mean([trained[device] for device in own], [SIZES[device] for device in own])
+            self.samples[cluster] = sum(SIZES[device] for device in own)
+        counted = [cluster for cluster in self.models if self.samples[cluster]]
+        self.parent = mean([self.models[each] for each in counted], [self.samples[each] for each in counted])
+        p = self.parent_weight
+        for cluster, model in self.models.items():
+            if p:
+                floats = {name: value for name, value in model.items() if value.is_floating_point()}
+                moved = {name: (1 - p) * value + p * self.parent[name] for name, value in floats.items()}
+                self.models[cluster] = {**self.parent, **moved}
+
+
+def assert_same_clusters(state: Any, expected: ReferenceClusters) -> None:
+    assert_same(state["model"], expected.parent)
+    assert state["clusters"].keys() == expected.models.keys()
+    for name, kept in state["clusters"].items():
+        assert_same(kept["weights"], expected.models[name])
+
+
+@pytest.mark.parametrize("parent_weight", [0.0, 0.3])
+def test_kmeans_clusters(parent_weight: float) -> None:
+    expected = ReferenceClusters(parent_weight)
+    trained = {device: train(expected.parent, device, device_context(device, 0)) for device in SHARDS}
+    members = best_division({device: direction(expected.parent, end) for device, end in trained.items()}, 2)
+    expected.average(trained, members)
+    for number in range(1, ROUNDS):
+        start = dict(expected.models)
+        trained = {device: train(start[members[device]], device, device_context(device, number)) for device in SHARDS}
+        expected.average(trained, members)
+    method = KMeansClusters(k=2, parent_weight=parent_weight)
+    state, own = simulate(method, ROUNDS)
+    assert_same_clusters(state, expected)
+    assert state["members"] == members
+    for device in SHARDS:
+        assert_same(method.personal(TASK, state, own[device], device), expected.models[members[device]])
+
+
+def least_loss(models: Mapping[str, Weights], device: str) -> str:
+    def loss(name: str) -> float:
+        with torch.no_grad():
+            return float(functional.cross_entropy(module_with(models[name]).eval()(SHARDS[device].x), SHARDS[device].y))
+
+    return min(models, key=loss)
+
+
+@pytest.mark.parametrize("start", ["kmeans", "random"])
+def test_ifca(start: str) -> None:
+    expected, first = ReferenceClusters(0.0), 0
+    if start == "kmeans":
+        trained = {device: train(expected.parent, device, device_context(device, 0)) for device in SHARDS}
+        moves = {device: direction(expected.parent, end) for device, end in trained.items()}
+        expected.average(trained, best_division(moves, 2))
+        first = 1
+    else:
+        other = TASK.model.initial(server_context(0).key("model 1"))
+        expected.models, expected.samples = {"0": initial(), "1": other}, {"0": 0.0, "1": 0.0}
+    for number in range(first, ROUNDS):
+        chosen = {device: least_loss(expected.models, device) for device in SHARDS}
+        models = dict(expected.models)
+        trained = {device: train(models[chosen[device]], device, device_context(device, number)) for device in SHARDS}
+        expected.average(trained, chosen)
+    method = IFCA(k=2, start=start)
+    state, own = simulate(method, ROUNDS)
+    assert_same_clusters(state, expected)
+    for device in SHARDS:
+        assert_same(method.personal(TASK, state, own[device], device), expected.models[chosen[device]])
+
+
+def noisy_upload(start: Weights, towards: int, seed: int) -> dict[str, Tensor]:
+    """A model that moved from `start` in one of several directions, and a little at random."""
+    goal, noise = (torch.Generator().manual_seed(number) for number in (towards, 1000 + seed))
+    return {
+        name: value
+        + torch.randn(value.shape, generator=goal, dtype=torch.float64)
+        + 0.3 * torch.randn(value.shape, generator=noise, dtype=torch.float64)
+        if name in PARAMETERS
+        else value
+        for name, value in start.items()
+    }
+
+
+def test_auxo() -> None:
+    """Two rounds at the server: one cluster splits into two; then a member, and two that explore, come back."""
+    method = Auxo(gain=0.2, explore=0.5)
+    server, devices = method.server, [f"d{number}" for number in range(6)]
+    state = server.init(TASK, server_context(0))
+    start = state["model"]
+    sizes = {device: float(10 + number) for number, device in enumerate(devices)}
+    trained = {device: noisy_upload(start, number % 2, number) for number, device in enumerate(devices)}
+    state = server.step(TASK, state, uploads_of(trained, dict.fromkeys(devices, "parent"), sizes), server_context(0))
+
+    moves = {device: direction(start, end) for device, end in trained.items()}
+    halves = [devices[0::2], devices[1::2]]
+    after = sum(scatter([moves[device] for device in half]) for half in halves)
+    assert (scatter(list(moves.values())) - after * 5 / 4) / 6 >= 0.2
+    rewards: dict[str, dict[str, float]] = {}
+    for name, half in zip(("00", "01"), halves, strict=True):
+        expected = mean([trained[device] for device in half], [sizes[device] for device in half])
+        assert_same(state["clusters"][name]["weights"], expected)
+        centre = sum(moves[device] for device in half) / len(half)
+        rewards |= {device: {name: reward(moves[device], centre)} for device in half}
+    assert_same_rewards(state["rewards"], rewards)
+    assert state["members"] == next_clusters(rewards, ["00", "01"], 0)
+
+    # d0 stays in its cluster; d1 explores it, in which it is out of place, and d2 the other, where no member came.
+    models = {name: kept["weights"] for name, kept in state["clusters"].items()}
+    tried = {"d0": "00", "d1": "00", "d2": "01"}
+    trained = {device: noisy_upload(models[name], int(device[1]) % 2, 9) for device, name in tried.items()}
+    state = server.step(TASK, state, uploads_of(trained, tried, sizes), server_context(1))
+    moves = {device: direction(models[name], trained[device]) for device, name in tried.items()}
+    rewards["d0"]["00"] = (rewards["d0"]["00"] + reward(moves["d0"], moves["d0"])) / 2
+    rewards["d1"]["00"] = reward(moves["d1"], moves["d0"])
+    rewards["d2"]["01"] = reward(moves["d2"], moves["d2"])
+    assert rewards["d1"]["00"] < 0
+    assert_same_rewards(state["rewards"], rewards)
+    assert_same(state["clusters"]["00"]["weights"], trained["d0"])
+    assert_same(state["clusters"]["01"]["weights"], trained["d2"])
+    assert_same(state["model"], mean([trained["d0"], trained["d2"]], [sizes["d0"], sizes["d2"]]))
+    assert state["members"] == next_clusters(rewards, ["00", "01"], 1)
+    assert_same(method.personal(TASK, state, {}, "d1"), trained["d2"])
+    assert_same(method.personal(TASK, state, {}, "unknown"), state["model"])
+
+
+def uploads_of(trained: Mapping[str, Weights], clusters: Mapping[str, str], sizes: Mapping[str, float]) -> Packet:
+    total: Packet | None = None
+    for device, weights in trained.items():
+        tensors = {f"{clusters[device]}/{name}": value for name, value in weights.items()}
+        total = add_upload(Collect(), total, device, Packet(tensors, {"samples": sizes[device]}))
+    assert total is not None
+    return total
+
+
+def reward(move: Tensor, centre: Tensor) -> float:
+    return float(move @ centre / centre.square().sum() - 0.5)
+
+
+def assert_same_rewards(found: Mapping[str, Mapping[str, float]], expected: Mapping[str, Mapping[str, float]]) -> None:
+    assert {device: known.keys() for device, known in found.items()} == {
+        d: known.keys() for d, known in expected.items()
+    }
+    for device, known in expected.items():
+        assert found[device] == pytest.approx(known, rel=1e-9)
+
+
+def next_clusters(rewards: Mapping[str, Mapping[str, float]], names: list[str], number: int) -> dict[str, str]:
+    """The cluster of the highest reward, or a random one. Of two siblings, one that was not tried has half."""
+    draws = torch.rand(len(rewards), 2, generator=server_context(number).generator("explore"))
+    found = {}
+    for (device, known), (first, second) in zip(sorted(rewards.items()), draws.tolist(), strict=True):
+        values = {name: known.get(name, 0.5 * max(known.values())) for name in names}
+        explores = first < 0.5 * CALMING**number
+        found[device] = names[int(second * 2)] if explores else max(values, key=values.__getitem__)
+    return found
+
+
+def test_rewards_spread_over_the_tree_of_clusters() -> None:
+    names = ["00", "010", "011"]
+    assert best_clusters({"00": 0.4}, names) == ["00"]
+    assert best_clusters({"00": -0.4}, names) == ["010", "011"]  # -0.4 / 4 each; two steps from their ancestor
+    assert best_clusters({"010": -0.4}, names) == ["00", "011"]  # one step each
+    assert best_clusters({"010": -0.4, "00": 0.1}, names) == ["00"]
+    assert best_clusters({"01": 0.4}, names) == ["00", "010", "011"]  # it tried the cluster before it was split
+
+
+ONE_CLUSTER: list[Method] = [
+    KMeansClusters(k=1), KMeansClusters(k=2, parent_weight=1.0), IFCA(k=1), IFCA(k=1, start="random"),
+    Auxo(max_clusters=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ONE_CLUSTER, ids=repr)
+def test_one_cluster_is_fedavg(method: Method) -> None:
+    """Also when clusters are replaced by their parent's model after every round."""
+    assert_same(simulate(method, 2)[0]["model"], simulate(FedAvg(), 2)[0]["model"])
+
+
+def test_a_newcomer_joins_the_cluster_in_the_direction_of_its_update() -> None:
+    server = KMeansClusters(k=2).server
+    state = server.init(TASK, server_context(0))
+
+    def step(state: Any, trained: Mapping[str, Weights], number: int) -> Any:
+        total: Packet | None = None
+        for device, weights in trained.items():
+            part = Packet.join({state["members"].get(device, "parent"): Packet(weights)})
+            total = add_upload(server.reducer, total, device, Packet(part.tensors, {"samples": 10.0}))
+        return server.step(TASK, state, total, server_context(number))
+
+    state = step(state, {device: noisy_upload(state["model"], int(device[1]) % 2, 3) for device in ("d0", "d1")}, 0)
+    parent, models = state["model"], {name: kept["weights"] for name, kept in state["clusters"].items()}
+    near = {
+        name: torch.lerp(parent[name], value, 0.1) if name in PARAMETERS else value
+        for name, value in models["1"].items()
+    }
+    state = step(state, {"d0": models["0"], "d7": near}, 1)
+    assert state["members"] == {"d0": "0", "d1": "1", "d7": "1"}
+    assert_same(state["clusters"]["1"]["weights"], near)
+    assert_same(state["clusters"]["0"]["weights"], models["0"])
+
+
+def test_projected_directions_keep_cosines() -> None:
+    class Wide:
+        parameters = ("w",)
+
+    class WideTask:
+        model = Wide()
+
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.randn(3, 40_001, generator=generator, dtype=torch.float64)
+    ends[2] = ends[0] + ends[1]
+    task: Any = WideTask()
+    found = directions(task, {"w": torch.zeros(40_001)}, [Packet({"w": end}) for end in ends])
+    assert found.shape == (3, MAX_DIRECTION)
+    torch.testing.assert_close(found @ found.T, torch.corrcoef(ends), atol=0.05, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def ifca_run(tmp_path_factory: pytest.TempPathFactory) -> ug.Result:
+    out = tmp_path_factory.mktemp("ifca")
+    return ug.run("ifca", options={"k": 3}, model="logistic", clients=6, rounds=2, out=str(out), progress=False)
+
+
+def test_the_download_of_all_models_is_booked(ifca_run: ug.Result) -> None:
+    rows = list(ifca_run.ledger.rows())
+    one = 4 * (64 * 10 + 10)
+    assert {row.bytes_down for row in rows if row.round == 1} == {one}
+    assert {row.bytes_down for row in rows if row.round == 2} == {3 * one}
+    assert all(row.flops > 1.2 * other.flops for row, other in zip(rows[6:], rows[:6], strict=True))
+
+
+def test_every_cluster_is_evaluated(ifca_run: ug.Result) -> None:
+    last = ifca_run.history[-1]
+    assert all(0 <= last[f"accuracy/cluster-{number}"] <= 1 for number in range(3))
+    assert all(0 <= device["accuracy"] <= 1 for device in ifca_run.clients)
+
+
+@pytest.mark.parametrize("options", [{"k": 0}, {"k": 2, "parent_weight": 1.5}])
+def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"method.{list(options)[-1]}"):
+        ug.run("kmeans-clusters", options=options, out=str(tmp_path), progress=False)
+
+
+def test_fewer_uploads_than_clusters(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": "logistic", "clients": 3, "rounds": 2, "progress": False}
+    result = ug.run("kmeans-clusters", options={"k": 9}, out=str(tmp_path), **settings)
+    assert 1 <= sum(name.startswith("accuracy/cluster-") for name in result.history[-1]) <= 3
+
+
+METHODS_AND_OPTIONS = [("kmeans-clusters", True), ("ifca", True), ("auxo", False)]
+
+
+# The settings of the tests and the default of `gain` were chosen on seeds 0 to 3.
+@pytest.mark.parametrize(("name", "takes_k"), METHODS_AND_OPTIONS)
+def test_two_planted_groups_are_found(name: str, takes_k: bool, tmp_path: Path) -> None:
+    options = {"k": 2} if takes_k else {}
+    assert recovery(name, options, PlantedPopulation("rotated", 2, 11), 11, tmp_path) >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [12, 13, 14])
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("kind", ["rotated", "permuted"])
+@pytest.mark.parametrize(("name", "takes_k"), METHODS_AND_OPTIONS)
+def test_planted_groups_are_found(name: str, takes_k: bool, kind: str, groups: int, seed: int, tmp_path: Path) -> None:
+    options = {"k": groups} if takes_k else {}
+    assert recovery(name, options, PlantedPopulation(kind, groups, seed), seed, tmp_path) >= 0.9
