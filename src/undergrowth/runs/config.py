@@ -152,6 +152,8 @@ class FleetSection(Named):
     availability: str = "always"
     dropout: Fraction = 0.0
     failure: Fraction = 0.0
+    server_link: str | dict[str, Any] = "free"  # of every server to its parent
+    node_deadlines: dict[str, Above0] = Field(default_factory=dict)  # a node's name or depth → instead of `deadline`
 
 
 class TrainSection(Section):

@@ -26,7 +26,7 @@ from undergrowth.core import (
     suggest,
 )
 from undergrowth.data import Dataset, PooledPopulation, Population
-from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
+from undergrowth.devices import Failures, Fleet, LinkProfile, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_augmentation, build_sampler, build_selector
@@ -46,6 +46,7 @@ from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
+from undergrowth.runs.server_links import wire_servers
 from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology, build_topology
@@ -64,11 +65,14 @@ class Federation:
     world: World
     clock: FleetClock
     engine: Engine
+    server_links: Mapping[str, LinkProfile]  # node → the link to its parent
     notes: list[str]  # facts that the user should know and that are not errors
 
     @cached_property
     def driver(self) -> Driver:
-        return Simulation(self.nodes, self.topology.parents, self.engine, self.world, self.clock)
+        return Simulation(
+            self.nodes, self.topology.parents, self.engine, self.world, self.clock, self.server_links
+        )  # fmt: skip
 
     def use(self, engine: Engine) -> None:
         """Puts another engine in place of the present one, which is closed if it was started."""
@@ -126,6 +130,7 @@ def federate(
     check_functions(task, sample)
     notes.extend(unused_settings(experiment, method, task))
     topology = build_topology("star" if method.pooled else experiment.topology, population.devices)
+    topology, server_links = wire_servers(topology, experiment.fleet)
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
     )
@@ -144,7 +149,7 @@ def federate(
         node.knowledge = clock
     notes.extend(method.notes(task))
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
-    return Federation(method, population, task, devices, topology, nodes, world, clock, engine, notes)
+    return Federation(method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes)
 
 
 def _name_of(method: Method) -> str:
@@ -203,10 +208,13 @@ def _nodes(
     nodes = {}
     for name, children in topology.children.items():
         is_root = topology.depth[name] == 0
+        deadline = topology.deadlines.get(name, task.train.deadline)
         nodes[name] = Node(
             name=name,
             server=method.server_at(topology.depth[name]),
-            task=task,
+            task=task
+            if deadline == task.train.deadline
+            else replace(task, train=replace(task.train, deadline=deadline)),
             children=tuple(child for child in children if child in topology.children or child in samples),
             cycles=experiment.max_rounds if is_root else 1,
             seed=experiment.run.seed,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from undergrowth.core import InputError
 
@@ -13,10 +13,16 @@ ROOT = "server"
 
 @dataclass(frozen=True)
 class Topology:
-    """The children of every node, parents first. A child that is not a node is a device."""
+    """The children of every node, parents first. A child that is not a node is a device.
+
+    links: node → the name of the profile of the link to its parent. Other links have the profile of the run.
+    deadlines: node → the seconds that it waits for its children. Other nodes have the deadline of the run.
+    """
 
     children: dict[str, tuple[str, ...]]
     depth: dict[str, int]
+    links: Mapping[str, str] = field(default_factory=dict)
+    deadlines: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parents(self) -> dict[str, str]:
