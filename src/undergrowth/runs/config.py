@@ -152,7 +152,7 @@ class FleetSection(Named):
     availability: str = "always"
     dropout: Fraction = 0.0
     failure: Fraction = 0.0
-    server_link: str | dict[str, Any] = "free"  # of every server to its parent
+    server_link: str | dict[str, Any] | list[str | dict[str, Any]] = "free"  # of servers to their parents
     node_deadlines: dict[str, Above0] = Field(default_factory=dict)  # a node's name or depth → instead of `deadline`
 
 

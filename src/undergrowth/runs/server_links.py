@@ -14,10 +14,22 @@ from undergrowth.topology import Topology
 def wire_servers(topology: Topology, fleet: FleetSection) -> tuple[Topology, dict[str, LinkProfile]]:
     """The topology with the deadline of every node that has its own, and the link of every node to its parent.
 
-    What the topology says of a node comes before what `fleet` says of all nodes, or of all at one depth.
+    What the topology says of a node comes before what `fleet` says of all nodes, or of all at one depth. A list of
+    links has one for each depth, from the root down.
     """
-    for_all = find_link(fleet.server_link)
-    links = {node: find_link(topology.links[node]) if node in topology.links else for_all for node in topology.parents}
+    levels, given = max(topology.depth.values()), fleet.server_link
+    if not isinstance(given, list):
+        given = [given] * levels
+    if len(given) != levels:
+        raise InputError(
+            f"fleet.server_link has {len(given)} links and the topology has {levels} levels of servers below the root; "
+            "give one for each level, from the root down, or one for all"
+        )
+    by_depth = dict(enumerate(map(find_link, given), 1))
+    links = {
+        node: find_link(topology.links[node]) if node in topology.links else by_depth[topology.depth[node]]
+        for node in topology.parents
+    }
     return replace(topology, deadlines={**_deadlines(topology, fleet.node_deadlines), **topology.deadlines}), links
 
 
