@@ -42,7 +42,7 @@ from undergrowth.runs.builders import (
     check_torch_device,
     task_of,
 )
-from undergrowth.runs.config import Experiment
+from undergrowth.runs.config import Experiment, FleetSection
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
@@ -92,6 +92,16 @@ class Federation:
         for node in self.nodes.values():
             node.seed = Context(node.seed, self.driver.root.name, 0).key(purpose)
 
+    def deadline_of(self, device: str) -> float | None:
+        """The seconds that the server above `device` waits for it."""
+        return self.topology.deadlines.get(self._servers.get(device, ""), self.task.train.deadline)
+
+    @cached_property
+    def _servers(self) -> dict[str, str]:
+        """Device → the server above it; empty if all servers have the same deadline."""
+        children = self.topology.children if self.topology.deadlines else {}
+        return {child: node for node, all_below in children.items() for child in all_below}
+
     @cached_property
     def test(self) -> Shard:
         """The central test set."""
@@ -130,7 +140,7 @@ def federate(
     check_functions(task, sample)
     notes.extend(unused_settings(experiment, method, task))
     topology = build_topology("star" if method.pooled else experiment.topology, population.devices)
-    topology, server_links = wire_servers(topology, experiment.fleet)
+    topology, server_links = wire_servers(topology, FleetSection() if method.pooled else experiment.fleet)
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
     )
@@ -148,6 +158,8 @@ def federate(
     for node in nodes.values():
         node.knowledge = clock
     notes.extend(method.notes(task))
+    if not topology.parents and not method.pooled and experiment.fleet.server_link != "free":
+        notes.append("fleet.server_link has no effect: a star has no link between servers")
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
     return Federation(method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes)
 

@@ -122,7 +122,13 @@ def with_first_method(experiment: Experiment, method: Method) -> Experiment:
 def _warm_rounds(experiment: Experiment) -> Experiment:
     """FedAvg by all devices, which are always there, do not fail and have no deadline."""
     start, fleet = experiment.start, experiment.fleet
-    always = {"deadline": None, "availability": "always", "dropout": 0.0, "failure": 0.0}
+    always: dict[str, Any] = {
+        "deadline": None,
+        "node_deadlines": {},
+        "availability": "always",
+        "dropout": 0.0,
+        "failure": 0.0,
+    }
     rounds = {"rounds": start.warm_rounds, "epochs": start.warm_epochs, "schedule": "constant"}
     update = {
         "method": MethodSection(name="fedavg"),

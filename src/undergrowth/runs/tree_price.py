@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from undergrowth.core import Ask, AskId, Deadline, Node, Packet, Reducer
-from undergrowth.devices import LinkProfile
+from undergrowth.core import Ask, AskId, Deadline, InputError, Node, Packet, Reducer
+from undergrowth.devices import FREE, LinkProfile
 from undergrowth.devices.meter import Meter
 from undergrowth.runs.federation import Federation
 
@@ -77,6 +77,26 @@ def price_tree(name: str, federation: Federation) -> list[Row]:
         if level:
             rows.append({"method": name, "level": depth, **_price_level(federation, level)})
     return rows
+
+
+def check_server_deadlines(federation: Federation) -> None:
+    """Refuses deadlines that let no answer of a server through to the root; notes how many servers are late."""
+    links = federation.server_links.values()
+    if federation.method.server.asynchronous or not any(link != FREE for link in links):
+        return  # without links, a server is as late as its devices
+    rows = price_tree("", federation)
+    for row in rows[:-1]:
+        if row["late"] == row["children"]:
+            raise InputError(
+                f"fleet.deadline: no server at depth {row['level'] + 1} answers the server above it in time: the "
+                f"links between them take up to {row['link_seconds']:.6g} seconds; give the servers below a shorter "
+                f"deadline, such as fleet.node_deadlines={{{row['level'] + 1}: SECONDS}}, or those above a longer one"
+            )
+        if row["late"]:
+            federation.notes.append(
+                f"{row['late']} of {row['children']} servers at depth {row['level'] + 1} answer after the deadline of "
+                "the server above them; fleet.node_deadlines can give them a shorter one"
+            )
 
 
 def _ask_all(federation: Federation) -> Iterator[tuple[str, _Branch]]:
@@ -182,8 +202,9 @@ def _price_level(federation: Federation, level: dict[str, _Branch]) -> Row:
         "link_seconds": max(branch.link_seconds for branch in level.values()),
         "seconds": max(branch.seconds for branch in level.values()),
         "relay_seconds": max((path.seconds for branch in level.values() for path in branch.relayed), default=0.0),
-        "joules": sum(branch.joules for branch in level.values()),
-        "relay_joules": sum(branch.relay_joules for branch in level.values()),
+        # The price of a device has the energy of its own link.
+        "joules": sum(branch.joules for branch in level.values()) if names else None,
+        "relay_joules": sum(branch.relay_joules for branch in level.values()) if names else None,
         "late": sum(branch.late for branch in level.values()),
     }
 
