@@ -84,7 +84,7 @@ def test_a_server_with_its_own_deadline_drops_slow_devices_and_is_in_time(tmp_pa
     # With one deadline for all, the edge server waits for its slow devices until the root has given up.
     with pytest.raises(InputError, match="no server at depth 1 answers the server above it in time"):
         run(tmp_path / "a", **common, deadline=0.5)
-    result = run(tmp_path / "b", **common, deadline=0.5, node_deadlines={"1": 0.2})
+    result = run(tmp_path / "b", **common, deadline=0.5, node_deadlines={1: 0.2})
     outcomes = [entry.outcome for entry in result.ledger.rows() if entry.round == 1]
     assert sorted(outcomes) == ["arrived"] * 5 + ["late"] * 4
     assert {row["device"]: row["verdict"] for row in ug.plan("fedavg", **common, node_deadlines={"edge-00": 0.2})} == {

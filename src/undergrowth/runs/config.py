@@ -155,6 +155,12 @@ class FleetSection(Named):
     server_link: str | dict[str, Any] | list[str | dict[str, Any]] = "free"  # of servers to their parents
     node_deadlines: dict[str, Above0] = Field(default_factory=dict)  # a node's name or depth → instead of `deadline`
 
+    @field_validator("node_deadlines", mode="before")
+    @classmethod
+    def _depths_as_text(cls, value: Any) -> Any:
+        """YAML reads a depth as a number; JSON, in which runs are stored, has only texts as keys."""
+        return {str(key): seconds for key, seconds in value.items()} if isinstance(value, Mapping) else value
+
 
 class TrainSection(Section):
     rounds: Count = 10
