@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import undergrowth as ug
 from undergrowth.core import InputError
 from undergrowth.devices import find_link, shipped_links
+from undergrowth.runs.config import FleetSection
+from undergrowth.runs.server_links import wire_servers
+from undergrowth.topology import NodeSettings, build_topology
 
 from ..fleet_files import fleet_file
 
@@ -109,6 +113,18 @@ def test_bad_input_is_one_sentence(settings: dict[str, Any], sentence: str, tmp_
     with pytest.raises(InputError) as error:
         run(tmp_path, **{**TREE, **settings})
     assert sentence in str(error.value)
+
+
+def test_what_the_topology_says_of_a_node_comes_before_what_the_fleet_says_of_all() -> None:
+    built = build_topology("tree:2x2x1", [f"device-{number}" for number in range(4)])
+    special = {"edge-01": NodeSettings(link="satellite"), "edge-02": NodeSettings(deadline=9.0)}
+    fleet = FleetSection(server_link=["wan", "lan"], node_deadlines={2: 5.0, "edge-03": 4.0})
+    wired, links = wire_servers(replace(built, settings=special), fleet)
+    assert {node: link.name for node, link in links.items()} == {
+        "level1-00": "wan", "level1-01": "wan", "edge-00": "lan", "edge-01": "satellite", "edge-02": "lan",
+        "edge-03": "lan",
+    }  # fmt: skip
+    assert wired.deadlines == {"edge-00": 5.0, "edge-01": 5.0, "edge-02": 9.0, "edge-03": 4.0}
 
 
 def test_every_shipped_link_is_slower_than_the_one_before() -> None:

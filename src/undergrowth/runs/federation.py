@@ -94,7 +94,8 @@ class Federation:
 
     def deadline_of(self, device: str) -> float | None:
         """The seconds that the server above `device` waits for it."""
-        return self.topology.deadlines.get(self._servers.get(device, ""), self.task.train.deadline)
+        own = self.topology.of(self._servers.get(device, "")).deadline
+        return self.task.train.deadline if own is None else own
 
     @cached_property
     def _servers(self) -> dict[str, str]:
@@ -220,13 +221,10 @@ def _nodes(
     nodes = {}
     for name, children in topology.children.items():
         is_root = topology.depth[name] == 0
-        deadline = topology.deadlines.get(name, task.train.deadline)
         nodes[name] = Node(
             name=name,
             server=method.server_at(topology.depth[name]),
-            task=task
-            if deadline == task.train.deadline
-            else replace(task, train=replace(task.train, deadline=deadline)),
+            task=_node_task(topology, name, task),
             children=tuple(child for child in children if child in topology.children or child in samples),
             cycles=experiment.max_rounds if is_root else 1,
             seed=experiment.run.seed,
@@ -236,6 +234,12 @@ def _nodes(
             nodes=frozenset(child for child in children if child in topology.children),
         )
     return nodes
+
+
+def _node_task(topology: Topology, node: str, task: Task) -> Task:
+    """The task with the deadline of a node."""
+    deadline = topology.of(node).deadline
+    return task if deadline is None else replace(task, train=replace(task.train, deadline=deadline))
 
 
 def build_engine(experiment: Experiment) -> Engine:

@@ -26,11 +26,13 @@ def wire_servers(topology: Topology, fleet: FleetSection) -> tuple[Topology, dic
             "give one for each level, from the root down, or one for all"
         )
     by_depth = dict(enumerate(map(find_link, given), 1))
-    links = {
-        node: find_link(topology.links[node]) if node in topology.links else by_depth[topology.depth[node]]
-        for node in topology.parents
-    }
-    return replace(topology, deadlines={**_deadlines(topology, fleet.node_deadlines), **topology.deadlines}), links
+    own = {node: topology.of(node).link for node in topology.parents}
+    links = {node: by_depth[topology.depth[node]] if link is None else find_link(link) for node, link in own.items()}
+    settings = dict(topology.settings)
+    for node, deadline in _deadlines(topology, fleet.node_deadlines).items():
+        if topology.of(node).deadline is None:
+            settings[node] = replace(topology.of(node), deadline=deadline)
+    return replace(topology, settings=settings), links
 
 
 def _deadlines(topology: Topology, given: Mapping[str, float]) -> dict[str, float]:

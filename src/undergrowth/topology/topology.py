@@ -12,22 +12,34 @@ ROOT = "server"
 
 
 @dataclass(frozen=True)
-class Topology:
-    """The children of every node, parents first. A child that is not a node is a device.
+class NodeSettings:
+    """What is special about one node. None: as for all nodes."""
 
-    links: node → the name of the profile of the link to its parent. Other links have the profile of the run.
-    deadlines: node → the seconds that it waits for its children. Other nodes have the deadline of the run.
-    """
+    deadline: float | None = None  # simulated seconds that its rounds may last
+    link: str | None = None  # the profile of the link to its parent
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The children of every node, parents first. A child that is not a node is a device."""
 
     children: dict[str, tuple[str, ...]]
     depth: dict[str, int]
-    links: Mapping[str, str] = field(default_factory=dict)
-    deadlines: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, NodeSettings] = field(default_factory=dict)  # of the nodes that have their own
 
     @property
     def parents(self) -> dict[str, str]:
         """The parent of every node except the root."""
         return {child: node for node, children in self.children.items() for child in children if child in self.children}
+
+    @property
+    def deadlines(self) -> dict[str, float]:
+        """The deadlines of the nodes that have their own."""
+        return {node: each.deadline for node, each in self.settings.items() if each.deadline is not None}
+
+    def of(self, node: str) -> NodeSettings:
+        """The settings of a node."""
+        return self.settings.get(node, NodeSettings())
 
 
 def build_topology(text: str, devices: Sequence[str]) -> Topology:
