@@ -11,11 +11,13 @@ import pytest
 import undergrowth as ug
 from undergrowth.core import InputError
 from undergrowth.devices import find_link, shipped_links
+from undergrowth.runs.api import parse_arguments
 from undergrowth.runs.config import FleetSection
 from undergrowth.runs.server_links import wire_servers
 from undergrowth.topology import NodeSettings, build_topology
 
 from ..fleet_files import fleet_file
+from ..stopping import stopped_and_resumed
 
 SMALL = {"data_options": {"train_samples": 200}, "model": "logistic", "clients": 8}
 TREE = {**SMALL, "topology": "tree:2x4", "server_link": "wan"}
@@ -95,6 +97,27 @@ def test_a_server_with_its_own_deadline_drops_slow_devices_and_is_in_time(tmp_pa
         "quick": "fits",
         "slow": "too slow",
     }
+
+
+def test_a_late_subtree_is_the_same_on_other_engines_and_after_a_resume(tmp_path: Path) -> None:
+    fleet = fleet_file(tmp_path, quick={"share": 0.5, "flops": 1e12}, slow={"share": 0.5, "flops": 2e4})
+    settings = {
+        **TREE,
+        "fleet": fleet,
+        "deadline": 0.6,
+        "node_deadlines": {"edge-00": 0.2, "edge-01": 0.59},
+        "rounds": 3,
+    }
+    with pytest.warns(ug.RunWarning, match="1 of 2 servers at depth 1 answer after the deadline"):
+        one = run(tmp_path / "serial", **settings, engine="serial")
+    other = run(tmp_path / "vector", **settings, engine="vector")
+    assert [entry.outcome for entry in one.ledger.rows() if entry.child == "edge-01"] == ["late"] * 3
+    assert list(one.ledger.rows()) == list(other.ledger.rows())
+    assert one.loss == pytest.approx(other.loss)
+    raw, _ = parse_arguments({"method": "fedavg", "data": "digits", **settings, "engine": "serial"})
+    again = stopped_and_resumed(raw, 1, str(tmp_path / "stopped"))
+    assert list(again.ledger.rows()) == list(one.ledger.rows())
+    assert again.loss == one.loss
 
 
 @pytest.mark.parametrize(
