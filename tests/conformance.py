@@ -44,6 +44,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "fedmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
     "distmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
     "fedbn": {"model": {"name": "resnet-8", "width": 4}},
+    "adapt": {"method": {"how": "ewc:1", "validation": 0.2, "patience": 1}},
     "fedfsc": {"method": FEW_SHOT},
     "fedfsc-plus": {"method": FEW_SHOT},
     "fscprox": {"method": FEW_SHOT, "rounds": 3},

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from undergrowth import topology as topology
     from undergrowth.core import InputError, RunError, RunWarning
     from undergrowth.report import plan
-    from undergrowth.runs import Result, list, load, resume, run
+    from undergrowth.runs import Result, adapt, list, load, resume, run
     from undergrowth.sweeps import SweepResult, sweep
 
 # Names and packages are imported when they are first used, so that `undergrowth --help` does not wait for torch.
@@ -42,6 +42,7 @@ _NAMES = {
     "resume": "undergrowth.runs",
     "load": "undergrowth.runs",
     "list": "undergrowth.runs",
+    "adapt": "undergrowth.runs",
     "plan": "undergrowth.report",
     "sweep": "undergrowth.sweeps",
     "Result": "undergrowth.runs",
@@ -56,9 +57,9 @@ _PACKAGES = (
 )  # fmt: skip
 
 __all__ = [
-    "InputError", "Result", "RunError", "RunWarning", "SweepResult", "callbacks", "core", "data", "devices", "engines",
-    "learning", "list", "load", "methods", "models", "plan", "report", "reproduce", "resume", "run", "serve",
-    "simulation", "sweep", "sweeps", "topology",
+    "InputError", "Result", "RunError", "RunWarning", "SweepResult", "adapt", "callbacks", "core", "data", "devices",
+    "engines", "learning", "list", "load", "methods", "models", "plan", "report", "reproduce", "resume", "run",
+    "serve", "simulation", "sweep", "sweeps", "topology",
 ]  # fmt: skip
 
 

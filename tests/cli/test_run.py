@@ -112,7 +112,7 @@ def test_options_of_another_method_are_dropped(type_command) -> None:
         ("model: {ladder: {cnn: 3, mlp: 4}}", "the counts 3 + 4 add up to 7, and there are 20 devices; make both"),
         ("model: {ladder: {cmn: 20}}", "model.ladder: model: unknown name 'cmn'; did you mean 'cnn'?"),
         ("model: {ladder: [{name: cnn, init: he}]}", "model.ladder: model cnn: init 'he' is not known; did you"),
-        ("model: {name: cnn, init: kaiming}", "model cnn: init 'kaiming' is not known; choose one of: he-in, he-out"),
+        ("model: {name: cnn, init: kaiming}", "model cnn: init 'kaiming' is not known; choose one of: by-size, he-in"),
         ("1: 2", "the key 1 must be a word, such as method"),
         ("train: {1: 2}", "train: the key 1 must be a word, such as rounds"),
         ("on: {a: 2}", "the key True must be a word"),

@@ -20,6 +20,7 @@ WIDTH = "test_width::test_each_coordinate_is_the_mean_of_those_who_trained_it_an
 REFERENCE_LOOPS = {
     "local": f"{AVERAGING}::test_local",
     "central": f"{AVERAGING}::test_central",
+    "adapt": "test_reference_adaptation::test_adapt",
     "fedavg": f"{AVERAGING}::test_fedavg",
     "fedprox": f"{AVERAGING}::test_fedprox",
     "fedsgd": f"{CORRECTIONS}::test_fedsgd",

@@ -59,7 +59,7 @@ def check_layer(layer: nn.Module, init: str, last: bool) -> None:
         assert (biases == "zero") == (not layer.bias.any())  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("init", [init for init in INITS if init != "by-size"])
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=title)
 def test_every_layer_has_the_distribution_of_its_init(case: Case, init: Init) -> None:
     net = module(case, init)
@@ -111,10 +111,20 @@ def test_the_default_is_a_line_of_the_architecture() -> None:
     ("init", "sentence"),
     [
         ("he_out", "model cnn: init 'he_out' is not known; did you mean 'he-out'?"),
-        ("xavier", "init 'xavier' is not known; choose one of: he-in, he-out, lecun, torch"),
+        ("xavier", "init 'xavier' is not known; choose one of: by-size, he-in, he-out, lecun, torch"),
         (3, "init 3 is not known; choose one of"),
     ],
 )
 def test_an_unknown_init_is_refused(init: str, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         builder("cnn", (1, 8, 8), 3, init=init)
+
+
+@pytest.mark.parametrize(("side", "same"), [(8, "he-in"), (15, "he-in"), (16, "lecun"), (28, "lecun")])
+def test_by_size_is_he_in_for_small_images_and_lecun_for_others(side: int, same: str) -> None:
+    started = {}
+    for init in ("by-size", same):
+        torch.manual_seed(0)
+        started[init] = builder("cnn", (1, side, side), 5, init=init)().state_dict()
+    assert all(torch.equal(value, started[same][name]) for name, value in started["by-size"].items())
+    assert describe("cnn").inits[0] == "by-size"

@@ -70,6 +70,10 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
         _measure("clock"),
     ),
     "start": ("from the shell to the end of a first round, against importing torch", _measure("start")),
+    "personal": (
+        "local-only, federated and adapted models of 10 000 devices, against a hand-written loop",
+        _measure("personal"),
+    ),
     "memory": ("the memory of FedMeZO on a device, against inference", _measure("memory")),
     "placement": (
         "simulated: placement policies on workers of different speeds, against the lower bound",

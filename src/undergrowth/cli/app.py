@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from undergrowth import __version__
+from undergrowth.cli.adapt import adapt
 from undergrowth.cli.bench import bench
 from undergrowth.cli.compare import compare
 from undergrowth.cli.datasets import datasets
@@ -35,7 +36,14 @@ from undergrowth.cli.show import show
 from undergrowth.cli.sweep import sweep
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run experiments": {"plan": plan, "run": run, "sweep": sweep, "resume": resume, "reproduce": reproduce},
+    "Run experiments": {
+        "plan": plan,
+        "run": run,
+        "sweep": sweep,
+        "resume": resume,
+        "adapt": adapt,
+        "reproduce": reproduce,
+    },
     "Inspect runs": {
         "list": list_runs,
         "show": show,

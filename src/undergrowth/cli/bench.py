@@ -21,21 +21,24 @@ _COLUMNS = (
     "contender", "clients/s", "CPU ms", "start s", "its CPU", "peak MB", "loss", "differs", "speed / CPU time, against",
 )  # fmt: skip
 
-_ENGINES = "bench engines: "
+_ENGINES, _BOTH = "bench engines: ", "bench engines and personal: "
+_OPTIONS = {"personal": ("workload", "device", "devices")}  # of benchmarks other than engines, which has all
 
 
 def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The benchmark to run.")] = None,
     workload: Annotated[
-        str | None, typer.Option(metavar="NAME", help=_ENGINES + "one of cnn, logistic, mlp, lstm, wrn.")
+        str | None, typer.Option(metavar="NAME", help=_BOTH + "cnn or logistic; engines also mlp, lstm, wrn.")
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help=_ENGINES + "cuda, to measure on a GPU.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help=_BOTH + "cuda, to measure on a GPU.")] = None,
     others: Annotated[
         list[str] | None,
         typer.Option("--with", metavar="NAME=PYTHON", help=_ENGINES + "a Python with flower or pfl. Repeatable."),
     ] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "runs of every contender (3).")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "number of devices; no bars then.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help=_BOTH + "number of devices; engines has no bars then.")
+    ] = None,
     cohort: Annotated[int | None, typer.Option(min=1, help=_ENGINES + "devices a round; no bars then.")] = None,
     json: AsJson = False,
 ) -> None:
@@ -63,9 +66,11 @@ def bench(
         "others": _pythons(others) if others else None,
     }  # fmt: skip
     options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
-    if options and name != "engines":
-        option = "with" if "others" in options else next(iter(options))
-        raise InputError(f"--{option} goes with bench engines; bench {name} has no options")
+    refused = [option for option in options if name != "engines" and option not in _OPTIONS.get(name, ())]
+    if refused:
+        option = "with" if "others" in refused else refused[0]
+        has = ", ".join(f"--{each}" for each in _OPTIONS.get(name, ())) or "no options"
+        raise InputError(f"--{option} goes with bench engines; bench {name} has {has}")
     shows, measure = BENCHMARKS[name]
     if not json:
         typer.echo(f"{shows}\n")

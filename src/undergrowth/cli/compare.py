@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from undergrowth.cli.output import (
@@ -34,6 +35,7 @@ def compare(
     """
     from undergrowth.core import InputError
     from undergrowth.report import find_runs
+    from undergrowth.report.personal_tables import CHANGE_COLUMNS, change_from, change_rows, percent, shared_models
     from undergrowth.report.run_record import (
         check_accuracy_target,
         common_value,
@@ -65,6 +67,10 @@ def compare(
             f"common_{main.name}": common,
             main.name: target,
             "to_reach_it": [row and {key: row[key] for key in _COSTS_TO_REACH} for row in reached],
+            "changes": {
+                model: [asdict(found) for each in records[1:] if (found := change_from(records[0], each, model))]
+                for model in shared_models(records)
+            },
         })  # fmt: skip
         return
     rows: list[tuple[Any, ...]] = [("run", *(record.run for record in records))]
@@ -77,10 +83,18 @@ def compare(
         rows.append(("loss", *(score(record.totals.get("loss")) for record in records)))
     for key, title, formatted in COSTS:
         rows.append((title, *(formatted(record.totals.get(key)) for record in records)))
+    for model in shared_models(records):
+        figures = [each.personal.relative_distribution(model) for each in records if each.personal is not None]
+        rows.append((f"relative accuracy, {model}", *(percent(each.mean, True) for each in figures)))
+        rows.append((f"devices below 0, {model}", *(each.below_zero for each in figures)))
     columns = ["", *labels]
     number_columns = range(1, len(columns))
     screen = console()
     screen.print(table(columns, rows, right=number_columns))
+    changed_devices = change_rows(records, labels)
+    if changed_devices:
+        title = f"devices that gain or lose accuracy, against {labels[0]}"
+        screen.print(table(CHANGE_COLUMNS, changed_devices, title=title, right=range(2, 6)))
     if target is not None:
         costs: list[tuple[Any, ...]] = [("rounds", *(row["round"] if row else NO_VALUE for row in reached))]
         for key, title, formatted in COSTS:

@@ -38,6 +38,9 @@ WriteReport = Annotated[
     bool | None,
     typer.Option("--report/--no-report", help="Write an HTML page into the run's folder. (Default: unless --json.)"),
 ]
+Personal = Annotated[
+    bool, typer.Option("--personal", help="Then evaluate local-only, federated and adapted models on every device.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the progress on standard error.")]
 Trackers = Annotated[
     list[str] | None,
@@ -73,6 +76,7 @@ def run(
         str | None, typer.Option(metavar="URL", help="Address of a Ray cluster: auto, or ray://HOST.")
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for runs. (Default: runs.)")] = None,
+    personal: Personal = False,
     settings: SettingOptions = None,
     track: Trackers = None,
     quiet: Quiet = False,
@@ -95,6 +99,8 @@ def run(
 
       undergrowth run --fleet mixed-edge --deadline 0.337 --rounds 30
 
+      undergrowth run --personal -s personal.adapt=[ewc,kd]
+
       undergrowth run --engine ray --address auto
 
       undergrowth run --json | tail -n 1
@@ -108,7 +114,7 @@ def run(
         "method": method, "data": data, "partition": partition, "model": model, "clients": clients, "fleet": fleet,
         "deadline": deadline, "topology": topology, "rounds": rounds, "epochs": epochs, "batch": batch, "lr": lr,
         "engine": engine, "seed": seed, "device": device, "out": out,
-        "workers": workers, "address": address,
+        "workers": workers, "address": address, "personal": personal or None,
     }  # fmt: skip
     raw, dropped = build_raw_experiment(file, settings or [], flags)
     print_dropped(dropped, file)

@@ -8,8 +8,9 @@ from typing import Any
 
 from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
+from undergrowth.report.personal_tables import COLUMNS, headline, personal_rows
 from undergrowth.report.run_record import learning_efficiency
-from undergrowth.report.tables import cost_table, count, facts, score, start_line
+from undergrowth.report.tables import cost_table, count, facts, score, start_line, table
 from undergrowth.runs import Result
 from undergrowth.runs.store import out_option
 
@@ -44,6 +45,10 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     screen.print(cost_table({**summary, "compute_seconds": seconds, "learning_efficiency": efficiency}))
     if "start" in summary:
         screen.print(f"before the first round: {start_line(summary['start'])}\n")
+    personal = result.personal
+    if personal is not None:
+        screen.print(table(COLUMNS, personal_rows(personal), right=range(1, len(COLUMNS))))
+        screen.print(f"{headline(personal)}\n")
     _print_notes(result.notes)
     rows = [("run", result.run), ("model", result.folder / "model.safetensors")]
     if page:
@@ -55,7 +60,11 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
 
 def json_summary(result: Result) -> dict[str, Any]:
     """What --json prints about a run. A run with other metrics than the accuracy also has its task and all metrics."""
-    return {key: result.summary[key] for key in (*JSON_KEYS, "task", "metrics", "start") if key in result.summary}
+    return {
+        key: result.summary[key]
+        for key in (*JSON_KEYS, "task", "metrics", "start", "personal")
+        if key in result.summary
+    }
 
 
 def _write_report(result: Result) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ from undergrowth.cli.output import AsJson, OutFolder, RunName, console, open_sto
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from undergrowth.runs.relative_accuracy import PersonalAccuracy
 
 _MAX_ROUNDS = 10
 
@@ -29,6 +32,7 @@ def show(
       undergrowth show last --devices
     """
     from undergrowth.core import InputError
+    from undergrowth.report.personal_tables import COLUMNS, TIER_COLUMNS, personal_rows, tier_rows
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
     from undergrowth.report.tables import cost_table, device_cells, device_columns, facts, score, start_line, table
@@ -43,6 +47,7 @@ def show(
         final = {key: value for key, value in totals.items() if key != "round"}
         details = {"settings": row["experiment"]["settings"], "notes": row["notes"], "history": record.rounds}
         details |= {"devices": record.devices} if devices else {}
+        details |= {"relative": _relative(record.personal)} if record.personal else {}
         print_json({"run": record.run, **about, **final, **details})
         return
     screen = console()
@@ -65,11 +70,26 @@ def show(
     fact_rows += [(name, score(totals.get(name))) for name in names]
     screen.print(facts(fact_rows))
     screen.print(cost_table(totals))
+    if record.personal is not None:
+        screen.print(table(COLUMNS, personal_rows(record.personal), right=range(1, len(COLUMNS))))
+        if len(set(record.personal.tiers)) > 1:
+            screen.print(table(TIER_COLUMNS, tier_rows(record.personal), right=(1, *range(3, len(TIER_COLUMNS)))))
     if record.rounds:
         screen.print(_round_table(record.rounds, record.metric.name))
     screen.print(table(("setting", "value"), [item for item in record.settings.items() if item[1] is not None]))
     for note in row["notes"]:
         screen.print(f"note: {note}")
+
+
+def _relative(personal: PersonalAccuracy) -> dict[str, Any]:
+    """The figures of the relative accuracy of each model, of all devices and by device class."""
+    return {
+        model: {
+            **asdict(personal.relative_distribution(model)),
+            "classes": {tier: asdict(figures) for tier, figures in personal.by_tier(model).items()},
+        }
+        for model in personal.compared
+    }
 
 
 def _round_table(rows: list[dict[str, Any]], metric: str) -> Table:

@@ -101,8 +101,10 @@ class ReferenceClient(GradientClient):
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         carry, steps = super().begin(task, down, shard, own, context)
-        if FISHER_INFORMATION in self.objective.of_received:
-            received, device_task = carry["received"], self._device_task(task, down.tags.get(MODEL_NAME, ""))
+        received = carry["received"]
+        known = any(name.startswith(FISHER) for name in received)  # `start` returned it
+        if FISHER_INFORMATION in self.objective.of_received and not known:
+            device_task = self._device_task(task, down.tags.get(MODEL_NAME, ""))
             information = fisher_information(device_task, received, shard, self.split)
             pull = carry["lr"] * pull_strength(self.objective)
             if pull > 0 and isinstance(self._optimiser(task), Sgd):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from undergrowth.core import Method
+from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.apfl import APFL
 from undergrowth.methods.bounds import Central, Local
 from undergrowth.methods.distmezo import DistMeZO
@@ -43,6 +44,7 @@ from undergrowth.methods.term import Term
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "central": Central,
+    "adapt": Adapt,
     "fedavg": FedAvg,
     "fedsgd": FedSGD,
     "fedprox": FedProx,
@@ -90,9 +92,9 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "APFL", "FLPQSU", "FT", "L2GD", "LP", "METHODS", "REFT", "Central", "DistMeZO", "Ditto", "FSCProx", "FedAT",
-    "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus",
-    "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedPer",
-    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "PaFL", "PruneFL",
-    "QFedAvg", "Scaffold", "Term",
+    "APFL", "FLPQSU", "FT", "L2GD", "LP", "METHODS", "REFT", "Adapt", "Central", "DistMeZO", "Ditto", "FSCProx",
+    "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC",
+    "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT",
+    "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon",
+    "PaFL", "PruneFL", "QFedAvg", "Scaffold", "Term",
 ]  # fmt: skip

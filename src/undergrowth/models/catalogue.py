@@ -42,7 +42,7 @@ from undergrowth.models.checks import (
     check_start,
 )
 from undergrowth.models.hugging_face import hugging_face_builder, is_hugging_face_model
-from undergrowth.models.initialisation import INITS
+from undergrowth.models.initialisation import INITS, init_for
 from undergrowth.models.layers import Layers
 from undergrowth.models.projection import add_projection
 from undergrowth.models.staged import Staged
@@ -135,7 +135,7 @@ def describe(name: str) -> ModelEntry:
     """The description of a model. A name from `names()` with capital letters takes the numbers of its example."""
     shown = next((each.example for each in TABLE if each.name == name), name)
     row, numbers = _find(shown)
-    layers = Layers(next(iter(row.norms)), row.init)
+    layers = Layers(next(iter(row.norms)), init_for(row.init, row.shape))
     recipe = Recipe(row, row.shape, row.classes, layers, {**row.options, **numbers})
     module = recipe.skeleton()
     return ModelEntry(
@@ -172,8 +172,8 @@ def builder(
     """A callable that builds a new module. It draws from torch's global random state, which the caller seeds.
 
     `shape` is that of one sample. A name such as hf:distilbert-base-uncased is a model of `transformers`, see
-    `hugging_face.py`. `norm` is batch, group or none, `init` he-out, he-in, lecun or torch (see
-    `initialisation.py`); the defaults depend on the architecture. `weights` is a file of initial weights; with
+    `hugging_face.py`. `norm` is batch, group or none, `init` he-out, he-in, lecun, torch or by-size
+    (see `initialisation.py`); the defaults depend on the architecture. `weights` is a file of initial weights; with
     `skip_head` the last layer is not loaded. `projection` is the number of outputs of a projection head before the last
     layer. `per_position`: the outputs are those of every position of a sequence, for the task next-token, whose tokens
     are the `classes`. With `image_size` the model resizes its input to images of that many pixels per side. The part
@@ -197,7 +197,8 @@ def builder(
     if per_position:
         chosen |= check_positions(row, name, chosen, checked_classes)
     file = check_start(name, weights, skip_head)
-    layers, size = Layers(kind, check_init(row, name, init)), check_projection(name, projection)
+    start = init_for(check_init(row, name, init), checked_shape)
+    layers, size = Layers(kind, start), check_projection(name, projection)
     recipe = Recipe(
         row, checked_shape, checked_classes, layers, chosen, size, per_position, image_size, check_freeze(name, freeze)
     )

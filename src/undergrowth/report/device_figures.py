@@ -20,7 +20,7 @@ from undergrowth.report.tables import count
 
 _BINS = 20
 _MAX_BINS_WITH_TICKS = 14  # one tick per whole number
-_MAX_POINTS = 1500  # in a scatter plot
+MAX_POINTS = 1500  # in a scatter plot
 _MAX_LABEL = 24  # letters of the name of a group beside its box
 _PIXELS_PER_BOX = 34
 _MAX_DEVICE_CLASSES = 12
@@ -67,7 +67,7 @@ def _boxes(groups: Sequence[Group], values: Sequence[Array], key: str) -> Figure
     boxes = [
         {
             "type": "box", "orientation": "h", "name": group.label, "legendgroup": legend_group(place), "y": [place],
-            **_quantiles([group_values]), "marker": {"color": colour(place)}, "line": {"width": 1.5},
+            **quantiles([group_values]), "marker": {"color": colour(place)}, "line": {"width": 1.5},
         }
         for place, (group, group_values) in enumerate(zip(groups, values, strict=True))
         if len(group_values)
@@ -96,7 +96,7 @@ def _title(key: str) -> str:
     return _TITLES.get(key, f"{key.capitalize()} of devices")
 
 
-def _quantiles(values: Sequence[Sequence[float] | Array]) -> dict[str, list[float]]:
+def quantiles(values: Sequence[Sequence[float] | Array]) -> dict[str, list[float]]:
     """Minimum, quartiles and maximum of each sequence, under the names that a box trace has for them."""
     low, first, middle, third, high = np.array([np.quantile(each, (0, 0.25, 0.5, 0.75, 1)) for each in values]).T
     return {
@@ -112,7 +112,7 @@ def metric_against_samples(groups: Sequence[Group], metric: str) -> Figure | Non
     for place, group in enumerate(groups):
         devices = [device for device in group.devices if finite(device.get(metric)) is not None]
         about = f"%{{x}} samples<br>{metric} %{{y:.3f}}"
-        shown = devices[:: -(-len(devices) * len(groups) // _MAX_POINTS) or 1]
+        shown = devices[:: -(-len(devices) * len(groups) // MAX_POINTS) or 1]
         known, drawn = known + len(devices), drawn + len(shown)
         traces.append({
             "type": "scatter", "mode": "markers", "name": group.label, "legendgroup": legend_group(place),
@@ -141,7 +141,7 @@ def cost_boxes(groups: Sequence[Group], cost: str) -> Figure | None:
             continue
         boxes.append({
             "type": "box", "name": group.label, "legendgroup": legend_group(place), "x": list(by_class),
-            **_quantiles(list(by_class.values())), "marker": {"color": colour(place)}, "line": {"width": 1.5},
+            **quantiles(list(by_class.values())), "marker": {"color": colour(place)}, "line": {"width": 1.5},
         })  # fmt: skip
     if not boxes:
         return None

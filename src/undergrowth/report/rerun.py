@@ -16,7 +16,7 @@ FLAG_PATHS = {
     "partition": "data.partition", "fleet": "fleet.name", "deadline": "fleet.deadline", "topology": "topology",
     "rounds": "train.rounds", "epochs": "train.epochs", "batch": "train.batch", "lr": "train.lr",
     "engine": "run.engine", "seed": "run.seed", "device": "run.device", "out": "run.out", "workers": "run.workers",
-    "address": "run.address",
+    "address": "run.address", "personal": "personal.evaluate",
 }  # fmt: skip
 _FLAGS = {path: f"--{flag}" for flag, path in FLAG_PATHS.items()}
 
@@ -34,7 +34,9 @@ def rerun_command(record: RunRecord) -> str:
     for path, value in record.settings.items():
         if value == defaults.get(path):
             continue
-        if path in _FLAGS:
+        if path == FLAG_PATHS["personal"]:
+            flags.append("--personal")
+        elif path in _FLAGS:
             flags += [_FLAGS[path], str(value)]
         else:
             settings += ["-s", f"{path}={_one_line_yaml(value)}"]

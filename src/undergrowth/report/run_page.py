@@ -14,6 +14,7 @@ from undergrowth.report.groups import Group, group_records
 from undergrowth.report.html import Page, escape, html_table
 from undergrowth.report.participation import participation_sections
 from undergrowth.report.partition import add_partition_section, partition_figure, rebuild_partition
+from undergrowth.report.personal_section import add_personal_sections
 from undergrowth.report.run_cards import add_cards, add_group_table, add_key
 from undergrowth.report.run_names import find_runs
 from undergrowth.report.run_record import RunRecord, differences, load_records, shared_metric, short_labels
@@ -69,6 +70,7 @@ def build_page(
     _add_summary(page, records, groups, labels)
     page.add("</div>")
     _add_devices(page, groups)
+    add_personal_sections(page, records[:_MAX_RUNS_IN_DETAIL], labels[:_MAX_RUNS_IN_DETAIL])
     _add_details(page, groups)
     add_sections(page, analyses or {}, records, labels, places)
     _add_settings(page, records, labels)

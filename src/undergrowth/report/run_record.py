@@ -10,7 +10,8 @@ from typing import Any
 from undergrowth.core import InputError, Metric
 from undergrowth.report.device_activity import DeviceActivity, load_activity
 from undergrowth.runs import Store
-from undergrowth.runs.result import main_metric
+from undergrowth.runs.relative_accuracy import PersonalAccuracy
+from undergrowth.runs.result import main_metric, personal_accuracy
 from undergrowth.runs.start_phase import StartCosts, start_costs
 
 _WITHOUT_EFFECT = {"run.out", "run.threads", "run.checkpoint_every"}  # settings that do not change the result
@@ -30,6 +31,7 @@ class RunRecord:
     late_seconds: float = 0.0  # compute seconds of devices whose answers came too late
     start: StartCosts | None = None  # costs of the phase before the first round, so far
     activity: DeviceActivity = field(default_factory=DeviceActivity)  # empty unless loaded with `activity=True`
+    personal: PersonalAccuracy | None = None  # of local-only, federated and adapted models, if the run evaluated them
     variant: str = ""  # name of its variant, on a page or in a table about a sweep
 
     @property
@@ -102,7 +104,8 @@ def load_records(
         record = RunRecord(
             run, row, store.rounds(run), store.devices(run), store.resume_command(run), seconds,
             store.late_seconds(run), start_costs(store.folder / run),
-            load_activity(store, run) if activity else DeviceActivity(), (variants or {}).get(run, ""),
+            load_activity(store, run) if activity else DeviceActivity(), personal_accuracy(store, run),
+            (variants or {}).get(run, ""),
         )  # fmt: skip
         records.append(record)
     return records

@@ -2,7 +2,8 @@
 
 from undergrowth.runs.api import resume, run
 from undergrowth.runs.listing import list_runs as list
+from undergrowth.runs.new_device import AdaptedModel, adapt
 from undergrowth.runs.result import Result, load
 from undergrowth.runs.store import Store
 
-__all__ = ["Result", "Store", "list", "load", "resume", "run"]
+__all__ = ["AdaptedModel", "Result", "Store", "adapt", "list", "load", "resume", "run"]

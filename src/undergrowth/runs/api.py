@@ -56,6 +56,7 @@ def run(
     metrics: Mapping[str, str | Callable[..., Any]] | None = None,
     stop: Mapping[str, Any] | None = None,
     start: Mapping[str, Any] | None = None,
+    personal: bool | Sequence[str] | Mapping[str, Any] | None = None,
     seed: int | None = None,
     engine: str | None = None,
     workers: int | None = None,
@@ -98,6 +99,8 @@ def run(
     of which ends the run, such as {"simulated_seconds": 600, "bytes": "1GB", "accuracy": 0.9}. `options`,
     `data_options`, `model_options`: options of the named method, data set and model. Each of the three may also be
     named as `module:object`, an object in a Python file of the current folder; these options are then its arguments.
+    `personal`: True to train a local-only model on every device and an adapted one, and to evaluate all of them on
+    its test samples; a list of adaptations, such as ["ewc", "kd"]; or {"adapt": ["ewc"], "epochs": 10}.
     `callbacks`: objects whose functions are called at the start, after every round and at the end, such as
     [ug.callbacks.EarlyStopping(patience=5)]; see `ug.callbacks.Callback`.
     `progress`: a progress bar on standard error, or a line a round if that is not a terminal. Notes of the run are
@@ -178,7 +181,10 @@ _DICTIONARIES = {
 def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
     settings = {name: section for section, names in _PLACES.items() for name in names}
-    known = {*_PLACES, *settings, *_KINDS, "links", "loss", "metrics", "public", "start", "stop", "task", "topology"}
+    known = {
+        *_PLACES, *settings, *_KINDS, "links", "loss", "metrics", "personal", "public", "start", "stop", "task",
+        "topology",
+    }  # fmt: skip
     extra = set(arguments) - known - {"options", "data_options", "model_options", "callbacks", "progress"}
     for rename in RENAMES:
         if rename.section in _PLACES and rename.old in extra:
@@ -207,7 +213,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         raw["fleet"]["name"] = given["fleet"]
     raw |= {name: _mapping(arguments, name) for name in ("links", "start", "stop")}
     raw["task"], objects["functions"] = _task_arguments(arguments)
-    return {**raw, **{name: given[name] for name in ("public", "topology") if name in given}}, objects
+    return {**raw, **{name: given[name] for name in ("personal", "public", "topology") if name in given}}, objects
 
 
 def _task_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], TaskFunctions | None]:

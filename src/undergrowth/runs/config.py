@@ -29,6 +29,7 @@ from undergrowth.runs.fields import (
     Whole,
 )
 from undergrowth.runs.formats import refuse_old_keys
+from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.sections import Named, Section
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
@@ -215,6 +216,7 @@ class Experiment(Section):
     task: TaskSection = TaskSection()
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()
+    personal: PersonalSection = PersonalSection()
     run: RunSection = RunSection()
 
     @model_validator(mode="before")

@@ -161,21 +161,41 @@ def _explained(method: Method, function: str, device: str = "") -> Iterator[None
 
 
 def score_devices(
-    method: Method, task: Task, state: State, own: Mapping[str, State], population: Population, torch_device: str
+    method: Method,
+    task: Task,
+    state: State,
+    own: Mapping[str, State],
+    population: Population,
+    torch_device: str,
+    limit: int | None = MAX_EVALUATED_DEVICES,
 ) -> dict[str, dict[str, float | None]]:
     """The metrics of each device's model on its own test samples. Devices without test samples are left out.
 
+    `limit`: of more devices, evenly spaced ones are evaluated; None: all.
+    """
+    metrics: dict[str, dict[str, float | None]] = {}
+    devices = population.devices[:: 1 if limit is None else max(1, -(-len(population.devices) // limit))]
+    for names, used in _groups_by_model(method, task, state, own, devices):
+        found = with_model(task, used, f"devices/{names[0]}")
+        metrics.update(score_on_devices(task.kind, found, names, population, torch_device))
+    return metrics
+
+
+def score_on_devices(
+    kind: TaskKind, used: ModelWeights, devices: Sequence[str], population: Population, torch_device: str
+) -> dict[str, dict[str, float | None]]:
+    """The metrics of one model on the test samples of each device that has any.
+
     A metric that is not defined for these samples is None, such as r2 of a single sample.
     """
-    kind, metrics = task.kind, dict[str, dict[str, float | None]]()
-    for names, used in _groups_by_model(method, task, state, own, population.devices):
-        shards = {name: population.test(name) for name in names}
+    metrics: dict[str, dict[str, float | None]] = {}
+    for first in range(0, len(devices), MAX_DEVICES_PER_PASS):
+        shards = {name: population.test(name) for name in devices[first : first + MAX_DEVICES_PER_PASS]}
         shards = {name: shard for name, shard in shards.items() if len(shard)}
         if not shards:
             continue
         x, y = (torch.cat([getattr(shard, part) for shard in shards.values()]).to(torch_device) for part in ("x", "y"))
-        model, weights = with_model(task, used, f"devices/{names[0]}")
-        measured = measure_samples(kind, model, weights, x, y)
+        measured = measure_samples(kind, used.model, used.weights, x, y)
         sizes = [len(shard) for shard in shards.values()]
         for name, part, labels in zip(shards, measured.split(sizes), y.split(sizes), strict=True):
             found = score(kind, part, labels)
@@ -202,11 +222,10 @@ def _groups_by_model(
     method: Method, task: Task, state: State, own: Mapping[str, State], devices: Sequence[str]
 ) -> Iterator[tuple[list[str], Weights | ModelWeights]]:
     """Groups of devices that use the same model, so that their samples can share a forward pass."""
-    step = max(1, -(-len(devices) // MAX_EVALUATED_DEVICES))
     models = evaluated_models(method, task, state, own)
     group: list[str] = []
     last: Weights | ModelWeights | None = None
-    for name in devices[::step]:
+    for name in devices:
         with _explained(method, "personal", name):
             weights = models.get(f"devices/{name}") or personal_model(method, task, state, own.get(name, {}), name)
         if group and (weights is not last or len(group) >= MAX_DEVICES_PER_PASS):

@@ -24,6 +24,8 @@ from undergrowth.runs.ongoing_run import Execution, OnRound
 from undergrowth.runs.opening import AUTO, check_same_data, check_same_method, enter_run, open_federation
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.own_task import TaskFunctions
+from undergrowth.runs.personal_evaluation import DoStep, evaluate_personal
+from undergrowth.runs.personal_phase import FOLDER, check_personal
 from undergrowth.runs.result import MODEL_FILE, Result, result_of
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
 from undergrowth.runs.status import record_status
@@ -62,6 +64,7 @@ def start(
     try:
         steps = prepare_phase(experiment, federation, model, functions)
         experiment = open_federation(experiment, federation)
+        check_personal(experiment, federation, model, functions)
         with closing(Store(experiment.run.out, create=True)) as store:
             given = _given(method, data, model, functions)
             run = enter_run(store, experiment, federation, given, hooks.names)
@@ -70,7 +73,8 @@ def start(
                 if steps:
                     execution = _after_phase(execution, steps, model, functions, on_start, on_phase)
                     federation = execution.federation
-                result = _carry_out(execution, model, on_start, on_round, hooks)
+                do_step = _step_runner(model, functions, on_phase)
+                result = _carry_out(execution, model, on_start, on_round, hooks, do_step)
     finally:
         federation.driver.close()
     hooks.end(result)
@@ -164,7 +168,8 @@ def resume(
                     federation.driver.start()
                 execution.restore()
                 federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
-                result = _carry_out(execution, model, on_start, on_round, hooks)
+                do_step = _step_runner(model, functions, on_phase)
+                result = _carry_out(execution, model, on_start, on_round, hooks, do_step)
             finally:
                 execution.federation.driver.close()
     hooks.end(result)
@@ -222,8 +227,9 @@ def _do_step(
             run = row["id"]
             check_same_data(row, federation)
             federation.driver.start()
-        federation.reseed(step.name)
+        federation.reseed(step.name if step.device_scores is None else FOLDER)
         execution = Execution(store, run, experiment, federation)
+        execution.device_scores = step.device_scores
         if row is not None:
             execution.restore()
 
@@ -237,6 +243,12 @@ def _do_step(
         federation.driver.close()
 
 
+def _step_runner(
+    model: Callable[[], nn.Module] | None, functions: TaskFunctions | None, on_phase: OnPhase | None
+) -> DoStep:
+    return lambda store, row, step: _do_step(store, row, step, model, functions, on_phase)
+
+
 @collect_garbage_less_often()
 def _carry_out(
     execution: Execution,
@@ -244,6 +256,7 @@ def _carry_out(
     on_start: Callable[[Execution], None] | None,
     on_round: OnRound | None,
     callbacks: Callbacks | None = None,
+    do_personal_step: DoStep | None = None,
 ) -> Result:
     set_torch(execution.experiment.run.precision != "float32", execution.experiment.run.threads)
     try:
@@ -251,6 +264,8 @@ def _carry_out(
             on_start(execution)
         execution.begin(callbacks or Callbacks())
         execution.go(on_round)
+        if execution.experiment.personal.evaluate and do_personal_step is not None:
+            evaluate_personal(execution, do_personal_step)
         execution.finish()
     finally:
         execution.federation.world.states.close()

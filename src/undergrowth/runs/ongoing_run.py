@@ -12,21 +12,31 @@ from typing import Any
 import safetensors.torch
 
 from undergrowth.core import InputError, Metric, ModelWeights, RoundEnd, RunError, Weights, move_to
+from undergrowth.data import Population
 from undergrowth.exchange import Entry
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.diagnosis import DIVERGED, describe_guessing
-from undergrowth.runs.evaluation import digest, evaluated_models, score_all, score_devices, with_model
+from undergrowth.runs.evaluation import (
+    MAX_EVALUATED_DEVICES,
+    digest,
+    evaluated_models,
+    score_all,
+    score_devices,
+    with_model,
+)
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.opening import run_facts
+from undergrowth.runs.personal_phase import personal_costs
 from undergrowth.runs.result import MODEL_FILE
 from undergrowth.runs.start_phase import FOLDER, start_costs
 from undergrowth.runs.stop_section import CALLBACK, ROUNDS
 from undergrowth.runs.store import Store
 
 MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
+NOBODY_ASKED = "no device was asked any more"
 _COSTS_OF_A_ROUND = ("simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
 OnRound = Callable[[Mapping[str, Any], "Execution"], None]
 
@@ -41,6 +51,7 @@ class Execution:
         self.federation = federation
         self.checkpoints = Checkpoints(store.folder / run / "checkpoints")
         federation.world.states.folder = store.folder / run
+        self.device_scores: Mapping[str, Population] | None = None  # as in `Step`
         self.callbacks = Callbacks()
         self.history: list[dict[str, Any]] = []  # of the finished rounds, if there are callbacks
         self.stopped = ""  # why a callback has ended the run
@@ -125,7 +136,8 @@ class Execution:
             entries = driver.ledger.take()
             self._note(ends[: len(rows)])
             checkpoint = None
-            if last % self.experiment.run.checkpoint_every == 0 or driver.root.done:
+            due = last % self.experiment.run.checkpoint_every == 0 or driver.root.done
+            if due and self.device_scores is None:
                 kept = {"simulation": driver.snapshot(), "scores": self.scores, "wall_seconds": self.wall_seconds}
                 kept |= {"stopped": self.stopped} if self.stopped else {}
                 checkpoint = self.checkpoints.save(last, kept, self.federation.world.states)
@@ -143,14 +155,10 @@ class Execution:
     def finish(self) -> None:
         """Evaluates, writes the model and marks the run as done."""
         federation = self.federation
-        root, own = federation.driver.root, federation.world.states.all()
-        weights = self.weights
         self._note_guessing()
-        path = self.folder / MODEL_FILE
-        replace_file(path, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
-        metrics = score_devices(
-            federation.method, federation.task, root.state, own, federation.population, federation.world.torch_device
-        )
+        self.write_model()
+        metrics = self.score_devices(federation.population)
+        others = {name: self.score_devices(part) for name, part in (self.device_scores or {}).items()}
         costs = self.store.costs_by_device(self.run)
         devices = [
             {
@@ -158,12 +166,35 @@ class Execution:
                 "tier": federation.fleet.profile(name).name,
                 "samples": federation.population.size(name),
                 **metrics.get(name, {self.metric.name: None}),
+                **{part: found.get(name, {}).get(self.metric.name) for part, found in others.items()},
                 **costs.get(name, {"rounds": 0}),
             }
             for name in federation.population.devices
         ]
-        self.store.finish_run(self.run, self._summary(weights), devices)
+        self.store.finish_run(self.run, self._summary(self.weights), devices)
         self.store.set_status(self.run, "done", federation.notes)
+
+    def write_model(self) -> Path:
+        """Writes the weights of the run's model into its folder; returns the file."""
+        path = self.folder / MODEL_FILE
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.weights.items()}
+        replace_file(path, safetensors.torch.save(tensors))
+        return path
+
+    def score_devices(self, population: Population) -> dict[str, dict[str, float | None]]:
+        """The metrics of each device's model on its test samples in `population`; of many devices, of some."""
+        federation = self.federation
+        root, own = federation.driver.root, federation.world.states.all()
+        every = self.experiment.personal.evaluate or self.device_scores is not None
+        return score_devices(
+            federation.method,
+            federation.task,
+            root.state,
+            own,
+            population,
+            federation.world.torch_device,
+            None if every else MAX_EVALUATED_DEVICES,
+        )
 
     def _rows(self, ends: Sequence[RoundEnd]) -> list[dict[str, Any]]:
         """The rows of the history for rounds that ended in the same instant, up to the one that ends the run."""
@@ -235,6 +266,8 @@ class Execution:
                 notes.append(f"round {end.round + 1}: refused the update of {device}{more}: {problem}")
             if end.abandoned and (end.lost or end.refused or end.dropped):  # a server may also ask nobody
                 notes.append(f"round {end.round + 1}: abandoned, no usable update came back")
+            elif end.abandoned and not any(NOBODY_ASKED in note for note in notes):
+                notes.append(f"round {end.round + 1}: {NOBODY_ASKED}")
         if not isfinite(self.scores["loss"]) and not any(DIVERGED in note for note in notes):
             notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")
 
@@ -261,7 +294,7 @@ class Execution:
         return {"rounds": last["round"], "stopped": reason}
 
     def _summary(self, weights: Weights) -> dict[str, Any]:
-        driver, phase = self.federation.driver, start_costs(self.store.folder / self.run)
+        driver, phase, after = self.federation.driver, start_costs(self.folder), personal_costs(self.folder)
         metrics = {name: value for name, value in self.scores.items() if name != "loss" and "/" not in name}
         return {
             "run": self.run,
@@ -275,6 +308,7 @@ class Execution:
             "clients_per_second": driver.clients_per_second,
             "model_digest": digest(weights),
             **({} if phase is None else {"start": asdict(phase)}),
+            **({"personal": {step: asdict(each) for step, each in after.items()}} if after else {}),
         }
 
 

@@ -15,13 +15,13 @@ from undergrowth.runs.engine_facts import choose_workers, count_facts
 from undergrowth.runs.evaluation import frozen_digest
 from undergrowth.runs.federation import Federation, build_engine
 from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.new_device_data import describe_data
 from undergrowth.runs.own_objects import source_records
+from undergrowth.runs.personal_phase import AUTO as AUTO
 from undergrowth.runs.preview import check_deadline, describe_guess
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import object_options, option_defaults
 from undergrowth.runs.tree_price import check_server_deadlines
-
-AUTO = "engine auto"  # begins the note about the choice of the engine
 
 
 def open_federation(experiment: Experiment, federation: Federation) -> Experiment:
@@ -70,6 +70,7 @@ def enter_run(
         "callbacks": list(callbacks),
         "shape": list(population.shape),
         "classes": population.classes,
+        **describe_data(federation.device_data),
         "task": _task_facts(federation.task.kind),
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
         "frozen": frozen_digest(federation.task),

@@ -17,11 +17,12 @@ from undergrowth.core import InputError, Metric, NextToken, suggest
 from undergrowth.exchange import COLUMNS, Entry, Totals
 from undergrowth.models import builder
 from undergrowth.runs.own_objects import OwnModelBuilder, is_reference
+from undergrowth.runs.relative_accuracy import PersonalAccuracy, from_rows
 from undergrowth.runs.start_phase import FOLDER, StartCosts, step_name
+from undergrowth.runs.start_phase import MODEL_FILE as MODEL_FILE
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
-MODEL_FILE = "model.safetensors"
 _TABLES = ("history", "clients", "ledger")
 
 
@@ -30,6 +31,7 @@ class LedgerView:
     """The total costs of a run; `rows()` reads its exchanges from the store.
 
     `start`: the costs of the phase before the first round, which the other figures do not contain; None without one.
+    `personal`: those of the phase after the last round, by model; empty without one.
     """
 
     bytes_down: int
@@ -40,6 +42,7 @@ class LedgerView:
     compute_seconds: float
     peak_device_bytes: int
     start: StartCosts | None
+    personal: Mapping[str, Totals]
     _folder: str
     _run: str
 
@@ -78,6 +81,12 @@ class Result:
             # A named model may have another head there.
             builds = [self.build if row["experiment"]["objects"].get("model") else None for row in rows]
             return {step_name(row): result_of(store, row["id"], build) for row, build in zip(rows, builds, strict=True)}
+
+    @property
+    def personal(self) -> PersonalAccuracy | None:
+        """Accuracies of local-only, federated and adapted models on every device; None if they were not evaluated."""
+        with closing(Store(self.folder.parent)) as store:
+            return personal_accuracy(store, self.run)
 
     @property
     def model(self) -> nn.Module:
@@ -130,6 +139,7 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
         build = _named_model(row)
     totals = {field.name: summary[field.name] for field in fields(Totals)}
     phase = StartCosts(**summary["start"]) if "start" in summary else None
+    after = {step: Totals(**costs) for step, costs in summary.get("personal", {}).items()}
     return Result(
         run=run,
         method=row["method"],
@@ -138,13 +148,19 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
         loss=summary["loss"],
         history=store.rounds(run),
         clients=store.devices(run),
-        ledger=LedgerView(**totals, start=phase, _folder=str(store.folder), _run=run),
+        ledger=LedgerView(**totals, start=phase, personal=after, _folder=str(store.folder), _run=run),
         summary={name: value for name, value in summary.items() if name not in ("compute_seconds", "shape", "classes")},
         notes=row["notes"],
         folder=store.folder / run,
         metrics=_main_first(summary.get("metrics", {"accuracy": summary["accuracy"]}), main_metric(row)),
         build=build,
     )
+
+
+def personal_accuracy(store: Store, run: str) -> PersonalAccuracy | None:
+    """The accuracies of several models on every device of a run; None if it did not evaluate them."""
+    rows = store.personal(run)
+    return from_rows(rows, {each["device"]: each["tier"] for each in store.devices(run)}) if rows else None
 
 
 def main_metric(row: Mapping[str, Any]) -> Metric:

@@ -24,7 +24,9 @@ CREATE TABLE links (
   seconds_compute, seconds_up, joules);
 CREATE INDEX links_of_run ON links (run, round);
 CREATE TABLE checkpoints (
-  run TEXT, round INTEGER, file TEXT, checksum INTEGER, PRIMARY KEY (run, round))
+  run TEXT, round INTEGER, file TEXT, checksum INTEGER, PRIMARY KEY (run, round));
+CREATE TABLE personal (
+  run TEXT, model TEXT, device TEXT, accuracy REAL, PRIMARY KEY (run, model, device))
 """
 
 
@@ -34,8 +36,14 @@ def _add_version_and_format(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE runs ADD COLUMN format INTEGER")
 
 
+def _add_personal(connection: sqlite3.Connection) -> None:
+    """The accuracy of local-only, federated and adapted models on every device."""
+    columns = "run TEXT, model TEXT, device TEXT, accuracy REAL, PRIMARY KEY (run, model, device)"
+    connection.execute(f"CREATE TABLE personal ({columns})")
+
+
 # The function at index n changes a store of version n to version n + 1.
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_add_version_and_format,)
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_add_version_and_format, _add_personal)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 

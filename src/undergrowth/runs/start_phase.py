@@ -28,29 +28,39 @@ from undergrowth.runs.config import DataSection, Experiment, MethodSection, Publ
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.own_task import TaskFunctions
+from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import TRAINING_KEYS, FirstMethodSection, StartSection
 from undergrowth.runs.stop_section import StopSection
 from undergrowth.runs.store import Store
 
 FOLDER = "start"
+MODEL_FILE = "model.safetensors"  # the final weights, in the folder of a run
 PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"  # a step of another method has its name
 _PLACES = {PRETRAINING: "start.data", WARM_ROUNDS: "start.warm_rounds"}
 _NAMES = {"central": PRETRAINING, "fedavg": WARM_ROUNDS}
-_EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
+EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
+ALWAYS_AVAILABLE: dict[str, Any] = {
+    "deadline": None, "node_deadlines": {}, "availability": "always", "dropout": 0.0, "failure": 0.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the phase: an experiment, and its data if that is built already."""
+    """One part of the phase: an experiment, and its data if that is built already.
+
+    device_scores: names of further test sets of the devices, with a population that has them. None: devices are
+    evaluated as in any run. Otherwise every device is, and no checkpoint is written.
+    """
 
     name: str
     experiment: Experiment
     data: Population | None = None
+    device_scores: Mapping[str, Population] | None = None
 
     def functions(self, given: TaskFunctions | None) -> TaskFunctions | None:
         """The user's loss and metrics, if they are for the data of this step."""
-        return given if self.name == WARM_ROUNDS else None
+        return given if self.name == WARM_ROUNDS or self.device_scores is not None else None
 
     def after(self, weights: Path | None) -> Step:
         """The step when the one before it has written its model to `weights`; None: it is the first."""
@@ -86,7 +96,7 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
         method=MethodSection(name="central"),
         data=source,
         model=experiment.model.model_copy(update={"ladder": ()}),
-        train=train.model_copy(update={**_EVERYBODY, **_training(start), "rounds": start.epochs, "epochs": 1}),
+        train=train.model_copy(update={**EVERYBODY, **_training(start), "rounds": start.epochs, "epochs": 1}),
         # Worker processes have nothing to share: there is one job at a time.
         run=run.model_copy(update={"engine": "auto", "workers": None, "device": run.device.split(",")[0]}),
     )
@@ -107,6 +117,7 @@ def _first_method(experiment: Experiment) -> Experiment:
         "start": StartSection(weights=start.weights),
         "train": experiment.train.model_copy(update={"schedule": "constant", **given, "rounds": start.rounds}),
         "stop": StopSection(),
+        "personal": PersonalSection(),
     }
     return experiment.with_population().model_copy(update=update)
 
@@ -122,22 +133,16 @@ def with_first_method(experiment: Experiment, method: Method) -> Experiment:
 def _warm_rounds(experiment: Experiment) -> Experiment:
     """FedAvg by all devices, which are always there, do not fail and have no deadline."""
     start, fleet = experiment.start, experiment.fleet
-    always: dict[str, Any] = {
-        "deadline": None,
-        "node_deadlines": {},
-        "availability": "always",
-        "dropout": 0.0,
-        "failure": 0.0,
-    }
     rounds = {"rounds": start.warm_rounds, "epochs": start.warm_epochs, "schedule": "constant"}
     update = {
         "method": MethodSection(name="fedavg"),
         "public": PublicSection(),
         "model": experiment.model.model_copy(update={"ladder": ()}),
         "start": StartSection(weights=start.weights),
-        "fleet": fleet.model_copy(update=always),
-        "train": experiment.train.model_copy(update={**_EVERYBODY, **rounds}),
+        "fleet": fleet.model_copy(update=ALWAYS_AVAILABLE),
+        "train": experiment.train.model_copy(update={**EVERYBODY, **rounds}),
         "stop": StopSection(),
+        "personal": PersonalSection(),
     }
     return experiment.with_population().model_copy(update=update)
 
@@ -194,6 +199,14 @@ def _check_first_method(name: str, method: Method) -> None:
 def step_name(row: Mapping[str, Any]) -> str:
     """The name of the step that a row in the store of a phase belongs to."""
     return _NAMES.get(row["method"], str(row["method"]))
+
+
+def initial_weights(folder: Path, experiment: Experiment) -> Path | None:
+    """The file with the weights that the run in `folder` started from; None if it drew them."""
+    if (folder / FOLDER).exists():
+        with closing(Store(folder / FOLDER)) as store:
+            return folder / FOLDER / str(store.runs()[-1]["id"]) / MODEL_FILE
+    return None if experiment.start.weights is None else Path(experiment.start.weights)
 
 
 @dataclass

@@ -168,6 +168,13 @@ class Store:
                 row = {"run": run, "device": facts["device"], "facts": json.dumps(facts)}
                 _insert(connection, "devices", row)
 
+    def put_personal(self, run: str, accuracies: Mapping[str, Mapping[str, float]]) -> None:
+        """Stores the accuracy of each device with each model, by model and device."""
+        rows = ((run, model, device, value) for model, found in accuracies.items() for device, value in found.items())
+        with self.transaction() as connection:
+            connection.execute("DELETE FROM personal WHERE run=?", (run,))
+            connection.executemany(_insertion("personal", ("run", "model", "device", "accuracy")), rows)
+
     def set_status(self, run: str, status: str, notes: Sequence[str] | None = None) -> None:
         with self.transaction() as connection:
             connection.execute("UPDATE runs SET status=? WHERE id=?", (status, run))
@@ -236,6 +243,11 @@ class Store:
         """The facts of every device of a finished run."""
         rows = self._connection.execute("SELECT facts FROM devices WHERE run=? ORDER BY device", (run,))
         return [json.loads(row["facts"]) for row in rows]
+
+    def personal(self, run: str) -> list[tuple[str, str, float]]:
+        """Device, model and accuracy, as `put_personal` stored them; empty if the run did not evaluate them."""
+        query = "SELECT device, model, accuracy FROM personal WHERE run=? ORDER BY rowid"
+        return [tuple(row) for row in self._connection.execute(query, (run,))]
 
     def links(self, run: str) -> Iterator[Entry]:
         """The ledger of a run, by round."""

@@ -1,0 +1,169 @@
+"""Adaptation: a device trains a model of its own from the federated one, keeps it, and stops early.
+
+The device trains in one job after the other, usually an epoch each. With `validation` it holds out a part of its
+training samples. After every job it measures the loss on that part and remembers the model with the lowest loss, the
+received model included. After `patience` jobs without a lower loss it stops. A device whose every epoch made the loss
+worse is left with the received model: it hands the adapted one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from undergrowth.core import (
+    Context,
+    Model,
+    Packet,
+    Plan,
+    Server,
+    Shard,
+    State,
+    Sum,
+    Task,
+    View,
+    Weights,
+    find_non_finite,
+)
+from undergrowth.core.client import Carry, Steps
+from undergrowth.core.names import BUFFERS, MODEL, PARAMETERS, SAMPLES, SEED
+from undergrowth.learning.features import predictions
+from undergrowth.learning.gradient_client import Trained
+from undergrowth.learning.planning import ask_each
+from undergrowth.learning.reference import FISHER, ReferenceClient
+
+STOPPED = "stopped"  # scalar of an upload: 1 if the device has stopped early
+BEST, LOSS, WAITED = "best", "loss", "waited"  # parts of a device's own state
+FEDERATED, INFORMATION = "federated", "information"
+
+
+def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shard, Shard]:
+    """The samples to train on, and those to validate with: `fraction` of all, rounded, but never all of them.
+
+    The same device has the same parts in every round.
+    """
+    held_out = min(round(fraction * len(shard)), len(shard) - 1)
+    if held_out <= 0:
+        return shard, shard.take(torch.arange(0, device=shard.y.device))
+    order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
+    order = order.to(shard.y.device)
+    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
+
+
+@lru_cache(maxsize=2)
+def _initial(model: Model, seed: int) -> Weights:
+    """The initial weights, which all devices share: making them takes longer than an epoch of a small model."""
+    return model.initial(seed)
+
+
+def mean_loss(task: Task, weights: Weights, shard: Shard) -> float:
+    """The mean loss of a model on `shard`, in evaluation mode."""
+    values, counts = task.kind.losses(predictions(task, weights, shard), shard.y)
+    return float(values.mean() if counts is None else values.sum() / counts.sum().clamp_min(1))
+
+
+@dataclass(frozen=True)
+class AdaptationClient(ReferenceClient):
+    """Continues to train its own model, and sends only its number of samples and whether it has stopped.
+
+    own: `model` are the weights after the last job; `best` those with the lowest validation loss, if these are others;
+    `loss` is that loss and `waited` the number of jobs since then. An objective that compares with the received model
+    needs that as `federated`, and the Fisher `information` of it if it consolidates weights.
+    """
+
+    validation: float = 0.0
+    patience: int = 0  # 0: never stop early
+    keeps_federated: bool = False  # whether the objective compares with the received model in every job
+
+    def start(self, task: Task, down: Packet, own: State) -> Weights:
+        kept = own.get(FEDERATED if self.keeps_federated else MODEL)
+        received = kept or down.tensors or _initial(task.model, int(down.scalars[SEED]))
+        information = own.get(INFORMATION, {})  # of the received model, so it is computed once
+        return {
+            **{name: received[name] for name in task.model.shapes},  # one order for all devices
+            **{FISHER + name: information[name] for name in task.model.parameters if name in information},
+        }
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        training, _ = split_samples(shard, self.validation, context)
+        carry, steps = super().begin(task, down, training, own, context)
+        if self.keeps_federated and MODEL in own:
+            # `received` stays the federated model, with which the objective compares.
+            for part in (PARAMETERS, BUFFERS):
+                carry[part] = {name: own[MODEL][name] for name in carry[part]}
+        return carry, steps
+
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        names = trained.task.model.shapes
+        received = {name: trained.received[name] for name in names}
+        weights = {name: trained.tensors.get(name, received[name]) for name in names}
+        own: State = {MODEL: weights}
+        if self.keeps_federated:
+            own[FEDERATED] = received
+            information = {name: trained.received.get(FISHER + name) for name in trained.task.model.parameters}
+            if any(value is not None for value in information.values()):
+                own[INFORMATION] = information
+        stopped = self._validate(trained, received, own)
+        problem = find_non_finite(trained.packet)
+        tags = {"problem": problem} if problem else {}  # no tensor is sent, so the device reports the problem itself
+        return Packet(scalars={SAMPLES: float(trained.samples), STOPPED: float(stopped)}, tags=tags), own
+
+    def _validate(self, trained: Trained, received: Weights, own: State) -> bool:
+        """Adds to `own` what early stopping needs; returns whether the device stops."""
+        _, held_out = split_samples(trained.shard, self.validation, trained.context)
+        if not self.patience or not len(held_out):
+            return False
+        before = trained.own
+        lowest = before[LOSS] if before else mean_loss(trained.task, received, held_out)
+        loss = mean_loss(trained.task, own[MODEL], held_out)
+        if loss < lowest:
+            own.update({LOSS: loss, WAITED: 0})
+            return False
+        best = before.get(BEST, before.get(MODEL, received))
+        own.update({BEST: best, LOSS: lowest, WAITED: before.get(WAITED, 0) + 1})
+        return bool(own[WAITED] >= self.patience)
+
+
+def adapted_model(own: State) -> Weights | None:
+    """The model that a device keeps after adaptation; None if it has not adapted."""
+    kept: Weights | None = own.get(BEST, own.get(MODEL))
+    return kept
+
+
+@dataclass(frozen=True)
+class AdaptationServer(Server):
+    """Sends its model once to every device, then asks those that have not stopped for more. It learns nothing.
+
+    `alone`: it sends the seed of the initial weights instead, so that a device trains as if there were no federation.
+    """
+
+    alone: bool = False
+    reducer = Sum()
+
+    def init(self, task: Task, context: Context) -> State:
+        seed = context.key("model") >> 15 if self.alone else context.key("model")  # 48 bits: exact as a float
+        return {MODEL: task.model.initial(seed), **({SEED: float(seed)} if self.alone else {})}
+
+    def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
+        received: dict[str, object] = {MODEL: dict(down.tensors)} if down.tensors else {}
+        return {**state, **received, **({SEED: down.scalars[SEED]} if SEED in down.scalars else {})}
+
+    def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
+        first = Packet(scalars={SEED: state[SEED]}) if self.alone else Packet(state[MODEL])
+        again = Packet()
+        idle = [child for child in view.idle if child in view.nodes or not _has_stopped(view.heard, child)]
+        packets = {child: again if child in view.heard else first for child in idle}
+        return ask_each(self, task, replace(view, idle=tuple(idle)), context, packets)
+
+    def check(self, task: Task, up: Packet) -> str | None:
+        return up.tags.get("problem")
+
+    def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        return state
+
+
+def _has_stopped(heard: Mapping[str, Mapping[str, float]], child: str) -> bool:
+    return bool(heard.get(child, {}).get(STOPPED))

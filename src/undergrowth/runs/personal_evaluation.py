@@ -1,0 +1,128 @@
+"""Carries out the phase after the last round: trains and scores every model that is compared on the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from undergrowth.core import Context, Method
+from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with_model
+from undergrowth.runs.ongoing_run import NOBODY_ASKED, Execution
+from undergrowth.runs.personal_phase import ACCURACY, FOLDER, PersonalPhase, chosen_by_auto, step_name
+from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL, PERSONAL
+from undergrowth.runs.start_phase import Step, initial_weights
+from undergrowth.runs.store import Store
+
+# Does a step as a run in the store, or continues the run in the row; returns the id of the run.
+DoStep = Callable[[Store, Mapping[str, Any] | None, Step], str]
+Accuracies = dict[str, float]  # by device
+
+
+def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
+    """Does the steps that are not done yet, and stores the accuracy of each model on every device.
+
+    Devices without training or test samples are left out, because they have nothing to compare.
+    """
+    federation, began = execution.federation, perf_counter()
+    federation.driver.close()  # the steps have engines of their own
+    seed = Context(execution.experiment.run.seed, federation.driver.root.name, 0).key(FOLDER)
+    experiment = execution.experiment
+    if chosen_by_auto(federation):  # another engine may suit the steps better
+        engine = "vector" if torch.cuda.is_available() else "auto"  # see `check_personal`
+        run = experiment.run.model_copy(update={"engine": engine, "workers": None, "stack": False})
+        experiment = experiment.model_copy(update={"run": run})
+    initial, final = initial_weights(execution.folder, experiment), execution.write_model()
+    phase = PersonalPhase(experiment, federation.device_data, seed, initial, final)
+    with closing(Store(execution.folder / FOLDER, create=True)) as store:
+        steps = _Steps(execution, store, do_step)
+        local = steps.do(phase.local())
+        found = {LOCAL: steps.accuracies(local), **_method_models(execution)}
+        chosen: list[str] | None = None
+        if phase.section.only == "below":
+            on_validation = _score_federated(execution, phase.validation)
+            chosen = phase.choose(steps.accuracies(local, "validation"), on_validation)
+            _note(execution, f"personal: {len(chosen)} of {len(federation.population.devices)} devices adapt")
+        for how in phase.section.adapt if chosen is None or chosen else ():
+            adapted = steps.accuracies(steps.do(phase.adaptation(how, chosen)))
+            kept = found[FEDERATED] if chosen is not None else {}
+            found[how] = {**adapted, **{device: kept[device] for device in kept if device not in (chosen or ())}}
+        for how in phase.section.adapt:
+            found.setdefault(how, found[FEDERATED])  # nobody had to adapt
+    population = federation.device_data
+    devices = [
+        name for name in population.devices if population.size(name) and all(name in each for each in found.values())
+    ]
+    if len(devices) < len(population.devices):
+        left_out = len(population.devices) - len(devices)
+        _note(
+            execution,
+            f"personal: {left_out} of {len(population.devices)} devices have no test samples and are left out",
+        )
+    execution.store.put_personal(
+        execution.run, {model: {name: each[name] for name in devices} for model, each in found.items()}
+    )
+    execution.began += perf_counter() - began  # the run's wall time is that of its rounds
+
+
+class _Steps:
+    """The steps of the phase, and what their runs say about devices."""
+
+    def __init__(self, execution: Execution, store: Store, do_step: DoStep) -> None:
+        self.execution = execution
+        self.store = store
+        self.do_step = do_step
+        self.rows = {step_name(row): row for row in store.runs()}
+
+    def do(self, step: Step) -> str:
+        """Does a step, if it is not done yet, and returns the id of its run."""
+        run = self.do_step(self.store, self.rows.get(step.name), step)
+        for note in self.store.run(run)["notes"]:
+            if note.startswith("round ") and NOBODY_ASKED not in note:  # refused updates
+                _note(self.execution, f"personal, {step.name}: {note}")
+        trained = [each for each in self.store.devices(run) if each["samples"]]
+        idle = sum(not each["rounds"] for each in trained)
+        if idle:
+            _note(self.execution, f"personal, {step.name}: {idle} of {len(trained)} devices could not train")
+        return run
+
+    def accuracies(self, run: str, key: str = ACCURACY) -> Accuracies:
+        return {each["device"]: each[key] for each in self.store.devices(run) if each[key] is not None}
+
+
+def _method_models(execution: Execution) -> dict[str, Accuracies]:
+    """The accuracies of the run's model and, if the method has a model for every device, of these."""
+    method, population = execution.federation.method, execution.federation.population
+    models = _models(execution)
+    if "global" not in models:
+        return {FEDERATED: _accuracies(execution.score_devices(population))}
+    found = {FEDERATED: _score_federated(execution, population)}
+    if type(method).personal is not Method.personal or any(name.startswith("devices/") for name in models):
+        found[PERSONAL] = _accuracies(execution.score_devices(population))
+    return found
+
+
+def _score_federated(execution: Execution, population: Any) -> Accuracies:
+    federation = execution.federation
+    found = with_model(federation.task, _models(execution)["global"])
+    kind, torch_device = federation.task.kind, federation.world.torch_device
+    return _accuracies(score_on_devices(kind, found, population.devices, population, torch_device))
+
+
+def _accuracies(metrics: Mapping[str, Mapping[str, float | None]]) -> Accuracies:
+    found = {device: each[ACCURACY] for device, each in metrics.items()}
+    return {device: accuracy for device, accuracy in found.items() if accuracy is not None}
+
+
+def _models(execution: Execution) -> Mapping[str, Any]:
+    federation = execution.federation
+    root, own = federation.driver.root, federation.world.states.all()
+    return evaluated_models(federation.method, federation.task, root.state, own)
+
+
+def _note(execution: Execution, note: str) -> None:
+    if note not in execution.federation.notes:
+        execution.federation.notes.append(note)

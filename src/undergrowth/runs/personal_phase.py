@@ -1,0 +1,191 @@
+"""The phase after the last round: every device alone, and the federated model adapted on it.
+
+The local-only model and each adaptation are a run of the method `adapt`, in a store in the folder `personal` of the
+run, as are the steps before the first round. So each has a ledger of its own, which is not part of the run's costs. A
+step that was interrupted starts again; its devices' models are not kept after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undergrowth.core import Context, InputError, Shard
+from undergrowth.data import Population
+from undergrowth.exchange import Totals
+from undergrowth.learning.adaptation import split_samples
+from undergrowth.methods.adapt import ALONE
+from undergrowth.runs.config import Experiment, MethodSection, ModelSection, PublicSection
+from undergrowth.runs.evaluation import evaluated_models
+from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.own_task import TaskFunctions
+from undergrowth.runs.personal_section import PersonalSection
+from undergrowth.runs.relative_accuracy import LOCAL
+from undergrowth.runs.start_phase import ALWAYS_AVAILABLE, EVERYBODY, Step
+from undergrowth.runs.start_section import StartSection
+from undergrowth.runs.stop_section import StopSection
+from undergrowth.runs.store import Store
+
+FOLDER = "personal"
+ACCURACY = "accuracy"
+AUTO = "engine auto"  # begins the note about the choice of the engine
+_TRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay")
+_COSTS = ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds")
+
+
+@dataclass(frozen=True)
+class PartOfPopulation:
+    """The same devices, with samples only on those in `chosen`."""
+
+    population: Population
+    chosen: frozenset[str]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.population, name)
+
+    def size(self, device: str) -> int:
+        return self.population.size(device) if device in self.chosen else 0
+
+    def train(self, device: str) -> Shard:
+        shard = self.population.train(device)
+        return shard if device in self.chosen else shard.take(torch.arange(0))
+
+
+@dataclass(frozen=True)
+class ValidationSamples:
+    """The same devices; their test samples are those that early stopping holds out."""
+
+    population: Population
+    fraction: float
+    seed: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.population, name)
+
+    def test(self, device: str) -> Shard:
+        return split_samples(self.population.train(device), self.fraction, Context(self.seed, device, 0))[1]
+
+
+@dataclass(frozen=True)
+class PersonalPhase:
+    """The steps of the phase. `initial`: the file with the weights that the federation started from, if any."""
+
+    experiment: Experiment
+    population: Population
+    seed: int  # of all steps, so that a device has the same validation samples and batches in each
+    initial: Path | None
+    final: Path
+
+    @property
+    def section(self) -> PersonalSection:
+        return self.experiment.personal
+
+    @cached_property
+    def validation(self) -> Population:
+        return ValidationSamples(self.population, self.section.validation, self.seed)
+
+    def local(self) -> Step:
+        """Every device trains a model of its own from the weights that the federation started from."""
+        parts = {"validation": self.validation} if self.section.only == "below" else {}
+        return Step(LOCAL, step_experiment(self.experiment, ALONE, self.initial), self.population, parts)
+
+    def adaptation(self, how: str, chosen: Sequence[str] | None) -> Step:
+        """The devices in `chosen`, by default all, adapt the final model."""
+        population: Any = self.population if chosen is None else PartOfPopulation(self.population, frozenset(chosen))
+        return Step(how, step_experiment(self.experiment, how, self.final), population, {})
+
+    def choose(self, local: Mapping[str, float], federated: Mapping[str, float]) -> list[str]:
+        """The devices that adapt, by accuracies on validation samples.
+
+        Those whose federated model is below their local one, the lowest first, as many as the budget allows.
+        """
+        below = [device for device in local if device in federated and federated[device] < local[device]]
+        below.sort(key=lambda device: (federated[device] - local[device], device))
+        return below[: self.section.limit(len(self.population.devices))]
+
+
+def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> Experiment:
+    """The experiment of one step: an epoch is a round, all devices take part, and are always there."""
+    section, train = experiment.personal, experiment.train
+    given = {key: value for key in _TRAINING_KEYS if (value := getattr(section, key)) is not None}
+    model = {key: value for key, value in experiment.model.model_dump().items() if key != "ladder"}
+    if weights is not None:
+        model = {key: value for key, value in model.items() if key not in ("weights", "skip_head")}
+    update = {
+        "method": MethodSection.model_validate(
+            {"name": "adapt", "how": how, **{key: getattr(section, key) for key in ("validation", "patience", "form")}}
+        ),
+        "public": PublicSection(),
+        "model": ModelSection(**model),
+        "start": StartSection(weights=None if weights is None else str(weights)),
+        "fleet": experiment.fleet.model_copy(update=ALWAYS_AVAILABLE),
+        "train": train.model_copy(
+            update={**EVERYBODY, **given, "rounds": section.epochs, "epochs": 1, "schedule": "constant"}
+        ),
+        "stop": StopSection(),
+        "personal": PersonalSection(),
+        "run": experiment.run.model_copy(update={"evaluate_every": section.epochs}),
+    }
+    return experiment.with_population().model_copy(update=update)
+
+
+def check_personal(experiment: Experiment, federation: Federation, model: Any, functions: TaskFunctions | None) -> None:
+    """Raises `InputError` if the phase after the last round of an open federation is not possible."""
+    section, name = experiment.personal, experiment.method.name
+    if not section.evaluate:
+        return
+    if federation.method.pooled:
+        raise InputError(f"personal: {name} trains one model on the samples of all; choose a federated method")
+    if federation.task.kind.metric.name != ACCURACY:
+        raise InputError(f"personal compares accuracies, and this task is about {federation.task.kind.metric.name}")
+    if federation.task.ladder:
+        raise InputError("personal: the devices have models of several shapes; leave out model.ladder")
+    if experiment.run.engine == "processes" and torch.cuda.is_available() and not chosen_by_auto(federation):
+        # Torch refuses to train in processes that are forked after their parent has traced a backward pass.
+        raise InputError(
+            "run.engine 'processes': on a machine with a GPU its workers cannot start after the last round; "
+            "with personal, write auto, vector or serial"
+        )
+    population = federation.population
+    if not any(len(population.test(device)) for device in population.devices if population.size(device)):
+        raise InputError("personal: no device has test samples; give data.holdout above 0")
+    models = evaluated_models(federation.method, federation.task, federation.driver.root.state, {})
+    if "global" not in models and section.adapt:
+        raise InputError(f"personal.adapt: {name} has no model of all devices to adapt; write personal.adapt=[]")
+    for how in section.adapt:
+        step = federate(step_experiment(experiment, how, None), None, population, model, functions)
+        if how == "freeze":
+            step.task.model.trainable("head")
+
+
+def chosen_by_auto(federation: Federation) -> bool:
+    """Whether the run's engine was left to `auto`."""
+    return any(note.startswith(AUTO) for note in federation.notes)
+
+
+def personal_costs(folder: Path) -> dict[str, Totals]:
+    """The costs of each step so far of the phase of the run in `folder`; empty without a phase."""
+    if not (folder / FOLDER).exists():
+        return {}
+    with closing(Store(folder / FOLDER)) as store:
+        return {step_name(row): _costs_of(store, row["id"]) for row in store.runs()}
+
+
+def step_name(row: Mapping[str, Any]) -> str:
+    """The model that a row in the store of a phase is about."""
+    how = str(row["experiment"]["settings"]["method"]["how"])
+    return LOCAL if how == ALONE else how
+
+
+def _costs_of(store: Store, run: str) -> Totals:
+    last, devices = store.last_round(run), store.costs_by_device(run).values()
+    found: dict[str, Any] = {name: last.get(name, 0) for name in _COSTS}
+    found["compute_seconds"] = sum(device["compute_seconds"] for device in devices)
+    found["peak_device_bytes"] = max((device["memory"] for device in devices), default=0)
+    return Totals(**{field.name: found[field.name] for field in fields(Totals)})
