@@ -46,9 +46,17 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def main(count: int, out: str) -> None:
+def main(count: int, out: str, topology: str = "star", sample: float = 10, method: str = "fedavg") -> None:
+    """`sample`: devices that are asked, or, below 1, the fraction of the devices of each server."""
     crowd = Crowd(count)
-    settings = {"model": "logistic", "train": {"rounds": 3, "sample": 10 / count}, "run": {"out": out, "seed": 1}}
+    settings = {
+        "method": method,
+        "model": "logistic",
+        "topology": topology,
+        "fleet": {"server_link": "free" if topology == "star" else "wan"},
+        "train": {"rounds": 3, "sample": sample / count if sample >= 1 else sample},
+        "run": {"out": out, "seed": 1},
+    }
     result = start(settings, data=crowd)
     peak = peak_memory()
     asked = sum(row["rounds"] for row in result.clients)
@@ -56,4 +64,4 @@ def main(count: int, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:4], *map(float, sys.argv[4:5]), *sys.argv[5:])

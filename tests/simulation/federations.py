@@ -26,6 +26,7 @@ from undergrowth.core import (
     View,
     WeightedMean,
 )
+from undergrowth.devices import LinkProfile
 from undergrowth.engines import SerialEngine, World
 from undergrowth.learning import AveragingServer
 from undergrowth.simulation import Clock, Simulation, Timing
@@ -107,19 +108,24 @@ def federation(
     bad: Mapping[str, Any] | None = None,
     deadline: float | None = None,
     rounds: int = 3,
+    links: Mapping[str, LinkProfile] | None = None,
+    deadlines: Mapping[str, float] | None = None,
 ) -> tuple[Simulation, World]:
-    task = replace(TASK, train=replace(TASK.train, deadline=deadline))
+    def task_of(name: str) -> Task:
+        return replace(TASK, train=replace(TASK.train, deadline=(deadlines or {}).get(name, deadline)))
+
+    task = task_of("")
     shape = build_topology(topology, devices(count))
     nodes = {
         name: Node(
-            name, server if depth == 0 else InnerServer(server), task, shape.children[name],
+            name, server if depth == 0 else InnerServer(server), task_of(name), shape.children[name],
             cycles=rounds if depth == 0 else 1, seed=5, is_root=depth == 0,
             nodes=frozenset(child for child in shape.children[name] if child in shape.children),
         )
         for name, depth in shape.depth.items()
     }  # fmt: skip
     world = World(task, Nudge(bad or {}), {name: node.server for name, node in nodes.items()}, NoData())
-    simulation = Simulation(nodes, shape.parents, SerialEngine(), world, Given(seconds))
+    simulation = Simulation(nodes, shape.parents, SerialEngine(), world, Given(seconds), links)
     simulation.start()
     return simulation, world
 

@@ -47,7 +47,7 @@ def test_folded_and_single_uploads_give_the_same_model_and_the_same_ledger():
     assert folded.now == single.now
 
 
-@pytest.mark.parametrize("topology", ["tree:2x2", "tree:2x1x2"])
+@pytest.mark.parametrize("topology", ["tree:2x2", "tree:2x1x2", "tree:4x1", "tree:1x1x2x1x2"])
 def test_a_tree_gives_what_a_star_gives(topology):
     star, _ = federation(AveragingServer())
     deep, _ = federation(AveragingServer(), topology=topology)

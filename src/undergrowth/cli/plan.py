@@ -43,7 +43,8 @@ def plan(
     """Print what one round costs each device class with each method, and which devices can take part.
 
     Nothing is trained. A row shows the device of its class whose round takes the median time. Sentences below the table
-    say who can take part, the energy of the run, how long batteries last, and what to change for one more class.
+    say who can take part, the energy of the run, how long batteries last, and what to change for one more class. For a
+    tree, a second table shows the links and the time of a round of each level of servers.
 
     Examples:
 
@@ -96,11 +97,15 @@ def _print_plan(found: PlanReport) -> None:
     """Print the table, on two lines a row if the terminal is narrow, and the advice."""
     from undergrowth.report.plan_page import heading
     from undergrowth.report.plan_table import narrow_table, wide_table
+    from undergrowth.report.plan_tree import RELAYED, tree_table
 
     screen = console()
     wide = wide_table(found)
     screen.print(heading(found.planned))
     needed = screen.measure(wide, options=screen.options.update(max_width=_MAX_WIDTH)).maximum
     screen.print(wide if needed <= screen.width else narrow_table(found))
+    if found.tree:
+        screen.print(tree_table(found.tree))
+        screen.print(RELAYED)
     for sentence in found.advice:
         screen.print(sentence)

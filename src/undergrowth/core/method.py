@@ -35,7 +35,10 @@ class NodePlace:
 
 
 # A pooled run has one device, of a common kind, below one server.
-_IGNORED_IF_POOLED = frozenset({"fleet.name", "topology", "train.over_select", "train.quorum", "train.sample"})
+_IGNORED_IF_POOLED = frozenset({
+    "fleet.name", "fleet.node_deadlines", "fleet.server_link", "topology", "train.over_select", "train.quorum",
+    "train.sample",
+})  # fmt: skip
 
 
 class Method:

@@ -89,6 +89,17 @@ class Tracer:
             self._latest = (down, self._find_trace(down, {}))
         return self._latest[1].work(down.scalars, size, labels)
 
+    def upload(self, down: Packet) -> Packet:
+        """What a device sends for `down`, before its uplink changes it. Its tensors may be meta tensors."""
+        builder = TracedJobBuilder(self, self.client, down, {})
+
+        def attempt() -> Packet:
+            with builder.job(SMALL_SHARD, guess=True) as job, job.meter:
+                up: Packet = job.client.local(job.task, job.down, job.shard, job.own, job.context)[0]
+            return up
+
+        return builder.find_needs(attempt)
+
     def _find_trace(self, down: Packet, own: State) -> _Trace:
         key = (down.signature, tuple(down.scalars), tuple(down.tags.items()), signature(own, _describe))
         trace = self._traces.get(key)

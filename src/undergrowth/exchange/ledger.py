@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Entry(NamedTuple):  # a tuple, because a simulation makes millions of them
     """One ask over one link: bytes down, the child's work, bytes up.
 
-    A child that is a node has bytes only; the work is in the entries of its own children.
+    A child that is a node has only bytes and the seconds of its link; the work is in the entries of its own children.
     """
 
     round: int  # the root's round in which the ask ended, counted from 1

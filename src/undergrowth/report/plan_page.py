@@ -10,6 +10,7 @@ from typing import Any
 from undergrowth.core import InputError
 from undergrowth.report.figures import Figure, add_legend, axis, build_figure
 from undergrowth.report.html import Page
+from undergrowth.report.plan_tree import RELAYED, TREE_COLUMNS, tree_lines
 from undergrowth.report.tables import count, duration, energy, operations, size
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.config import Experiment
@@ -43,18 +44,27 @@ def heading(planned: Experiment) -> str:
 
 
 def write_plan_page(
-    rows: Sequence[Row], planned: Experiment, notes: Sequence[str], advice: Sequence[str], target: str | Path
+    rows: Sequence[Row],
+    planned: Experiment,
+    notes: Sequence[str],
+    advice: Sequence[str],
+    target: str | Path,
+    tree: Sequence[Row] = (),
 ) -> Path:
     """Writes the page to the file `target` and returns its path."""
     path = Path(target).expanduser()
     if path.is_dir():
         raise InputError(f"'{target}' is a folder; name a file for the plan, such as '{path / 'plan.html'}'")
-    replace_file(path, build_plan_page(rows, planned, notes, advice).render().encode("utf-8"))
+    replace_file(path, build_plan_page(rows, planned, notes, advice, tree).render().encode("utf-8"))
     return path
 
 
 def build_plan_page(
-    rows: Sequence[Row], planned: Experiment, notes: Sequence[str] = (), advice: Sequence[str] = ()
+    rows: Sequence[Row],
+    planned: Experiment,
+    notes: Sequence[str] = (),
+    advice: Sequence[str] = (),
+    tree: Sequence[Row] = (),
 ) -> Page:
     page = Page(f"Plan: {planned.model.name} on {planned.data.name}, {planned.fleet.name}")
     page.section(page.title, f"{heading(planned)}. Nothing was trained.", level=1)
@@ -71,6 +81,9 @@ def build_plan_page(
     page.figures([participants_figure(rows)])
     page.section("All numbers", "For one round of one device.")
     page.table(COLUMNS, [(row["method"], *row_cells(row)) for row in rows])
+    if tree:
+        page.section("The servers of the tree", f"For one round of the root. {RELAYED}")
+        page.table(TREE_COLUMNS, tree_lines(tree))
     return page
 
 

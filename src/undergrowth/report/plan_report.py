@@ -14,6 +14,7 @@ from undergrowth.core import InputError, Method, RunWarning
 from undergrowth.data import Dataset, Population
 from undergrowth.report.plan_advice import advise
 from undergrowth.report.plan_page import write_plan_page
+from undergrowth.report.plan_tree import advise_tree
 from undergrowth.runs.advice import best_method, find_next_class
 from undergrowth.runs.api import check_kind, parse_arguments
 from undergrowth.runs.config import Experiment, parse_experiment
@@ -26,28 +27,36 @@ class PlanReport(list[Row]):
 
     notes: assumptions of the prices, and why methods are left out.
     advice: sentences: who can take part, the energy of the run, how long batteries last, and what to change.
+    tree: for a tree, one row per method and level of servers: what their links carry, and the time of a round.
     """
 
-    def __init__(self, rows: Iterable[Row], planned: Experiment, notes: Sequence[str], advice: Sequence[str]) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        planned: Experiment,
+        notes: Sequence[str],
+        advice: Sequence[str],
+        tree: Sequence[Row] = (),
+    ) -> None:
         super().__init__(rows)
-        self.planned, self.notes, self.advice = planned, list(notes), list(advice)
+        self.planned, self.notes, self.advice, self.tree = planned, list(notes), list(advice), list(tree)
 
     @property
     def rows(self) -> list[Row]:
         """The rows as a plain list of dictionaries."""
         return list(self)
 
-    def to_pandas(self) -> Any:
-        """The rows as a pandas DataFrame."""
+    def to_pandas(self, tree: bool = False) -> Any:
+        """The rows, or those of `tree`, as a pandas DataFrame."""
         try:
             pandas = importlib.import_module("pandas")
         except ImportError:
             raise InputError("to_pandas needs pandas; install it with `pip install pandas`") from None
-        return pandas.DataFrame(self.rows)
+        return pandas.DataFrame(self.tree if tree else self.rows)
 
     def page(self, file: str | Path) -> Path:
         """Writes an HTML page with figures, advice and all rows, and returns its path."""
-        return write_plan_page(self, self.planned, self.notes, self.advice, file)
+        return write_plan_page(self, self.planned, self.notes, self.advice, file, self.tree)
 
 
 def plan(method: str | Method | Sequence[str | Method] | None = None, **arguments: Any) -> PlanReport:
@@ -84,4 +93,5 @@ def build_plan(
     # Someone who names methods wants to use the first of them.
     chosen = rows[0]["method"] if methods else best_method(rows)
     advice = advise(rows, experiment, chosen, find_next_class(planner, rows, chosen))
-    return PlanReport(rows, experiment, planner.notes(), advice)
+    sentences = [*advice, *advise_tree(planner.tree, chosen)]
+    return PlanReport(rows, experiment, planner.notes(), sentences, planner.tree)

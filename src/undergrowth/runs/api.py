@@ -42,6 +42,8 @@ def run(
     availability: str | None = None,
     dropout: float | None = None,
     failure: float | None = None,
+    server_link: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    node_deadlines: Mapping[str, float] | None = None,
     sampler: str | None = None,
     selector: str | None = None,
     over_select: float | None = None,
@@ -83,7 +85,10 @@ def run(
     the defaults of an experiment file: 10 rounds of one local epoch, batches of 32, SGD at 0.1, 20 devices, Dirichlet
     0.1.
 
-    `deadline`, `availability`, `dropout`, `failure`: limits and faults of the simulated devices. `sampler`,
+    `deadline`, `availability`, `dropout`, `failure`: limits and faults of the simulated devices. `server_link`: the
+    link of every server of a tree to its parent, such as "metro"; a list has one for each level, from the root down.
+    `node_deadlines`: seconds by the name or the depth of a server, such as {"edge-00": 2}, instead of `deadline`.
+    `sampler`,
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
     their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
     holds, such as 0.1 of the training samples. `task`: classification, regression, multi-label or next-token; by
@@ -141,7 +146,7 @@ def resume(
 # The section of an experiment for each argument of `run`.
 _PLACES = {
     "data": ("path", "partition", "clients"),
-    "fleet": ("deadline", "availability", "dropout", "failure"),
+    "fleet": ("deadline", "availability", "dropout", "failure", "server_link", "node_deadlines"),
     "train": (
         "rounds", "sample", "epochs", "batch", "lr", "momentum", "weight_decay", "optimiser", "schedule", "sampler",
         "selector", "over_select", "quorum", "drop_last",

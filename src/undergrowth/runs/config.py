@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from undergrowth.core import MAX_NUMBER, InputError, Train, find_meant, suggest
 from undergrowth.data import is_table_file
@@ -112,6 +112,14 @@ class FleetSection(Named):
     availability: str = "always"
     dropout: Fraction = 0.0
     failure: Fraction = 0.0
+    server_link: str | dict[str, Any] | list[str | dict[str, Any]] = "free"  # of servers to their parents
+    node_deadlines: dict[str, Above0] = Field(default_factory=dict)  # a node's name or depth → instead of `deadline`
+
+    @field_validator("node_deadlines", mode="before")
+    @classmethod
+    def _depths_as_text(cls, value: Any) -> Any:
+        """YAML reads a depth as a number; JSON, in which runs are stored, has only texts as keys."""
+        return {str(key): seconds for key, seconds in value.items()} if isinstance(value, Mapping) else value
 
 
 class TrainSection(Section):

@@ -26,7 +26,7 @@ from undergrowth.core import (
     suggest,
 )
 from undergrowth.data import Dataset, PooledPopulation, Population
-from undergrowth.devices import Failures, Fleet, build_availability, build_fleet
+from undergrowth.devices import Failures, Fleet, LinkProfile, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_augmentation, build_sampler, build_selector
@@ -41,12 +41,13 @@ from undergrowth.runs.builders import (
     check_torch_device,
     task_of,
 )
-from undergrowth.runs.config import Experiment
+from undergrowth.runs.config import Experiment, FleetSection
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
+from undergrowth.runs.server_links import wire_servers
 from undergrowth.runs.topologies import check_settings, node_task, place_of, population_topology, rounds_of
 from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
@@ -66,11 +67,14 @@ class Federation:
     world: World
     clock: FleetClock
     engine: Engine
+    server_links: Mapping[str, LinkProfile]  # node → the link to its parent
     notes: list[str]  # facts that the user should know and that are not errors
 
     @cached_property
     def driver(self) -> Driver:
-        return Simulation(self.nodes, self.topology.parents, self.engine, self.world, self.clock)
+        return Simulation(
+            self.nodes, self.topology.parents, self.engine, self.world, self.clock, self.server_links
+        )  # fmt: skip
 
     def use(self, engine: Engine) -> None:
         """Puts another engine in place of the present one, which is closed if it was started."""
@@ -89,6 +93,17 @@ class Federation:
         self.driver.root.initialise()
         for node in self.nodes.values():
             node.seed = Context(node.seed, self.driver.root.name, 0).key(purpose)
+
+    def deadline_of(self, device: str) -> float | None:
+        """The seconds that the server above `device` waits for it."""
+        own = self.topology.of(self._servers.get(device, "")).deadline
+        return self.task.train.deadline if own is None else own
+
+    @cached_property
+    def _servers(self) -> dict[str, str]:
+        """Device → the server above it; empty if all servers have the same deadline."""
+        children = self.topology.children if self.topology.deadlines else {}
+        return {child: node for node, all_below in children.items() for child in all_below}
 
     @cached_property
     def test(self) -> Shard:
@@ -132,6 +147,7 @@ def federate(
     notes.extend(unused_settings(experiment, method, task))
     topology = population_topology("star" if method.pooled else experiment.topology, population)
     check_settings(topology, method, task.public)
+    topology, server_links = wire_servers(topology, FleetSection() if method.pooled else experiment.fleet)
     devices = build_fleet(
         "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
     )
@@ -149,8 +165,10 @@ def federate(
     for node in nodes.values():
         node.knowledge = clock
     notes.extend(method.notes(task))
+    if not topology.parents and not method.pooled and experiment.fleet.server_link != "free":
+        notes.append("fleet.server_link has no effect: a star has no link between servers")
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
-    return Federation(method, population, task, devices, topology, nodes, world, clock, engine, notes)
+    return Federation(method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes)
 
 
 def _name_of(method: Method) -> str:

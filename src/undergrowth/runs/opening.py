@@ -22,6 +22,7 @@ from undergrowth.runs.personal_phase import AUTO as AUTO
 from undergrowth.runs.preview import check_deadline, describe_guess
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import object_options, option_defaults
+from undergrowth.runs.tree_price import check_server_deadlines
 from undergrowth.topology import Topology
 
 
@@ -32,6 +33,7 @@ def open_federation(experiment: Experiment, federation: Federation) -> Experimen
         # Pricing starts torch's autograd threads. On a machine with a GPU, workers must be forked before that.
         federation.driver.start()
     check_deadline(federation)
+    check_server_deadlines(federation)
     check_state(federation.method, federation.driver.root.state)
     federation.notes.extend(describe_guess(federation.task.model))
     if is_auto:

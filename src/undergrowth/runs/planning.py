@@ -22,6 +22,7 @@ from undergrowth.runs.outline import Outline, population_or_outline
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.preview import Prospect, price_devices
+from undergrowth.runs.tree_price import price_tree
 
 MAX_ARRIVALS = 10_000  # that a round of an asynchronous server is taken to need
 
@@ -46,6 +47,7 @@ class Planner:
         self.population = population_or_outline(experiment) if data is None else build_population(experiment, data)
         self.experiment = experiment.with_population()
         self.left_out: dict[str, str] = {}  # method → why it cannot be priced
+        self.tree: list[Row] = []  # one row per priced method and level of servers; none for a star
         self.methods: dict[str, Method] = {}  # the priced methods, by the name in their rows
         self._model: Callable[[], nn.Module] | Model = model or named_model(experiment.model, self.population)
         self._functions = functions
@@ -61,13 +63,15 @@ class Planner:
             options = self.planned.method.options if name == self.planned.method.name else {}
             chosen = build_method(method, options) if isinstance(method, str) else method
             try:
-                rows = self.price(name, chosen)
+                federation = self._federate(chosen, self.experiment)
+                rows, levels = self._price(name, federation), price_tree(name, federation)
             except InputError as error:
                 if methods or not isinstance(self._model, Model):
                     raise
                 self.left_out[name] = str(error)
                 continue
             self.methods[name] = chosen
+            self.tree += levels
             yield from rows
 
     def price(self, name: str, method: Method, experiment: Experiment | None = None) -> list[Row]:
@@ -75,20 +79,24 @@ class Planner:
 
         `experiment`: the planner's experiment with other settings of the same data and model.
         """
-        experiment = experiment or self.experiment
+        return self._price(name, self._federate(method, experiment or self.experiment))
+
+    def _federate(self, method: Method, experiment: Experiment) -> Federation:
         federation = federate(experiment, method, self.population, self._model, self._functions)
         if not method.model_settings:
             self._model = federation.task.model  # built and checked once for all methods that take it as it is
         self._share_tracer(federation, experiment)
-        priced = price_devices(federation, method.server.accepts_partial)
+        return federation
+
+    def _price(self, name: str, federation: Federation) -> list[Row]:
+        priced = price_devices(federation, federation.method.server.accepts_partial)
         prospects, jobs = {each.device: each for each in priced}, count_jobs(federation, priced)
-        deadline = None if method.server.asynchronous else experiment.fleet.deadline
         rows = []
         for tier, devices in federation.fleet.classes.items():
             members = [prospects[device] for device in devices if device in prospects]
             if members:
                 row = {"method": name, "device": tier, "devices": len(devices)}
-                rows.append({**row, **_price_class(federation, devices, members, jobs, deadline)})
+                rows.append({**row, **_price_class(federation, devices, members, jobs)})
         return rows
 
     def _share_tracer(self, federation: Federation, experiment: Experiment) -> None:
@@ -146,15 +154,13 @@ def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, 
 
 
 def _price_class(
-    federation: Federation,
-    devices: Sequence[str],
-    priced: list[Prospect],
-    jobs: Mapping[str, float],
-    deadline: float | None,
+    federation: Federation, devices: Sequence[str], priced: list[Prospect], jobs: Mapping[str, float]
 ) -> Row:
+    asynchronous = federation.method.server.asynchronous
+    deadlines = {each.device: None if asynchronous else federation.deadline_of(each.device) for each in priced}
     by_time = sorted(priced, key=lambda prospect: prospect.timing.seconds)
     typical = by_time[(len(by_time) - 1) // 2]
-    fitting = sum(prospect.verdict(deadline) == "fits" for prospect in priced)
+    fitting = sum(each.verdict(deadlines[each.device]) == "fits" for each in priced)
     able = sum(federation.population.size(device) > 0 for device in devices)  # devices without samples are never asked
     profile, joules = federation.fleet.profile(typical.device), typical.total.joules
     return {
@@ -164,7 +170,7 @@ def _price_class(
         "bytes_up": typical.bytes_up,
         "seconds": typical.total.seconds,
         "joules": joules,
-        "verdict": typical.verdict(deadline),
+        "verdict": typical.verdict(deadlines[typical.device]),
         "fitting": round(fitting * able / len(priced)),
         "example": typical.device,
         "runtime_bytes": profile.runtime,
@@ -172,7 +178,7 @@ def _price_class(
         "shortest_deadline": typical.shortest_deadline,
         "ratio": typical.ratio,
         "run_jobs": sum(jobs.get(each.device, 0.0) for each in priced),
-        "run_joules": sum(each.spent(deadline) * jobs.get(each.device, 0.0) for each in priced),
+        "run_joules": sum(each.spent(deadlines[each.device]) * jobs.get(each.device, 0.0) for each in priced),
         "battery_rounds": None if profile.battery is None or not joules else int(profile.battery / joules),
     }
 

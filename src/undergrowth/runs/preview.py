@@ -107,11 +107,11 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
     typical = next(iter(packets.values()))
     population = federation.population
     devices = [device for device in population.devices if population.size(device)]
-    by = federation.task.train.deadline if partial else None
     prospects = []
     for device in devices[:: math.ceil(len(devices) / MAX_DEVICES_PRICED)]:
         packet = packets.get(device, typical)
         down, size = federation.world.links.down(packet)
+        by = federation.deadline_of(device) if partial else None
         work, timing = federation.clock.plain_timing(device, down, size, by)
         shortest = timing.seconds
         if partial and work.steps:  # a job that was cut short has the compute time of `limit` steps
@@ -148,12 +148,16 @@ def check_deadline(federation: Federation) -> None:
     """Refuses a deadline that no device can meet and a model that no device can hold; notes how many cannot."""
     deadline = federation.first_round.deadline
     prospects = price_devices(federation, partial=federation.method.server.accepts_partial)
-    verdicts = [prospect.verdict(deadline) for prospect in prospects]
+    deadlines = [deadline] * len(prospects)
+    if federation.topology.deadlines and not federation.method.server.asynchronous:
+        deadlines = [federation.deadline_of(prospect.device) for prospect in prospects]
+    verdicts = [prospect.verdict(each) for prospect, each in zip(prospects, deadlines, strict=True)]
     if "fits" not in verdicts:
         if "too slow" not in verdicts:
             raise InputError(f"fleet: no device can hold the work: {prospects[0].timing.lost}; choose a smaller model")
         able = [prospect for prospect in prospects if not prospect.timing.lost]
         fastest = min(able, key=lambda prospect: prospect.timing.seconds)
+        deadline = max(each for each in deadlines if each is not None)
         raise InputError(
             f"fleet.deadline {deadline:g}: no device can do a round in that time; the fastest, {fastest.device}, "
             f"needs {fastest.timing.seconds:.6g} seconds; `undergrowth plan` shows what each could do"

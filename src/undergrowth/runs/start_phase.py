@@ -40,7 +40,9 @@ PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"  # a step of another met
 _PLACES = {PRETRAINING: "start.data", WARM_ROUNDS: "start.warm_rounds"}
 _NAMES = {"central": PRETRAINING, "fedavg": WARM_ROUNDS}
 EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
-ALWAYS_AVAILABLE = {"deadline": None, "availability": "always", "dropout": 0.0, "failure": 0.0}
+ALWAYS_AVAILABLE: dict[str, Any] = {
+    "deadline": None, "node_deadlines": {}, "availability": "always", "dropout": 0.0, "failure": 0.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ def node_task(topology: Topology, node: str, task: Task, method: Method, seed: i
     A node waits as long as the rounds of the nodes below it may last, unless it has a deadline of its own.
     """
     settings = topology.of(node)
-    changed: dict[str, Any] = {key: value for key, value in settings.given.items() if key not in _OF_METHODS}
+    training = settings.given.keys() - {*_OF_METHODS, "link"}
+    changed: dict[str, Any] = {key: settings.given[key] for key in training}
     if "deadline" not in changed and task.train.deadline is not None:
         changed["deadline"] = task.train.deadline * _rounds_below(topology, node, method)
     if changed:

@@ -52,6 +52,12 @@ def from_state(state: State) -> OpenAsk:
     )
 
 
+def count_bytes(content: Packet | Partial | Lost | Refused) -> int:
+    """The bytes of an answer. A loss or a refusal is a message without a packet."""
+    packet = content.packet if isinstance(content, Partial) else content
+    return packet.nbytes if isinstance(packet, Packet) else 0
+
+
 def write_content(content: Packet | Partial | Lost | Refused) -> tuple[str, Any]:
     """The content of an answer as a pytree, for a snapshot."""
     if isinstance(content, Packet):

@@ -16,23 +16,30 @@ from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
-from undergrowth.core import Context, Packet, State
-from undergrowth.core.asks import Answer, Ask, AskId, Lost, Partial, Receipt, Refused
+from undergrowth.core import Context, State
+from undergrowth.core.asks import Answer, Ask, AskId, Lost, Receipt, Refused
 from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.node import Node
+from undergrowth.devices import FREE, LinkProfile
 from undergrowth.engines import Engine, Job, Outcome, World
 from undergrowth.exchange import Entry, Ledger, Totals
 from undergrowth.simulation.clock import Clock, Timing
-from undergrowth.simulation.open_asks import OpenAsk, from_state, read_content, to_state, write_content
+from undergrowth.simulation.open_asks import OpenAsk, count_bytes, read_content, write_content
+from undergrowth.simulation.pending import Pending
 
 
 class Simulation:
-    """A driver in virtual time. `parents` maps every node but the root to its parent."""
+    """A driver in virtual time. `parents` maps every node but the root to its parent.
+
+    `server_links` maps nodes to the links to their parents; a link that is not there takes no time.
+    """
 
     def __init__(
-        self, nodes: Mapping[str, Node], parents: Mapping[str, str], engine: Engine, world: World, clock: Clock
-    ) -> None:
+        self, nodes: Mapping[str, Node], parents: Mapping[str, str], engine: Engine, world: World, clock: Clock,
+        server_links: Mapping[str, LinkProfile] | None = None,
+    ) -> None:  # fmt: skip
         self.nodes = nodes
+        self.server_links = server_links or {}
         self.parents = parents
         self.root = next(node for node in nodes.values() if node.is_root)
         self.engine = engine
@@ -43,11 +50,7 @@ class Simulation:
         self.jobs_done = 0
         self.work_seconds = 0.0  # wall time of the engine
         self._depths = {name: self._depth(name) for name in nodes}
-        self._events: list[tuple[float, int, str, str, Any]] = []  # time, order, kind, node, content
-        self._order = 0  # of events and asks: breaks ties between equal times
-        self._asks: dict[str, OpenAsk] = {}  # child → its open ask
-        self._waiting: dict[str, float] = {}  # device whose job is not done yet → the time at which it is due
-        self._combined: dict[str, list[Outcome]] = {}  # node → combined uploads that have not arrived yet
+        self._pending = Pending()
         self._facts: dict[str, float] = {}
 
     def start(self) -> None:
@@ -57,15 +60,15 @@ class Simulation:
         self.engine.close()
 
     def rounds(self) -> Iterator[Sequence[RoundEnd]]:
-        if not self._order:
+        if not self._pending.order:
             self.root.start()
             yield from self._advance(self.root)
         touched: dict[str, None] = {}  # nodes with news that have not acted yet; empty whenever a round is yielded
-        while (self._events or touched) and not self.root.done:
+        while (self._pending.events or touched) and not self.root.done:
             if not touched:
-                self.now = self._events[0][0]
-            while self._events and self._events[0][0] == self.now:
-                _, _, kind, name, content = heapq.heappop(self._events)
+                self.now = self._pending.events[0][0]
+            while self._pending.events and self._pending.events[0][0] == self.now:
+                _, _, kind, name, content = heapq.heappop(self._pending.events)
                 if self._tell(kind, self.nodes[name], content):
                     touched[name] = None
             if touched:
@@ -77,11 +80,11 @@ class Simulation:
         # The root has begun its next round in the same instant. The asks of that round are forgotten, and those of
         # earlier rounds, which only an asynchronous server has, are given up as after the last round of a run.
         number = self.root.round
-        for child in [child for child in self._asks if self._asks[child].id.round == number]:
-            if self._asks[child].parent == self.root.name:
-                del self._asks[child]
-                self._waiting.pop(child, None)
-        given_up = [drop for drop in self.root.stop() if drop.id.node in self._asks]
+        for child in [child for child in self._pending.asks if self._pending.asks[child].id.round == number]:
+            if self._pending.asks[child].parent == self.root.name:
+                del self._pending.asks[child]
+                self._pending.waiting.pop(child, None)
+        given_up = [drop for drop in self.root.stop() if drop.id.node in self._pending.asks]
         self._drop_all(given_up, number)
         return len(given_up)
 
@@ -101,6 +104,8 @@ class Simulation:
     def _tell(self, kind: str, node: Node, content: Any) -> bool:
         """Tells a node of one event. False: the event concerns something that was given up."""
         if kind == "ask":
+            if node.name not in self._pending.asks or self._pending.asks[node.name].id != tuple(content[0]):
+                return False
             self._drop_all(node.start(Ask(AskId(*content[0]), *content[1:])))
         elif kind == "deadline":
             node.expire(*content)
@@ -110,9 +115,9 @@ class Simulation:
             if (node.round, node.phase) != tuple(content):
                 return False
             self._work()
-            self._book(node, self._combined.pop(node.name, []))
+            self._book(node, self._pending.combined.pop(node.name, []))
         elif kind == "device answers":
-            ask = self._asks.get(content[0])
+            ask = self._pending.asks.get(content[0])
             if ask is None or ask.id != tuple(content):
                 return False
             self._device_answers(node, ask)
@@ -129,7 +134,7 @@ class Simulation:
 
     def _node_answers(self, node: Node, answer: Answer) -> bool:
         receipt = node.receive(answer)
-        ask = self._asks.get(answer.id.node)
+        ask = self._pending.asks.get(answer.id.node)
         if ask is None or receipt not in (Receipt.TAKEN, Receipt.LOST, Receipt.REFUSED):
             return False
         content = answer.content
@@ -138,15 +143,13 @@ class Simulation:
         elif receipt is Receipt.REFUSED:
             self._end(ask, "refused", node.problem(ask.id.node) or "")
         else:
-            packet = content.packet if isinstance(content, Partial) else content
-            assert isinstance(packet, Packet)
-            self._end(ask, "arrived", bytes_up=packet.nbytes)
+            self._end(ask, "arrived", bytes_up=count_bytes(content))
         return True
 
     def _book(self, node: Node, outcomes: list[Outcome]) -> None:
         """Hands finished work to its node and books it, in the order in which the devices were asked."""
         sizes: dict[str, int] = {}
-        open_asks = self._asks
+        open_asks = self._pending.asks
         for outcome in outcomes:
             sizes.update(outcome.sent)
             for device, problem in outcome.refused.items():
@@ -168,10 +171,12 @@ class Simulation:
     def _end(self, ask: OpenAsk, outcome: str, reason: str = "", bytes_up: int = 0, round: int | None = None) -> None:
         """Closes an ask and books it in a round of the root, counted from 1: `round`, or the open one."""
         child, timing = ask.id[0], ask.timing
-        del self._asks[child]
+        del self._pending.asks[child]
         if outcome == "late":
             timing = timing.cut(self.now - ask.start)._replace(lost="")
-        if child not in self.nodes:
+        if child in self.nodes:
+            timing = timing._replace(seconds_compute=0.0)  # it waited for its children, whose entries have the work
+        else:
             self.clock.end_job(child, timing)
         down, compute, up, flops, memory, joules, _, _, received = timing
         self.ledger.book(
@@ -184,23 +189,23 @@ class Simulation:
 
     def _work(self) -> None:
         """Has the engine do all jobs that are due by now."""
-        if not self._waiting:
+        if not self._pending.waiting:
             return
-        devices = [device for device, due in self._waiting.items() if due <= self.now]
+        devices = [device for device, due in self._pending.waiting.items() if due <= self.now]
         jobs = []
         for device in devices:
-            del self._waiting[device]
-            ask = self._asks[device]
+            del self._pending.waiting[device]
+            ask = self._pending.asks[device]
             assert ask.job is not None
             jobs.append(ask.job)
             ask.job = None
         began = perf_counter()
         for outcome in self.engine.run(jobs):
             if outcome.combined:
-                self._combined.setdefault(outcome.node, []).append(outcome)
+                self._pending.combined.setdefault(outcome.node, []).append(outcome)
             else:
                 for device in (*outcome.sent, *outcome.refused):
-                    self._asks[device].outcome = outcome
+                    self._pending.asks[device].outcome = outcome
         self.work_seconds += perf_counter() - began
         self.jobs_done += len(jobs)
         self._facts = dict(self.engine.facts())
@@ -215,7 +220,7 @@ class Simulation:
             if wake == math.inf:
                 ended += self._carry_out(node, node.advance(waits=False))
             else:
-                self._push(wake, "wake", node.name, None)
+                self._pending.push(wake, "wake", node.name, None)
         self.ledger.totals.simulated_seconds = self.now
         if ended:
             yield ended
@@ -230,17 +235,15 @@ class Simulation:
                 if command.child not in self.nodes:
                     asks.append(command)
                     continue
-                self._open(node.name, command.id, command.packet.nbytes, Timing())
-                self._push(self.now, "ask", command.child, (tuple(command.id), command.packet, command.phase))
+                self._ask_node(node, command)
             elif isinstance(command, Drop):
                 asks = [ask for ask in asks if ask.id != command.id]
                 self._drop(command.id, self._round_of_drop(node, command.id))
             elif isinstance(command, Deadline):
                 deadline = command.seconds
-                self._push(self.now + deadline, "deadline", node.name, (command.round, command.phase))
+                self._pending.push(self.now + deadline, "deadline", node.name, (command.round, command.phase))
             elif isinstance(command, Answer):
-                content = (tuple(command.id), write_content(command.content))
-                self._push(self.now, "node answers", self.parents[node.name], content)
+                self._answer_parent(node, command)
             elif node is self.root:
                 ended.append(command)
         if asks:
@@ -256,17 +259,35 @@ class Simulation:
 
     def _drop(self, id: AskId, round: int) -> None:
         """Gives up an ask, and the asks of the nodes below it."""
-        if id.node not in self._asks:
+        if id.node not in self._pending.asks:
             return  # it was given out and dropped in the same instant
-        self._waiting.pop(id.node, None)
-        if id.node in self.nodes:
-            self._combined.pop(id.node, None)
+        self._pending.waiting.pop(id.node, None)
+        if id.node in self.nodes and not self._pending.asks[id.node].timing.seconds_up:  # else its answer is on the way
+            self._pending.combined.pop(id.node, None)
+            self.nodes[id.node].initialise()  # before its first round, which begins late if the ask is on the way
             self._drop_all(self.nodes[id.node].stop(), round)
-        self._end(self._asks[id.node], "late", round=round)
+        self._end(self._pending.asks[id.node], "late", round=round)
 
     def _drop_all(self, drops: Sequence[Drop], round: int | None = None) -> None:
         for drop in drops:
             self._drop(drop.id, self.root.round + 1 if round is None else round)
+
+    def _ask_node(self, node: Node, ask: Ask) -> None:
+        """Sends a packet to a node below. It starts when the whole packet is there."""
+        size = ask.packet.nbytes
+        timing = Timing(self.server_links.get(ask.child, FREE).seconds_down(size))
+        self._pending.open(node.name, ask.id, size, self.now, timing)
+        self._pending.push(self.now + timing.seconds_down, "ask", ask.child, (tuple(ask.id), ask.packet, ask.phase))
+
+    def _answer_parent(self, node: Node, answer: Answer) -> None:
+        """Sends the answer of a node to its parent, which gets it when the whole packet is there."""
+        seconds = self.server_links.get(node.name, FREE).seconds_up(count_bytes(answer.content))
+        ask = self._pending.asks.get(node.name)
+        if ask is not None and ask.id == answer.id:
+            waited = max(0.0, self.now - ask.start - ask.timing.seconds_down)
+            ask.timing = ask.timing._replace(seconds_compute=waited, seconds_up=seconds)
+        content = (tuple(answer.id), write_content(answer.content))
+        self._pending.push(self.now + seconds, "node answers", self.parents[node.name], content)
 
     def _ask_devices(self, node: Node, asks: Sequence[Ask], deadline: float | None) -> None:
         """Schedules the answers of devices. Answers that are not needed before the last one are one event."""
@@ -281,9 +302,9 @@ class Simulation:
             down, size = links.down(packet)
             context = Context(seed, device, round, turn)
             timing = timing_of(device, down, size, context, now, partial)
-            opened, seconds = self._open(parent, id, size, timing), timing.seconds
+            opened, seconds = self._pending.open(parent, id, size, self.now, timing), timing.seconds
             if timing.lost:
-                self._push(now + seconds, "device answers", parent, tuple(id))
+                self._pending.push(now + seconds, "device answers", parent, tuple(id))
             elif deadline is None or seconds <= deadline or not synchronous:
                 opened.job = Job(parent, device, down, context, together, timing.limit)
                 due.append((now + seconds, device))
@@ -292,24 +313,11 @@ class Simulation:
         if synchronous and node.enough is not None and len(due) > node.enough:
             surely_needed = sorted(due)[node.enough - 1][0]
         for time, device in due:
-            self._waiting[device] = time if time > surely_needed else now
+            self._pending.waiting[device] = time if time > surely_needed else now
             if not together:
-                self._push(time, "device answers", parent, tuple(self._asks[device].id))
+                self._pending.push(time, "device answers", parent, tuple(self._pending.asks[device].id))
         if together and due:
-            self._push(max(due)[0], "group", parent, (asks[0].id.round, asks[0].phase))
-
-    def _open(self, parent: str, id: AskId, bytes_down: int, timing: Timing) -> OpenAsk:
-        self._order += 1
-        opened = self._asks[id[0]] = OpenAsk(id, self._order, parent, bytes_down, self.now, timing)
-        return opened
-
-    def _push(self, time: float, kind: str, node: str, content: Any) -> None:
-        if kind == "device answers":
-            order = self._asks[content[0]].order
-        else:
-            self._order += 1
-            order = self._order
-        heapq.heappush(self._events, (time, order, kind, node, content))
+            self._pending.push(max(due)[0], "group", parent, (asks[0].id.round, asks[0].phase))
 
     # Across a restart -----------------------------------------------------------------------------------------
 
@@ -318,30 +326,17 @@ class Simulation:
             "nodes": {name: node.snapshot() for name, node in self.nodes.items()},
             "clock": self.clock.snapshot(),
             "now": self.now,
-            "order": self._order,
             "jobs_done": self.jobs_done,
             "work_seconds": self.work_seconds,
             "totals": asdict(self.ledger.totals),
-            "events": [list(event) for event in self._events],
-            "waiting": dict(self._waiting),
-            "asks": {child: to_state(ask) for child, ask in self._asks.items()},
-            "combined": {node: [vars(outcome) for outcome in outcomes] for node, outcomes in self._combined.items()},
+            **self._pending.snapshot(),
         }
 
     def restore(self, snapshot: State) -> None:
         for name, node in self.nodes.items():
             node.restore(snapshot["nodes"][name])
         self.clock.restore(snapshot["clock"])
-        self.now, self._order = snapshot["now"], snapshot["order"]
+        self.now = snapshot["now"]
         self.jobs_done, self.work_seconds = snapshot["jobs_done"], snapshot["work_seconds"]
         self.ledger = Ledger(Totals(**snapshot["totals"]))
-        # Earlier versions had no phases, and kept only the round of a deadline and of a group of answers.
-        self._events = [
-            (time, order, kind, node, (what, 0) if isinstance(what, int) else what)
-            for time, order, kind, node, what in snapshot["events"]
-        ]
-        self._waiting = dict(snapshot["waiting"])
-        self._asks = {child: from_state(ask) for child, ask in snapshot["asks"].items()}
-        self._combined = {
-            node: [Outcome(**outcome) for outcome in outcomes] for node, outcomes in snapshot["combined"].items()
-        }
+        self._pending.restore(snapshot)

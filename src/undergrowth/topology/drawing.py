@@ -80,4 +80,4 @@ def _count(number: int, word: str) -> str:
 
 
 def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+    return str(value).lower() if isinstance(value, bool | str) else f"{value:g}"

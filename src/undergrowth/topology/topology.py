@@ -21,9 +21,10 @@ class NodeSettings:
     deadline: float | None = None  # simulated seconds that its rounds may last
     asynchronous: bool | None = None  # whether it goes on without waiting for all its children
     proxy: float | None = None  # fraction of the run's public data that it has
+    link: str | None = None  # the profile of the link to its parent
 
     @property
-    def given(self) -> dict[str, float]:
+    def given(self) -> dict[str, float | str]:
         """The settings that are not None."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
@@ -40,6 +41,11 @@ class Topology:
     def parents(self) -> dict[str, str]:
         """The parent of every node except the root."""
         return {child: node for node, children in self.children.items() for child in children if child in self.children}
+
+    @property
+    def deadlines(self) -> dict[str, float]:
+        """The deadlines of the nodes that have their own."""
+        return {node: each.deadline for node, each in self.settings.items() if each.deadline is not None}
 
     def of(self, node: str) -> NodeSettings:
         """The settings of a node."""

@@ -99,6 +99,7 @@ def _read_settings(place: str, row: Mapping[str, Any]) -> NodeSettings:
     _check(place, row, "deadline", lambda value: _is_number(value) and value > 0, "a number of seconds above 0")
     _check(place, row, "rounds", lambda value: type(value) is int and value > 0, "a whole number of at least 1")
     _check(place, row, "asynchronous", lambda value: isinstance(value, bool), "true or false")
+    _check(place, row, "link", lambda value: isinstance(value, str), "the name of a link, such as metro")
     return NodeSettings(**{key: row[key] for key in _SETTINGS if key in row})
 
 
