@@ -12,12 +12,12 @@ _COUNTER = "num_batches_tracked"  # of batch normalisation; old files have none,
 def with_own_names(module: nn.Module, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the names of the module, if they are those of the published file for its architecture.
 
-    Otherwise as they are. A published 1×1 convolution in place of the head becomes a matrix.
+    Otherwise as they are. A published 1×1 convolution in place of the head becomes a matrix. No file has a projection.
     """
     first = getattr(module, "published", None)
     if first is None or first not in found:
         return dict(found)
-    own = module.state_dict()
+    own = {name: value for name, value in module.state_dict().items() if not name.startswith("projection.")}
     names = [name for name in own if not name.endswith(_COUNTER)]
     others = [name for name in found if not name.endswith(_COUNTER)]
     if len(names) != len(others):
