@@ -43,6 +43,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "moon": {"model": {**MODEL, "projection": 6}},
     "fedmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
     "distmezo": {"method": {"step_size": 0.01}, "model": {"name": "mlp", "hidden": [8]}},
+    "lora": {"method": {"rank": 2}},
+    "slora": {"method": {"rank": 2, "stage1_share": 0.5}},  # one round of each stage
     "fedbn": {"model": {"name": "resnet-8", "width": 4}},
     "fedfsc": {"method": FEW_SHOT},
     "fedfsc-plus": {"method": FEW_SHOT},

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.engines.vector.layers import Stacked
+from undergrowth.engines.vector.layers import LAYERS, Stacked
 
 CLIENTS, BATCH = 3, 4
 
@@ -50,6 +50,29 @@ def test_convolution(stride: int, padding: Any, groups: int) -> None:
         pytest.skip("torch has no such convolution either")
     x, weight, bias = randoms((BATCH, 4, 8, 8), (6, 4 // groups, 3, 3), (6,))
     check_layer(lambda x, w, b: F.conv2d(x, w, b, stride=stride, padding=padding, groups=groups), x, [weight, bias])
+
+
+def test_frozen_weights_are_used_once_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product with the long batch, in the backward pass too, and no gradient of the weights."""
+    generator = torch.Generator().manual_seed(1)
+    weight, bias, scale = (torch.randn(*shape, generator=generator).double() for shape in ((5, 6), (5,), (6,)))
+    (x,) = randoms((BATCH, 6))
+    shapes: list[tuple[int, ...]] = []
+    plain = F.linear
+
+    def watched(*args: Tensor) -> Tensor:
+        shapes.append(tuple(args[0].shape))
+        return plain(*args)
+
+    with Stacked(CLIENTS, None):
+        normal = F.layer_norm(x.flatten(0, 1), (6,), scale, scale)
+    monkeypatch.setattr("undergrowth.engines.vector.layers.F.linear", watched)
+    together = LAYERS[plain](Stacked(CLIENTS, None), normal, weight, bias)
+    monkeypatch.undo()
+    assert shapes == [(CLIENTS * BATCH, 6)]
+    apart = torch.cat([F.linear(F.layer_norm(each, (6,), scale, scale), weight, bias) for each in x])
+    torch.testing.assert_close(together, apart)
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (together, apart)))
 
 
 def test_group_and_layer_norm() -> None:

@@ -52,6 +52,8 @@ REFERENCE_LOOPS = {
     "fedkad": f"{DISTILLATION}::test_fedkad",
     "fedmezo": "test_fedmezo::test_fedmezo",
     "distmezo": "test_fedmezo::test_distmezo",
+    "lora": "test_lora::test_lora",
+    "slora": "test_lora::test_slora",
     "reft": f"{PRUNING}::test_reft",
     "fedkd": f"{PRUNING}::test_fedkd",
     "fl-pqsu": f"{PRUNING}::test_fl_pqsu",

@@ -15,6 +15,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import InputError, Model
+from undergrowth.learning.adapters import Adapters, add_adapters
 from undergrowth.models import builder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "a"]
@@ -130,3 +131,27 @@ def test_a_run_uses_the_tokenizer_of_the_model(bert: Path, tmp_path: Path) -> No
     stacked = ug.run("fedavg", engine="vector", **settings, lr=0.01)
     assert stacked.history[-1]["stacked"] == 2, "BERT trains in a stack"
     assert stacked.model(torch.as_tensor(data.x[:2]).long()).shape == (2, 2)
+
+
+@pytest.mark.parametrize("method", ["lora", "slora"])
+def test_adapters_are_those_of_peft_and_train_in_a_stack(method: str, bert: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    tokens, labels = TOKENS.repeat(20, 1).numpy(), np.arange(40) % 2
+    data = ug.data.Dataset("texts", tokens, labels, tokens[:4], labels[:4], classes=2)
+    settings = {
+        "data": data, "model": f"hf:{bert}", "clients": 2, "partition": "iid", "rounds": 2, "progress": False,
+        "out": str(tmp_path), "options": {"rank": 2, **({"stage1_share": 0.5} if method == "slora" else {})},
+    }  # fmt: skip
+    serial, stacked = (ug.run(method, engine=engine, **settings) for engine in ("serial", "vector"))
+    assert stacked.history[-1]["stacked"] == 2
+    assert stacked.loss == pytest.approx(serial.loss, abs=1e-4)
+    layers = [layer for layer in serial.model.modules() if isinstance(layer, peft.tuners.lora.Linear)]
+    assert len(layers) == 9, "query, key and value of three layers"
+    last = serial.history[-1]["bytes_up"] - serial.history[0]["bytes_up"]
+    assert last == 2 * (4 * (9 * 2 * (8 + 8) + 2 * 8 + 2) + 8), "A and B of 9 layers, the head, a number of samples"
+
+
+def test_without_peft_a_sentence_says_what_to_install(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(InputError, match=r"adapters of hf: models need peft: pip install 'undergrowth\[hf\]'"):
+        add_adapters(builder(f"hf:{bert}", (6,), 2)(), Adapters())

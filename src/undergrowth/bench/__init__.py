@@ -70,6 +70,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Iterator[Line]]]] = {
         _measure("clock"),
     ),
     "start": ("from the shell to the end of a first round, against importing torch", _measure("start")),
+    "lora": ("adapters of many clients on one frozen model, against a loop over the clients", _measure("lora")),
     "memory": ("the memory of FedMeZO on a device, against inference", _measure("memory")),
     "placement": (
         "simulated: placement policies on workers of different speeds, against the lower bound",

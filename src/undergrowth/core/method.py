@@ -57,6 +57,11 @@ class Method:
         return self.server.ignored_settings | of_client | (_IGNORED_IF_POOLED if self.pooled else frozenset())
 
     @property
+    def model_settings(self) -> Mapping[str, Any]:
+        """Settings of the section `model` that the method needs, by key, such as adapters."""
+        return {}
+
+    @property
     def needs_classes(self) -> str:
         """Why the method works with classification only, as "it draws samples of every class"; "" if it does not."""
         return ""

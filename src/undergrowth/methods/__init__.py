@@ -28,10 +28,12 @@ from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.fl_pqsu import FLPQSU
 from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
+from undergrowth.methods.lora import LoRA
 from undergrowth.methods.moon import Moon
 from undergrowth.methods.prunefl import PruneFL
 from undergrowth.methods.reft import REFT, FedKD
 from undergrowth.methods.scaffold import Scaffold
+from undergrowth.methods.slora import SLoRA
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -69,6 +71,8 @@ METHODS: dict[str, type[Method]] = {
     "fedkad": FedKAD,
     "fedmezo": FedMeZO,
     "distmezo": DistMeZO,
+    "lora": LoRA,
+    "slora": SLoRA,
     "reft": REFT,
     "fedkd": FedKD,
     "fl-pqsu": FLPQSU,
@@ -79,5 +83,5 @@ __all__ = [
     "FLPQSU", "FT", "LP", "METHODS", "REFT", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad", "FedAdam",
     "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS",
     "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD",
-    "FedSplit", "FedYogi", "FjORD", "HeteroFL", "Local", "Moon", "PruneFL", "Scaffold",
+    "FedSplit", "FedYogi", "FjORD", "HeteroFL", "LoRA", "Local", "Moon", "PruneFL", "SLoRA", "Scaffold",
 ]  # fmt: skip

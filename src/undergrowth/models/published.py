@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from undergrowth.learning.adapters import is_adapter
+
 _COUNTER = "num_batches_tracked"  # of batch normalisation; old files have none, and it does not change an output
 
 
@@ -17,7 +19,8 @@ def with_own_names(module: nn.Module, found: Mapping[str, Tensor]) -> dict[str, 
     first = getattr(module, "published", None)
     if first is None or first not in found:
         return dict(found)
-    own = {name: value for name, value in module.state_dict().items() if not name.startswith("projection.")}
+    new = [name for name in module.state_dict() if is_adapter(name) or name.startswith("projection.")]
+    own = {name: value for name, value in module.state_dict().items() if name not in new}
     names = [name for name in own if not name.endswith(_COUNTER)]
     others = [name for name in found if not name.endswith(_COUNTER)]
     if len(names) != len(others):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from undergrowth.core.errors import InputError
+from undergrowth.learning.adapters import with_adapted_names
 from undergrowth.models.published import with_own_names
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".th", ".bin")
@@ -59,7 +60,8 @@ def check_tensors(
     module: nn.Module, found: Mapping[str, Tensor], origin: str, *, skip_head: bool | None = False
 ) -> dict[str, Tensor]:
     """The tensors among `found` that the module would load. `origin`: what they are, for the `InputError`."""
-    found, wanted = with_own_names(module, found), module.state_dict(keep_vars=True)
+    wanted = module.state_dict(keep_vars=True)
+    found = with_adapted_names(wanted, with_own_names(module, found))
     head = _head_prefixes(module, found)
     if skip_head is None:
         skip_head = head is not None and any(name.startswith(head) for name in _misfits(found, wanted))

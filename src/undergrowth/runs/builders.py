@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
@@ -29,9 +28,11 @@ from undergrowth.data import (
     remove_samples,
 )
 from undergrowth.methods import METHODS
-from undergrowth.models import WithWeights, builder, check_weights, is_hugging_face_model
-from undergrowth.runs.config import DataSection, Experiment, PublicSection, Rung, explain
+from undergrowth.models import builder, is_hugging_face_model
+from undergrowth.runs.config import DataSection, Experiment, PublicSection, explain
 from undergrowth.runs.fields import NO_BOOLEANS
+from undergrowth.runs.model_preparation import prepare_model
+from undergrowth.runs.model_section import Rung
 from undergrowth.runs.own_objects import OwnModelBuilder, call, construct, describe_error, is_reference, resolve
 from undergrowth.runs.sections import Named
 
@@ -206,9 +207,7 @@ def build_model(experiment: Experiment, population: Population, model: Callable[
     if isinstance(model, Model):
         return model
     built = _named(experiment.model, population) if model is None else _functional(model)
-    weights, levels = experiment.start.weights, experiment.model.levels
-    built = built if weights is None else _with_weights(built, weights)
-    return built if levels is None else built.with_levels(levels)
+    return prepare_model(built, experiment)
 
 
 def _named(section: Named, population: Population) -> Model:
@@ -225,16 +224,6 @@ def named_model(section: Named, population: Population) -> Callable[[], nn.Modul
         return OwnModelBuilder(section.name, options)
     per_position = task_of(population) == NextToken.name
     return builder(section.name, population.shape, population.classes, per_position=per_position, **options)
-
-
-def _with_weights(model: Model, file: str) -> Model:
-    """The model with initial weights from a file, without the file's head if that has another shape."""
-    try:
-        path = Path(file).expanduser()
-        check_weights(model.module, path, skip_head=None)
-    except (InputError, RuntimeError) as error:  # RuntimeError: ~name of an unknown user
-        raise InputError(f"start.weights: {str(error).removeprefix('weights: ')}") from None
-    return Model(WithWeights(model.build, path, skip_head=None))
 
 
 def build_ladder(

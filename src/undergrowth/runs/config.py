@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from undergrowth.core import MAX_NUMBER, InputError, Train, find_meant, suggest
 from undergrowth.data import is_table_file
@@ -29,6 +29,7 @@ from undergrowth.runs.fields import (
     Whole,
 )
 from undergrowth.runs.formats import refuse_old_keys
+from undergrowth.runs.model_section import ModelSection
 from undergrowth.runs.sections import Named, Section
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
@@ -100,48 +101,6 @@ class PublicSection(Section):
     def of_the_devices(self) -> bool:
         """Whether the data is taken from the devices' data set."""
         return self.name is None and (self.share is not None or self.samples is not None)
-
-
-class Rung(Named):
-    """A model that a device may use instead of the run's model."""
-
-    count: Count | None = None  # how many devices get it; None: see `assign_models`
-    init: str | None = None
-
-    @property
-    def label(self) -> str:
-        """Names the model in packets and checkpoints. Its start is not part of the name."""
-        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
-        return f"{self.name} ({options})" if options else self.name
-
-
-class ModelSection(Named):
-    name: str = "cnn"
-    levels: dict[str, str] | None = None  # split level → first submodule above it; None: the model's own, or a guess
-    ladder: tuple[Rung, ...] = ()
-
-    @field_validator("ladder", mode="before")
-    @classmethod
-    def _from_counts(cls, value: Any) -> Any:
-        """The list that `{name: count}` is short for."""
-        if not isinstance(value, Mapping):
-            return value
-        if None in value.values():
-            raise ValueError("has a model without a count; write the number of devices, as in {wrn-10-1: 6}")
-        return [{"name": name, "count": count} for name, count in value.items()]
-
-    @field_validator("ladder")
-    @classmethod
-    def _all_have_counts(cls, ladder: tuple[Rung, ...]) -> tuple[Rung, ...]:
-        without = [rung.label for rung in ladder if rung.count is None]
-        if 0 < len(without) < len(ladder):
-            raise ValueError(f"has counts, but '{without[0]}' has none; give a count to every model or to none")
-        return ladder
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many devices get each model of the ladder, by its label; empty without counts."""
-        return {rung.label: rung.count for rung in self.ladder if rung.count is not None}
 
 
 class FleetSection(Named):

@@ -20,6 +20,7 @@ from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.evaluation_interval import choose_interval
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.lock import lock_run
+from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.ongoing_run import Execution, OnRound
 from undergrowth.runs.opening import AUTO, check_same_data, check_same_method, enter_run, open_federation
 from undergrowth.runs.own_objects import changed_sources
@@ -56,7 +57,7 @@ def start(
     hooks = Callbacks(callbacks)
     experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model, functions)
-    experiment = with_first_method(experiment, federation.method)
+    experiment = with_model_settings(with_first_method(experiment, federation.method), federation.method)
     if experiment.run.evaluate_every == "auto":
         experiment, federation = _with_interval(experiment, federation, model, functions)
     try:

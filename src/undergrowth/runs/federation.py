@@ -43,6 +43,7 @@ from undergrowth.runs.builders import (
     task_of,
 )
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
@@ -112,6 +113,9 @@ def federate(
     check_parts(method)
     check_options(method, "method")
     method.check()
+    experiment = with_model_settings(experiment, method)
+    if method.model_settings and isinstance(model, Model):
+        model = model.build  # checked without these settings
     engine = build_engine(experiment)
     population, public, notes = _population(experiment, method, data)
     with_samples = [name for name in population.devices if population.size(name) > 0]

@@ -25,7 +25,7 @@ from undergrowth.runs.preview import Prospect, price_devices
 MAX_ARRIVALS = 10_000  # that a round of an asynchronous server is taken to need
 
 Row = dict[str, Any]
-Settings = tuple[Client, Train, LinksSection]  # what the work of a client depends on
+Settings = tuple[Client, Train, LinksSection, Mapping[str, Any]]  # what the work of a client depends on
 
 
 class Planner:
@@ -76,7 +76,8 @@ class Planner:
         """
         experiment = experiment or self.experiment
         federation = federate(experiment, method, self.population, self._model, self._functions)
-        self._model = federation.task.model  # built and checked once for all methods
+        if not method.model_settings:
+            self._model = federation.task.model  # built and checked once for all methods that take it as it is
         self._share_tracer(federation, experiment)
         priced = price_devices(federation, method.server.accepts_partial)
         prospects, jobs = {each.device: each for each in priced}, count_jobs(federation, priced)
@@ -91,7 +92,8 @@ class Planner:
 
     def _share_tracer(self, federation: Federation, experiment: Experiment) -> None:
         """Methods that differ only at the server share a tracer, so that the work of their client is traced once."""
-        clock, settings = federation.clock, (federation.method.client, federation.task.train, experiment.links)
+        clock, method = federation.clock, federation.method
+        settings = (method.client, federation.task.train, experiment.links, method.model_settings)
         clock.tracer = next((tracer for known, tracer in self._tracers if known == settings), clock.tracer)
         self._tracers.append((settings, clock.tracer))
 

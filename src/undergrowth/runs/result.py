@@ -15,6 +15,7 @@ from torch import nn
 
 from undergrowth.core import InputError, Metric, NextToken, suggest
 from undergrowth.exchange import COLUMNS, Entry, Totals
+from undergrowth.learning.adapters import Adapters, add_adapters
 from undergrowth.models import builder
 from undergrowth.runs.own_objects import OwnModelBuilder, is_reference
 from undergrowth.runs.start_phase import FOLDER, StartCosts, step_name
@@ -65,7 +66,8 @@ class Result:
     notes: list[str]
     folder: Path  # of this run
     metrics: dict[str, float] = field(default_factory=dict)  # on the central test set, the main one first
-    build: Callable[[], nn.Module] | None = None  # makes the module that the weights belong to
+    build: Callable[[], nn.Module] | None = None  # makes the module that the weights belong to, without adapters
+    adapters: Adapters | None = None  # that the run added to the module
 
     @property
     def start(self) -> dict[str, Result]:
@@ -87,7 +89,7 @@ class Result:
         path = self.folder / MODEL_FILE
         if not path.exists():
             raise InputError(f"run '{self.run}' has no model any more: '{path}' is gone; resuming it writes it again")
-        module: nn.Module = self.build()
+        module = self.build() if self.adapters is None else add_adapters(self.build(), self.adapters)
         # Not strict: of two names for one tied weight, the file has the first.
         module.load_state_dict(safetensors.torch.load_file(path), strict=False)
         return module.eval()
@@ -144,6 +146,7 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
         folder=store.folder / run,
         metrics=_main_first(summary.get("metrics", {"accuracy": summary["accuracy"]}), main_metric(row)),
         build=build,
+        adapters=stored_experiment(row).model.adapters,
     )
 
 

@@ -85,7 +85,7 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
     return Experiment(
         method=MethodSection(name="central"),
         data=source,
-        model=experiment.model.model_copy(update={"ladder": ()}),
+        model=experiment.model.without_options_of_rounds(),
         train=train.model_copy(update={**_EVERYBODY, **_training(start), "rounds": start.epochs, "epochs": 1}),
         # Worker processes have nothing to share: there is one job at a time.
         run=run.model_copy(update={"engine": "auto", "workers": None, "device": run.device.split(",")[0]}),
@@ -103,7 +103,7 @@ def _first_method(experiment: Experiment) -> Experiment:
     given = {} if start.data is not None else _training(start)
     update = {
         "method": MethodSection(**start.method.model_dump()),
-        "model": experiment.model.model_copy(update={"ladder": ()}),
+        "model": experiment.model.without_options_of_rounds(),
         "start": StartSection(weights=start.weights),
         "train": experiment.train.model_copy(update={"schedule": "constant", **given, "rounds": start.rounds}),
         "stop": StopSection(),
@@ -127,7 +127,7 @@ def _warm_rounds(experiment: Experiment) -> Experiment:
     update = {
         "method": MethodSection(name="fedavg"),
         "public": PublicSection(),
-        "model": experiment.model.model_copy(update={"ladder": ()}),
+        "model": experiment.model.without_options_of_rounds(),
         "start": StartSection(weights=start.weights),
         "fleet": fleet.model_copy(update=always),
         "train": experiment.train.model_copy(update={**_EVERYBODY, **rounds}),

@@ -48,13 +48,18 @@ class Stacked(TorchFunctionMode):
 
 def _shared(*tensors: Tensor | None) -> bool:
     """Whether all clients have the same weights and none trains them, so that the plain layer can be used."""
-    return all(t is None or (t.stride(0) == 0 and not t.requires_grad) for t in tensors)
+    return all(t is None or ((t.stride(0) == 0 or len(t) == 1) and not t.requires_grad) for t in tensors)
+
+
+def _first(tensor: Tensor | None) -> Tensor | None:
+    """The weights of the first client, which stand for those of all."""
+    return None if tensor is None else tensor[0]
 
 
 def linear(stack: Stacked, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weight, bias = stack.each(weight, 2), stack.each(bias, 1)
     if _shared(weight, bias):
-        return F.linear(x, weight[0], None if bias is None else bias[0])
+        return F.linear(x, weight[0], _first(bias))
     rows = x.reshape(stack.clients, -1, x.shape[-1])
     out: Tensor = _Linear.apply(rows, weight, bias)
     return out.reshape(*x.shape[:-1], weight.shape[1])
@@ -123,7 +128,7 @@ def conv2d(
 ) -> Tensor:
     weight, bias = stack.each(weight, 4), stack.each(bias, 1)
     if _shared(weight, bias):
-        return F.conv2d(x, weight[0], None if bias is None else bias[0], stride, padding, dilation, groups)
+        return F.conv2d(x, weight[0], _first(bias), stride, padding, dilation, groups)
     return convolve(x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -160,8 +165,10 @@ def batch_norm(
 def group_norm(
     stack: Stacked, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    out = stack.split(F.group_norm(x, groups, None, None, eps))
     weight, bias = stack.each(weight, 1), stack.each(bias, 1)
+    if _shared(weight, bias):
+        return F.group_norm(x, groups, _first(weight), _first(bias), eps)
+    out = stack.split(F.group_norm(x, groups, None, None, eps))
     ones = (1,) * (x.dim() - 2)
     if weight is not None:
         out = out * weight.reshape(stack.clients, 1, -1, *ones)
@@ -173,8 +180,10 @@ def group_norm(
 def layer_norm(
     stack: Stacked, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    out = stack.split(F.layer_norm(x, shape, None, None, eps))
     weight, bias = stack.each(weight, len(shape)), stack.each(bias, len(shape))
+    if _shared(weight, bias):
+        return F.layer_norm(x, shape, _first(weight), _first(bias), eps)
+    out = stack.split(F.layer_norm(x, shape, None, None, eps))
     ones = (1,) * (x.dim() - len(shape))
     if weight is not None:
         out = out * weight.reshape(stack.clients, *ones, *shape)
