@@ -30,7 +30,7 @@ class DataPaths:
             if data_source(section) in self.paths:
                 filled[name]["path"] = self.paths[data_source(section)]
         source = weights_source(raw)
-        return with_weights(filled, self.paths[source]) if source in self.paths else filled
+        return with_weights(filled, self.paths[source]) if source is not None and source in self.paths else filled
 
     def missing(self, raw: Raw) -> set[str]:
         """The data sets and weights that `raw` needs and that are not on this machine."""
