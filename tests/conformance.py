@@ -59,6 +59,9 @@ EXTRA: dict[str, dict[str, Any]] = {
         "model": LADDER,
         "public": 0.1,
     },
+    "pafl": {"method": {"start": 0.3, "lam": 50.0, "term": "h_ewc"}},
+    "ditto": {"method": {"personal_epochs": 2}},
+    "apfl": {"method": {"adaptive": True}},
     "reft": {"method": ONE_SHOT, "public": 0.1},
     "fedkd": {"method": ONE_SHOT, "public": 0.1},
     "fl-pqsu": {"method": {"threshold": 0.01}},  # some of the devices skip an upload
@@ -67,7 +70,7 @@ EXTRA: dict[str, dict[str, Any]] = {
 
 # Methods that are also compared with augmentation: the random choices alone, features of augmented inputs, and public
 # samples that stay as they are.
-AUGMENTED = ("fedavg", "moon", "fedmd")
+AUGMENTED = ("fedavg", "moon", "fedmd", "apfl", "l2gd")
 
 # Each node of these decides by its own children which of them does what, or takes updates as they arrive.
 # In a tree they learn something else than in a star.

@@ -26,10 +26,9 @@ from undergrowth.data import load
 from undergrowth.learning import CrossEntropy, Distillation, train_on_server
 from undergrowth.learning.distillation import TEACHER, consensus, draw_public, draw_seed, logit_distances
 from undergrowth.learning.features import LowerModel
-from undergrowth.learning.objectives import LossInputs
+from undergrowth.learning.objectives import LossInputs, divergences
 from undergrowth.methods.fedat import FORMS, AttentionTransfer, attention, attention_of
 from undergrowth.methods.fedkad import PrototypeCrossEntropy, mean_prototypes, prototypes_of
-from undergrowth.methods.fjord import divergences
 from undergrowth.models import builder
 
 

@@ -11,6 +11,7 @@ from undergrowth.methods import METHODS
 AVERAGING, FEW_SHOT = "test_reference_averaging", "test_reference_few_shot"
 FINE_TUNING, DISTILLATION = "test_reference_fine_tuning", "test_reference_distillation"
 ASYNCHRONOUS, CORRECTIONS = "test_reference_asynchronous", "test_reference_corrections"
+FAIRNESS, PERSONAL = "test_reference_fairness", "test_reference_personalisation"
 PRUNING = "test_reference_pruning"
 HEAD_TUNING = "test_head_tuning"
 WIDTH = "test_width::test_each_coordinate_is_the_mean_of_those_who_trained_it_and_else_stays"
@@ -50,6 +51,13 @@ REFERENCE_LOOPS = {
     "fedmd": f"{DISTILLATION}::test_fedmd",
     "fedat": "test_fedat::test_a_round_at_the_server_is_what_the_formulas_say",
     "fedkad": f"{DISTILLATION}::test_fedkad",
+    "qfedavg": f"{FAIRNESS}::test_qfedavg",
+    "term": f"{FAIRNESS}::test_term",
+    "pafl": "test_pafl::test_pafl",
+    "ditto": f"{PERSONAL}::test_ditto",
+    "fedper": f"{PERSONAL}::test_fedper",
+    "apfl": f"{PERSONAL}::test_apfl",
+    "l2gd": f"{PERSONAL}::test_l2gd",
     "fedmezo": "test_fedmezo::test_fedmezo",
     "distmezo": "test_fedmezo::test_distmezo",
     "lora": "test_lora::test_lora",

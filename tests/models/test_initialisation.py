@@ -38,6 +38,8 @@ def reference(layer: nn.Module, init: str, last: bool) -> tuple[str, float, str]
         return "uniform", math.sqrt(1 / (3 * fan_in)), "uniform"
     if init == "lecun":
         return "normal", math.sqrt(1 / fan_in), "zero"
+    if init == "zero-last":
+        return ("zero", 0.0, "zero") if last else ("normal", math.sqrt(3 / fan_in), "zero")
     if init == "he-in" and last:
         return "uniform", math.sqrt(2 / (inputs + outputs)), "zero"
     return "normal", math.sqrt(2 / (fan_out if init == "he-out" else fan_in)), "zero"
@@ -47,6 +49,9 @@ def check_layer(layer: nn.Module, init: str, last: bool) -> None:
     shape, deviation, biases = reference(layer, init, last)
     values = layer.weight.detach().double().flatten()  # type: ignore[union-attr, operator]
     count = values.numel()
+    if shape == "zero":
+        assert not values.any() and not layer.bias.any()  # type: ignore[union-attr, operator]
+        return
     error = 5 * deviation / math.sqrt(count)  # five standard errors of the mean; wider than five of the deviation
     assert abs(values.mean()) < error
     assert abs(values.square().mean().sqrt() - deviation) < error
@@ -111,7 +116,7 @@ def test_the_default_is_a_line_of_the_architecture() -> None:
     ("init", "sentence"),
     [
         ("he_out", "model cnn: init 'he_out' is not known; did you mean 'he-out'?"),
-        ("xavier", "init 'xavier' is not known; choose one of: he-in, he-out, lecun, torch"),
+        ("xavier", "init 'xavier' is not known; choose one of: he-in, he-out, lecun, torch, zero-last"),
         (3, "init 3 is not known; choose one of"),
     ],
 )

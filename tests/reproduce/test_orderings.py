@@ -62,6 +62,21 @@ def test_published_numbers_of_another_pretraining_are_marked(table: Table) -> No
     assert other.published_gap == pytest.approx(-1.5) and "published with another pretraining: -1.50" in str(other)
 
 
+def test_published_columns_are_those_with_numbers() -> None:
+    pretrained = {row: [None, None] for row in ("FedAvg, pretrained", "FedProx, pretrained")}
+    table = example_table(published={"FedAvg": [50, None], "FedProx": [52, None], **pretrained})
+    both = {0: 1.0, 1: 1.0}
+    values = {
+        ("FedAvg", DIGITS): both,
+        ("FedAvg", PICTURES): both,
+        ("FedProx", DIGITS): both,
+        ("FedProx", PICTURES): both,
+    }
+    assert str(check_orderings(table, values)[0]).endswith(
+        "in 2 columns, +0.00 on average; published: +2.00, 1 of 1 columns"
+    )
+
+
 def test_a_factor() -> None:
     table = example_table(orderings=[{"claim": "", "pairs": ["FedProx > 3 × FedAvg"]}])
     assert check(table, {0: 3.1, 1: 9}, {0: 1, 1: 2}).verdict == "held"

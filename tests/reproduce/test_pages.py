@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.packed_pages import figures_of
 from tests.reproduce.example_table import example_table
 from undergrowth.reproduce import TableResult
 from undergrowth.reproduce.html_page import draw, render_html
-from undergrowth.reproduce.markdown import render_page
+from undergrowth.reproduce.markdown import ordering_lines, render_page
 from undergrowth.reproduce.results import CellResult, Cost
 from undergrowth.reproduce.settings import settings_lines
 from undergrowth.reproduce.table import Table
@@ -66,6 +67,16 @@ def test_a_page_says_which_cells_need_more_seeds(table: Table) -> None:
     one_seed = made_up(table, seeds=1)
     assert "these cells get 4 seeds: FedAvg/digits, even, " in render_page(one_seed, "", "cpu")
     assert "standard errors" not in render_page(made_up(table, "smoke", seeds=1), "", "cpu")
+
+
+def test_a_page_counts_the_orderings_that_were_not_run(table: Table) -> None:
+    result = made_up(table)
+    plain = [each for each in result.cells if "pretrained" not in each.cell.row]
+    page = render_page(replace(result, cells=tuple(plain)), "", "cpu")
+    assert "- FedProx > FedAvg: held, 4 of 4 seeds" in page and "“a proximal term helps”" in page
+    assert "- 1 further ordering needs cells that were not run\n" in page and "pretraining helps" not in page
+    nothing = replace(result, cells=tuple(plain[:1]))
+    assert ordering_lines(nothing, claims=False) == ["2 orderings need cells that were not run"]
 
 
 @pytest.mark.parametrize(("kind", "count"), [("rounds", 2), ("columns", 1), ("bars", 1)])

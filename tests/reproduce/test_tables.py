@@ -22,8 +22,8 @@ from undergrowth.reproduce.pruned_models import METRICS as PRUNED
 from undergrowth.reproduce.table import Raw
 from undergrowth.reproduce.table_cells import build_cells
 from undergrowth.runs import Store
-from undergrowth.runs.builders import build_method
 from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.method_builder import build_method
 from undergrowth.sweeps.jobs import RunIndex
 
 EXPECTED = [

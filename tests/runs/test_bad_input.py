@@ -29,7 +29,7 @@ def refused(run: Any, out: str, **settings: Any) -> str:
 
 NAMES = {
     "method": ({"method": "fedavgg"}, "method 'fedavgg'", "did you mean 'fedavg'?"),
-    "method far off": ({"method": "zzzz"}, "method 'zzzz'", "choose one of: central, fedadagrad"),
+    "method far off": ({"method": "zzzz"}, "method 'zzzz'", "choose one of: "),
     "engine": ({"engine": "seriel"}, "run.engine 'seriel'", "did you mean 'serial'?"),
     "partition": ({"partition": "dirichle:0.1"}, "partition 'dirichle:0.1'", "did you mean 'dirichlet'?"),
     "model": ({"model": "logistik"}, "model: unknown name 'logistik'", "did you mean 'logistic'?"),

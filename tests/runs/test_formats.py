@@ -22,8 +22,8 @@ from undergrowth.models import catalogue
 from undergrowth.models.catalogue import TABLE
 from undergrowth.models.initialisation import INITS
 from undergrowth.runs import checkpoint, formats, schema
-from undergrowth.runs.builders import build_method
 from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.store import FILE, Store
 from undergrowth.runs.stored_experiment import option_defaults, stored_experiment
 

@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 # The first round that is typical of all later ones, if it is not round 1.
-USUAL = {"fedfsc": 2, "fedfsc-plus": 2, "fscprox": 3, "fedmd": 2, "fedkad": 2, "fedmezo": 2, "prunefl": 2}
+USUAL = {"fedfsc": 2, "fedfsc-plus": 2, "fscprox": 3, "fedmd": 2, "fedkad": 2, "fedmezo": 2, "prunefl": 2, "pafl": 2}
 FIXED = {"options": {"f_n": 0.5, "stragglers": "fixed"}}  # the same devices are stragglers in every round
 ALONE = {"public": 0.1, "options": {"pretrain_epochs": 2}}
 SMALL_STEPS = {"public": 0.1, "options": {"beta": 1.0, "transfer_lr": 0.01, "metadata_lr": 0.01}}
@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedfsc-plus": FIXED, "fscprox": FIXED, "fedmd": ALONE, "fedkad": ALONE, "fedat": SMALL_STEPS,
     # How many weights prunefl removes depends on the data: at most `ratio`, which is what a plan prices.
     "reft": ONE_SHOT, "fedkd": ONE_SHOT, "prunefl": {"options": {"ratio": 0.0}},
+    "l2gd": {"options": {"p": 0.999}},  # steps are drawn, and a plan prices their mean: with this p, one step
 }  # fmt: skip
 
 

@@ -88,13 +88,13 @@ def measure() -> Iterator[Measurement | str]:
     cuda = torch.cuda.is_available()
     size, device = (MINILM, "cuda") if cuda else (SMALL, "cpu")
     ours, loop = compare(size, device)
-    speeds = [size.clients / statistics.median(each.seconds for each in rounds) for rounds in (ours, loop)]
+    fast, slow = (size.clients / statistics.median(each.seconds for each in rounds) for rounds in (ours, loop))
     if not cuda:
-        yield f"no GPU: a small model, without bars; {speeds[0]:.4g} clients a second, the loop {speeds[1]:.4g}"
+        yield f"no GPU: a small model, without bars; {fast:.4g} clients a second, the loop {slow:.4g}"
         return
-    memory = [max(each.bytes for each in rounds) / 1e6 for rounds in (ours, loop)]
-    yield Measurement(f"rank {size.rank}, {size.clients} clients at once", "clients a second", *speeds, LEAST_SPEED)
-    yield Measurement("peak memory", "MB", *memory, MOST_MEMORY, lower_is_better=True)
+    yield Measurement(f"rank {size.rank}, {size.clients} clients at once", "clients a second", fast, slow, LEAST_SPEED)
+    held, needed = (max(each.bytes for each in rounds) / 1e6 for rounds in (ours, loop))
+    yield Measurement("peak memory", "MB", held, needed, MOST_MEMORY, lower_is_better=True)
 
 
 def compare(size: Size, device: str, warm: int = WARM, rounds: int = ROUNDS) -> tuple[list[Round], list[Round]]:

@@ -17,7 +17,7 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
     from undergrowth.core import InputError
     from undergrowth.methods import METHODS
     from undergrowth.report.tables import table
-    from undergrowth.runs.builders import method_class
+    from undergrowth.runs.method_builder import method_class
 
     if name is None:
         rows: list[dict[str, Any]] = [

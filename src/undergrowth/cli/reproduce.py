@@ -185,15 +185,22 @@ def _print_tables(json: bool) -> None:
 
 def _print_result(result: TableResult, command: str, device: str, page: Path | None) -> None:
     from undergrowth.report.tables import table
-    from undergrowth.reproduce.markdown import conditions, cost_grid, number_grid, seeds_line, shortcomings
+    from undergrowth.reproduce.markdown import (
+        conditions,
+        cost_grid,
+        number_grid,
+        ordering_lines,
+        seeds_line,
+        shortcomings,
+    )
     from undergrowth.reproduce.settings import settings_lines
 
     screen = console()
     columns, rows = number_grid(result)
     screen.print(f"{result.table.label}: {result.table.title}, ours / published in {result.table.unit}")
     screen.print(table(columns, rows, right=range(1, len(columns))))
-    for ordering in result.orderings:
-        screen.print(f"{ordering}")
+    for line in ordering_lines(result, claims=False):
+        screen.print(line)
     screen.print("\nCompute and traffic of all devices")
     columns, rows = cost_grid(result)
     screen.print(table(columns, rows, right=range(1, len(columns))))

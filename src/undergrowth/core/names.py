@@ -21,6 +21,7 @@ RUNG = "rung"  # upload: position of the device's model in the run's ladder
 
 # Tags of packets.
 MODEL_NAME = "model"  # download: name of the device's model in the run's ladder; "" is the run's model
+PROBLEM = "problem"  # upload: why it cannot be used, where the device finds that out itself
 PHASE = "phase"  # download: the phase of a method that has several
 
 # Server states.

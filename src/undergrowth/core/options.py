@@ -24,11 +24,16 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
     choices: Sequence[str] = (),
+    importable: bool = False,
 ) -> Any:
-    """A dataclass field that `undergrowth methods NAME` explains and that a run checks before it starts."""
+    """A dataclass field that `undergrowth methods NAME` explains and that a run checks before it starts.
+
+    importable: in an experiment, a value `module:object` stands for an object of the user.
+    """
     limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     kept = {words: limit for words, limit in limits.items() if limit is not None}
-    return field(default=default, metadata={"explanation": explanation, "limits": kept, "choices": tuple(choices)})
+    about = {"explanation": explanation, "limits": kept, "choices": tuple(choices), "importable": importable}
+    return field(default=default, metadata=about)
 
 
 def check_options(owner: Any, prefix: str) -> None:

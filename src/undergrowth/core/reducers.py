@@ -149,28 +149,33 @@ class WeightedMean(Reducer):
 
 @dataclass(frozen=True)
 class TiltedMean(Reducer):
-    """A mean with weights samples·exp(t·loss): t > 0 favours devices with a high loss, t = 0 is `WeightedMean`.
+    """A mean with weights weight·exp(t·loss): t > 0 favours devices with a high loss, t = 0 is `WeightedMean`.
 
-    Weights are kept as logarithms, so a loss of 100 with t = 5 does not overflow.
+    The scalar `weight` is that of `WeightedMean`; None: equal weights. Weights are kept as logarithms, so a loss of 100
+    with t = 5 does not overflow.
     """
 
     t: float
     loss: str = "loss"
-    weight: str = "samples"
+    weight: str | None = "samples"
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        weight = _weight(up.scalars[self.weight])
+        weight = 1.0 if self.weight is None else _weight(up.scalars[self.weight])
         log_weight = math.log(weight) + self.t * up.scalars[self.loss] if weight else -math.inf
         tensors, scalars = _weighed(up, weight)
-        return Packet(tensors, {**scalars, "log_weight": log_weight})
+        return Packet(tensors, {**scalars, self._total: weight, "log_weight": log_weight})
 
     def merge(self, a: Packet, b: Packet) -> Packet:
         first, second = a.scalars["log_weight"], b.scalars["log_weight"]
         top = max(first, second)
         total = top if top == -math.inf else top + math.log(math.exp(first - top) + math.exp(second - top))
         merged = _blend(a, b, 0.0 if top == -math.inf else math.exp(second - total))
-        samples = a.scalars[self.weight] + b.scalars[self.weight]
-        return replace(merged, scalars={**merged.scalars, self.weight: samples, "log_weight": total})
+        weight = a.scalars[self._total] + b.scalars[self._total]
+        return replace(merged, scalars={**merged.scalars, self._total: weight, "log_weight": total})
+
+    @property
+    def _total(self) -> str:
+        return self.weight or "uploads"
 
 
 @dataclass(frozen=True)

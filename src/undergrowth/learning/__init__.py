@@ -9,6 +9,16 @@ from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import CrossEntropy, Linear, LossInputs, Objective, Proximal, TaskLoss, with_slope
 from undergrowth.learning.optimisers import Adam, Sgd, learning_rate, require_sgd, sum_of_weights
 from undergrowth.learning.own_models import OwnModelsServer
+from undergrowth.learning.reference import (
+    Consolidation,
+    ReferenceClient,
+    SoftTargets,
+    distillation_loss,
+    elastic_loss,
+    fisher_information,
+    mean_loss,
+    weighted_sum,
+)
 from undergrowth.learning.samplers import build_sampler
 from undergrowth.learning.selectors import (
     EntropySelector,
@@ -26,11 +36,12 @@ from undergrowth.learning.stragglers import StragglerOptions
 from undergrowth.learning.width import widths_of
 
 __all__ = [
-    "Adam", "AllSelector", "AveragingServer", "Contrastive", "ContrastiveClient", "CrossEntropy", "Distillation",
-    "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "ImageAugmentation",
-    "KMeansSelector", "Linear", "LossInputs", "Objective", "OwnModelsServer", "Proximal", "RandomSelector", "Selector",
-    "Sgd", "SliceOptions", "Staleness", "StragglerOptions", "TaskLoss", "Trained", "UpperModel", "WidthClient",
-    "WidthOptions", "WidthServer", "build_augmentation", "build_sampler", "build_selector", "build_slice_client",
-    "features_of", "learning_rate", "model_mismatch", "predictions", "require_sgd", "sum_of_weights", "train_on_server",
-    "widths_of", "with_slope",
+    "Adam", "AllSelector", "AveragingServer", "Consolidation", "Contrastive", "ContrastiveClient", "CrossEntropy",
+    "Distillation", "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "ImageAugmentation",
+    "KMeansSelector", "Linear", "LossInputs", "Objective", "OwnModelsServer", "Proximal", "RandomSelector",
+    "ReferenceClient", "Selector", "Sgd", "SliceOptions", "SoftTargets", "Staleness", "StragglerOptions", "TaskLoss",
+    "Trained", "UpperModel", "WidthClient", "WidthOptions", "WidthServer", "build_augmentation", "build_sampler",
+    "build_selector", "build_slice_client", "distillation_loss", "elastic_loss", "features_of", "fisher_information",
+    "learning_rate", "mean_loss", "model_mismatch", "predictions", "require_sgd", "sum_of_weights", "train_on_server",
+    "weighted_sum", "widths_of", "with_slope",
 ]  # fmt: skip

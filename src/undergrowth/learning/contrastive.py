@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Context, Packet, Shard, State, Steps, Task, Weights
-from undergrowth.core.names import AUGMENT, X
-from undergrowth.learning.features import EVALUATION_BATCH, features_of
+from undergrowth.learning.features import augmented_inputs, features_of
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import LossInputs, Objective
 
@@ -58,15 +57,8 @@ class ContrastiveClient(GradientClient):
 def _visited_features(task: Task, weights: Weights, steps: Steps) -> tuple[Tensor, ...]:
     """For each epoch the features of its augmented inputs, in the order of the visits."""
     return tuple(
-        torch.cat([features_of(task, weights, part, "head").flatten(1) for part in _inputs(task, steps, epoch)])
+        torch.cat(
+            [features_of(task, weights, part, "head").flatten(1) for part in augmented_inputs(task, steps, epoch)]
+        )
         for epoch in range(len(steps.epochs))
     )
-
-
-def _inputs(task: Task, steps: Steps, epoch: int) -> Iterator[Tensor]:
-    """The augmented inputs of an epoch in the order of their visits, `EVALUATION_BATCH` samples at a time."""
-    assert task.augmentation is not None
-    x = steps.data[X]
-    orders, draws = (each[epoch].split(EVALUATION_BATCH) for each in (steps.epochs, steps.visits[AUGMENT]))
-    for rows, choices in zip(orders, draws, strict=True):
-        yield task.augmentation.apply(x[rows.to(x.device)], choices.to(x.device))

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Model, Output, Shard, Task, Weights
+from undergrowth.core import Model, Output, Shard, Steps, Task, Weights
+from undergrowth.core.names import AUGMENT, X
 
 EVALUATION_BATCH = 512  # samples in one forward pass without training
 
 
 def predictions(task: Task, weights: Weights, shard: Shard) -> Tensor:
     """The model's logits for all samples, in evaluation mode and without gradients."""
+    return logits_of(task, weights, shard.x)
+
+
+def logits_of(task: Task, weights: Weights, x: Tensor) -> Tensor:
+    """The model's logits for all inputs, in evaluation mode and without gradients."""
     with torch.no_grad():
-        return torch.cat([task.model(weights, batch) for batch in shard.x.split(EVALUATION_BATCH)])
+        return torch.cat([task.model(weights, batch) for batch in x.split(EVALUATION_BATCH)])
 
 
 def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
@@ -27,6 +33,15 @@ def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
     """
     with torch.no_grad():
         return torch.cat([task.model.run(weights, batch, stop=level).logits for batch in x.split(EVALUATION_BATCH)])
+
+
+def augmented_inputs(task: Task, steps: Steps, epoch: int) -> Iterator[Tensor]:
+    """The augmented inputs of an epoch in the order of their visits, `EVALUATION_BATCH` samples at a time."""
+    assert task.augmentation is not None
+    x = steps.data[X]
+    orders, draws = (each[epoch].split(EVALUATION_BATCH) for each in (steps.epochs, steps.visits[AUGMENT]))
+    for rows, choices in zip(orders, draws, strict=True):
+        yield task.augmentation.apply(x[rows.to(x.device)], choices.to(x.device))
 
 
 class ModelView(Model):

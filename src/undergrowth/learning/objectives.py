@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Batch, Classification, InputError, Output, Task, Weights
+from undergrowth.core import Batch, Classification, InputError, MultiLabel, Output, Regression, Task, TaskKind, Weights
 from undergrowth.core.names import WEIGHT, Y
 
 SLOPE = "slope/"  # prefix of names in `LossInputs.received`: what `Linear` adds to the gradient of a parameter
@@ -51,6 +52,11 @@ class Objective:
         """Levels whose feature maps the term needs in ``inputs.output.maps``."""
         return ()
 
+    @property
+    def of_received(self) -> Sequence[str]:
+        """What the term needs to know of the received model beside its weights, see `ReferenceClient`."""
+        return ()
+
     def __call__(self, inputs: LossInputs) -> Tensor:
         raise NotImplementedError("an objective defines __call__(inputs)")
 
@@ -69,6 +75,10 @@ class Total(Objective):
     def maps(self) -> Sequence[str]:
         return tuple(dict.fromkeys(level for term in self.terms for level in term.maps))
 
+    @property
+    def of_received(self) -> Sequence[str]:
+        return tuple(dict.fromkeys(each for term in self.terms for each in term.of_received))
+
     def __call__(self, inputs: LossInputs) -> Tensor:
         loss = self.terms[0](inputs)
         for term in self.terms[1:]:
@@ -84,6 +94,10 @@ class Scaled(Objective):
     @property
     def maps(self) -> Sequence[str]:
         return self.term.maps
+
+    @property
+    def of_received(self) -> Sequence[str]:
+        return self.term.of_received
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return self.factor * self.term(inputs)
@@ -120,13 +134,18 @@ class CrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class Proximal(Objective):
-    """(μ/2)·‖w − received‖² over the trained parameters."""
+    """(μ/2)·‖w − centre‖² over the trained parameters.
+
+    The centre is the weights that training started from, or with the prefix `centre` the tensors that
+    `GradientClient.start` returned under ``centre + NAME``.
+    """
 
     mu: float
+    centre: str = ""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        pairs = [(value, inputs.received[name]) for name, value in inputs.trained.items()]
-        return self.mu / 2 * torch.stack([inputs.total((value - start).pow(2)) for value, start in pairs]).sum(0)
+        pairs = [(value, inputs.received[self.centre + name]) for name, value in inputs.trained.items()]
+        return self.mu / 2 * torch.stack([inputs.total((value - centre).pow(2)) for value, centre in pairs]).sum(0)
 
 
 @dataclass(frozen=True)
@@ -139,6 +158,21 @@ class Linear(Objective):
     def __call__(self, inputs: LossInputs) -> Tensor:
         terms = [inputs.total(value * inputs.received[SLOPE + name]) for name, value in inputs.trained.items()]
         return torch.stack(terms).sum(0)
+
+
+def divergences(student: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
+    """KL(softmax(t) ‖ softmax(z)) of each sample's logits z from the teacher's t, mean over positions if several.
+
+    Of multi-label, Σ over labels of KL(σ(t) ‖ σ(z)); of a regression, the squared distance, mean over targets.
+    """
+    if isinstance(kind, Regression):
+        return (student - teacher).square().flatten(1).mean(1)
+    if isinstance(kind, MultiLabel):
+        entropy = partial(F.binary_cross_entropy_with_logits, target=teacher.sigmoid(), reduction="none")
+        return (entropy(student) - entropy(teacher)).sum(1)
+    student, teacher = student.log_softmax(-1), teacher.log_softmax(-1)
+    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return divergence.flatten(1).mean(1) if divergence.dim() > 1 else divergence
 
 
 def with_slope(weights: Weights, slope: Weights) -> Weights:

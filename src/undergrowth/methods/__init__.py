@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from undergrowth.core import Method
+from undergrowth.methods.apfl import APFL
 from undergrowth.methods.bounds import Central, Local
 from undergrowth.methods.distmezo import DistMeZO
+from undergrowth.methods.ditto import Ditto
 from undergrowth.methods.fedasync import FedAsync
 from undergrowth.methods.fedat import FedAT
 from undergrowth.methods.fedavg import FedAvg
@@ -20,6 +22,7 @@ from undergrowth.methods.fedmezo import FedMeZO
 from undergrowth.methods.fedncm import FedNCM
 from undergrowth.methods.fednova import FedNova
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from undergrowth.methods.fedper import FedPer
 from undergrowth.methods.fedprox import FedProx
 from undergrowth.methods.fedrolex import FedRolex
 from undergrowth.methods.fedsgd import FedSGD
@@ -28,12 +31,16 @@ from undergrowth.methods.fjord import FjORD
 from undergrowth.methods.fl_pqsu import FLPQSU
 from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
+from undergrowth.methods.l2gd import L2GD
 from undergrowth.methods.lora import LoRA
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.pafl import PaFL
 from undergrowth.methods.prunefl import PruneFL
+from undergrowth.methods.qfedavg import QFedAvg
 from undergrowth.methods.reft import REFT, FedKD
 from undergrowth.methods.scaffold import Scaffold
 from undergrowth.methods.slora import SLoRA
+from undergrowth.methods.term import Term
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -69,6 +76,13 @@ METHODS: dict[str, type[Method]] = {
     "fedmd": FedMD,
     "fedat": FedAT,
     "fedkad": FedKAD,
+    "qfedavg": QFedAvg,
+    "term": Term,
+    "ditto": Ditto,
+    "fedper": FedPer,
+    "apfl": APFL,
+    "l2gd": L2GD,
+    "pafl": PaFL,
     "fedmezo": FedMeZO,
     "distmezo": DistMeZO,
     "lora": LoRA,
@@ -80,8 +94,9 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "FLPQSU", "FT", "LP", "METHODS", "REFT", "Central", "DistMeZO", "FSCProx", "FedAT", "FedAdagrad", "FedAdam",
-    "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS",
-    "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedProx", "FedRolex", "FedSGD",
-    "FedSplit", "FedYogi", "FjORD", "HeteroFL", "LoRA", "Local", "Moon", "PruneFL", "SLoRA", "Scaffold",
+    "APFL", "FLPQSU", "FT", "L2GD", "LP", "METHODS", "REFT", "Central", "DistMeZO", "Ditto", "FSCProx", "FedAT",
+    "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn", "FedFSC", "FedFSCPlus",
+    "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM", "FedNCMFT", "FedNova", "FedPer",
+    "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL", "LoRA", "Local", "Moon", "PaFL",
+    "PruneFL", "QFedAvg", "SLoRA", "Scaffold", "Term",
 ]  # fmt: skip

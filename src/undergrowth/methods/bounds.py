@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from undergrowth.core import Context, LazyMapping, Method, Packet, State, Sum, Task, View, Weights
-from undergrowth.core.names import SEED
+from undergrowth.core.names import PROBLEM, SEED
 from undergrowth.core.server import Plan, Server, find_non_finite
 from undergrowth.learning import GradientClient, Trained
 
@@ -30,7 +30,7 @@ class LocalClient(GradientClient):
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         problem = find_non_finite(trained.packet)
-        tags = {"problem": problem} if problem else {}  # no tensor is sent, so the device reports the problem itself
+        tags = {PROBLEM: problem} if problem else {}  # no tensor is sent, so the device reports the problem itself
         return Packet(scalars=trained.scalars, tags=tags), {"model": dict(trained.tensors)}
 
 
@@ -50,7 +50,7 @@ class SeedServer(Server):
         return self.ask(task, view, context, Packet(scalars={SEED: state[SEED]}))
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return up.tags.get("problem")
+        return up.tags.get(PROBLEM)
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         return state

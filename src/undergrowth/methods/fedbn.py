@@ -17,14 +17,13 @@ A model without normalisation layers is averaged as by FedAvg, and the run notes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
-from undergrowth.core import Context, Method, Model, Packet, Plan, State, Task, View, WeightedMean, Weights, add_upload
-from undergrowth.core.names import MODEL, SAMPLES, SEED
-from undergrowth.learning import AveragingServer, GradientClient, Trained
+from undergrowth.core import Model, Task
+from undergrowth.learning.personal_layers import PersonalLayersClient, PersonalLayersMethod, PersonalLayersServer
 
 NORMALISATION = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d,
@@ -40,58 +39,11 @@ def own_names(model: Model) -> set[str]:
 
 
 @dataclass(frozen=True)
-class FedBNClient(GradientClient):
-    """Trains the received layers with its own normalisation layers. own: `layers` are these, and `samples`."""
-
-    def start(self, task: Task, down: Packet, own: State) -> Weights:
-        weights = {**(own.get("layers") or task.model.initial(int(down.scalars[SEED]))), **down.tensors}
-        return {name: weights[name] for name in task.model.shapes}  # one order for all devices
-
-    def upload(self, trained: Trained) -> tuple[Packet, State]:
-        kept = own_names(trained.task.model)
-        layers = {name: value for name, value in trained.tensors.items() if name in kept}
-        sent = {name: value for name, value in trained.tensors.items() if name not in kept}
-        own = {"layers": layers, SAMPLES: trained.samples} if layers and trained.samples else trained.own
-        return Packet(sent, trained.scalars), own
-
-
-@dataclass(frozen=True)
-class FedBNServer(AveragingServer):
-    """Sends everything but the normalisation layers. state: `seed` is that of the initial model."""
-
-    def init(self, task: Task, context: Context) -> State:
-        seed = float(context.key("model") >> 15)  # 48 bits: exact as a float
-        return {MODEL: task.model.initial(int(seed)), SEED: seed}
-
-    def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        return {MODEL: dict(down.tensors), SEED: down.scalars[SEED]}
-
-    def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        kept = own_names(task.model)
-        shared = {name: value for name, value in state[MODEL].items() if name not in kept}
-        return self.ask(task, view, context, Packet(shared, {SEED: state[SEED]}))
-
-
-@dataclass(frozen=True)
-class FedBN(Method):
-    client = FedBNClient()
-    server = FedBNServer()
+class FedBN(PersonalLayersMethod):
+    client = PersonalLayersClient(kept=own_names)
+    server = PersonalLayersServer(kept=own_names)
 
     def notes(self, task: Task) -> Sequence[str]:
         if own_names(task.model):
             return ()
         return ["fedbn: the model has no normalisation layers, so every layer is averaged, as by fedavg"]
-
-    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        return {"global": {**state[MODEL], **_mean_layers(own[device] for device in sorted(own))}}
-
-    def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
-        return {**state[MODEL], **own.get("layers", {})}
-
-
-def _mean_layers(states: Iterable[State]) -> Mapping[str, Tensor]:
-    """The mean of the devices' normalisation layers; nothing if no device has any."""
-    mean: Packet | None = None
-    for number, own in enumerate(states):
-        mean = add_upload(WeightedMean(), mean, str(number), Packet(own["layers"], {SAMPLES: float(own[SAMPLES])}))
-    return {} if mean is None else mean.tensors

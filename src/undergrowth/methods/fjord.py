@@ -26,27 +26,11 @@ statistics=False, a narrow step leaves the running statistics of the other chann
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import (
-    Batch,
-    Carry,
-    Context,
-    Method,
-    MultiLabel,
-    Packet,
-    Regression,
-    Shard,
-    State,
-    Steps,
-    Task,
-    TaskKind,
-    option,
-)
+from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, option
 from undergrowth.core.names import BUFFERS, PARAMETERS, X
 from undergrowth.learning import (
     GradientClient,
@@ -59,25 +43,11 @@ from undergrowth.learning import (
     WidthServer,
     widths_of,
 )
+from undergrowth.learning.objectives import divergences
 from undergrowth.learning.slice_client import RATIO, slice_upload
 from undergrowth.learning.width import SlicedModel
 
 KEPT = "kept"  # entry of the carry: channels that each of the coming steps trains, steps × sets of channels
-
-
-def divergences(student: Tensor, teacher: Tensor, kind: TaskKind) -> Tensor:
-    """KL(softmax(t) ‖ softmax(z)) of each sample's logits z from the teacher's t, mean over positions if several.
-
-    Of multi-label, Σ over labels of KL(σ(t) ‖ σ(z)); of a regression, the squared distance, mean over targets.
-    """
-    if isinstance(kind, Regression):
-        return (student - teacher).square().flatten(1).mean(1)
-    if isinstance(kind, MultiLabel):
-        entropy = partial(F.binary_cross_entropy_with_logits, target=teacher.sigmoid(), reduction="none")
-        return (entropy(student) - entropy(teacher)).sum(1)
-    student, teacher = student.log_softmax(-1), teacher.log_softmax(-1)
-    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
-    return divergence.flatten(1).mean(1) if divergence.dim() > 1 else divergence
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,8 @@ def builder(
     """A callable that builds a new module. It draws from torch's global random state, which the caller seeds.
 
     `shape` is that of one sample. A name such as hf:distilbert-base-uncased is a model of `transformers`, see
-    `hugging_face.py`. `norm` is batch, group or none, `init` he-out, he-in, lecun or torch (see
-    `initialisation.py`); the defaults depend on the architecture. `weights` is a file of initial weights; with
+    `hugging_face.py`. `norm` is batch, group or none, `init` he-out, he-in, lecun, zero-last or torch
+    (see `initialisation.py`); the defaults depend on the architecture. `weights` is a file of initial weights; with
     `skip_head` the last layer is not loaded. `projection` is the number of outputs of a projection head before the last
     layer. `per_position`: the outputs are those of every position of a sequence, for the task next-token, whose tokens
     are the `classes`. With `image_size` the model resizes its input to images of that many pixels per side. The part

@@ -1,10 +1,11 @@
 """The initial weights of the layers of the zoo, as the option `init` of a model names them.
 
-    init    convolution          hidden linear layer   last linear layer   bias of these layers
-    he-out  He normal, fan-out   torch                 torch               0 (convolution), torch (linear)
-    he-in   He normal, fan-in    He normal, fan-in     Glorot uniform      0
-    lecun   LeCun normal         LeCun normal          LeCun normal        0
-    torch   torch                torch                 torch               torch
+    init       convolution          hidden linear layer   last linear layer   bias of these layers
+    he-out     He normal, fan-out   torch                 torch               0 (convolution), torch (linear)
+    he-in      He normal, fan-in    He normal, fan-in     Glorot uniform      0
+    lecun      LeCun normal         LeCun normal          LeCun normal        0
+    zero-last  N(0, 3 / fan-in)     N(0, 3 / fan-in)      0                   0
+    torch      torch                torch                 torch               torch
 
 He normal is N(0, 2 / fan), LeCun normal N(0, 1 / fan-in). The fan-in of a weight is the number of inputs that one
 output is computed from, the fan-out the number of outputs that one input is used for, both within a group of a
@@ -15,16 +16,18 @@ Embeddings and LSTM layers always start as torch makes them, and normalisation l
 leaves linear layers to torch, as torchvision's ResNets do: the fan-out of the last layer is the number of classes,
 which would make its weights much too large. With torch's weights the signal loses two thirds of its variance in every
 layer that no normalisation follows, so that deep models without normalisation do not learn. With `he-in` the signal
-grows in every max-pooling, which He's rule does not count, and the first steps of `cnn` overshoot.
+grows in every max-pooling, which He's rule does not count, and the first steps of `cnn` overshoot. With `zero-last` the
+first outputs are 0 for every sample: the loss starts at that of a uniform guess, however large the features are.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeVar, get_args
 
 from torch import nn
 
-Init = Literal["he-out", "he-in", "lecun", "torch"]
+Init = Literal["he-out", "he-in", "lecun", "zero-last", "torch"]
 INITS: tuple[Init, ...] = get_args(Init)
 
 Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
@@ -36,6 +39,10 @@ def initialise(layer: Layer, init: Init, last: bool = False) -> Layer:
         return layer
     if init == "lecun":
         nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="linear")
+    elif init == "zero-last" and last:
+        nn.init.zeros_(layer.weight)
+    elif init == "zero-last":
+        nn.init.normal_(layer.weight, std=math.sqrt(3 / layer.weight[0].numel()))
     elif last:
         nn.init.xavier_uniform_(layer.weight)
     elif init == "he-out" and isinstance(layer, nn.Conv2d) and layer.groups == 1:

@@ -23,8 +23,8 @@ def render_html(result: TableResult, command: str, torch_device: str) -> str:
         page.table(*grid)
     if result.orderings:
         page.section("Orderings")
-        for ordering in result.orderings:
-            page.text(f"{ordering} — “{ordering.claim}”")
+        for line in markdown.ordering_lines(result):
+            page.text(line)
     if seeds := markdown.seeds_line(result):
         page.text(seeds)
     page.section("Costs", "Compute and traffic of all devices in all rounds, mean over seeds, without pretraining.")

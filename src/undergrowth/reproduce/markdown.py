@@ -11,7 +11,7 @@ import torch
 
 from undergrowth import __version__
 from undergrowth.report.tables import NO_VALUE
-from undergrowth.reproduce.orderings import MAX_SEEDS
+from undergrowth.reproduce.orderings import MAX_SEEDS, MIN_SEEDS
 from undergrowth.reproduce.results import CellResult, TableResult
 from undergrowth.reproduce.settings import settings_lines
 
@@ -26,7 +26,7 @@ def render_page(result: TableResult, command: str, torch_device: str) -> str:
     for column, grid in curve_grids(result).items():
         parts += [f"## {column}: accuracy by round", *_markdown_table(grid)]
     if result.orderings:
-        parts += ["## Orderings", _bullets(f"{each} — “{each.claim}”" for each in result.orderings)]
+        parts += ["## Orderings", _bullets(ordering_lines(result))]
     if seeds := seeds_line(result):
         parts.append(seeds)
     costs = "Compute and traffic of all devices in all rounds, mean over seeds, without pretraining."
@@ -42,9 +42,12 @@ def introduction(result: TableResult) -> str:
     """The source of a table, and what its cells are."""
     value = "the best test accuracy over all rounds" if result.table.unit == "%" else "the value"
     unit = "per cent" if result.table.unit == "%" else result.table.unit
+    title = (
+        "" if result.scale == "full" else " The title describes the published experiment; ours is below, in Settings."
+    )
     return (
         f"{result.table.source}. Every cell: ours / published, {value} in {unit} unless a note says otherwise, with "
-        "the standard deviation over seeds."
+        f"the standard deviation over seeds.{title}"
     )
 
 
@@ -87,9 +90,20 @@ def _grid(result: TableResult, format_cell: Callable[[CellResult], str]) -> Grid
     return ["", *columns], rows
 
 
+def ordering_lines(result: TableResult, claims: bool = True) -> list[str]:
+    """The orderings that were checked, with or without the authors' `claims`, and how many could not be."""
+    checked = [each for each in result.orderings if each.seeds]
+    lines = [f"{each} — “{each.claim}”" if claims else f"{each}" for each in checked]
+    if others := len(result.orderings) - len(checked):
+        orderings = "ordering needs" if others == 1 else "orderings need"
+        lines.append(f"{others} {'further ' if checked else ''}{orderings} cells that were not run")
+    return lines
+
+
 def seeds_line(result: TableResult) -> str:
-    """Which cells need more seeds; empty if none does."""
-    if result.scale == "smoke" or not result.unsettled:
+    """Which cells need more seeds; empty if none does, or if the table has one seed by its nature."""
+    one_seed = result.table.scale("small").seeds < MIN_SEEDS  # columns are seeds, or numbers do not depend on them
+    if result.scale == "smoke" or one_seed or not result.unsettled:
         return ""
     cells = ", ".join("/".join(place) for place in result.unsettled)
     return f"A gap is below two standard errors; with `--more-seeds` these cells get {MAX_SEEDS} seeds: {cells}."

@@ -30,6 +30,7 @@ class OrderingResult:
     gap: float | None  # mean of higher − lower in our runs
     published_gap: float | None  # the same for the published numbers of these columns
     published_held: int
+    published_columns: int  # columns with published numbers of both sides
     other_start: bool = False  # the published numbers are of models with another pretraining
     unsettled: tuple[Place, ...] = ()  # cells that need more seeds
 
@@ -43,7 +44,7 @@ class OrderingResult:
         published = "not published"
         if self.published_gap is not None:
             start = " with another pretraining" if self.other_start else ""
-            columns_held = f", {self.published_held} of {columns} columns" if columns > 1 else ""
+            columns_held = f", {self.published_held} of {self.published_columns} columns" if columns > 1 else ""
             published = f"published{start}: {self.published_gap:+.2f}{columns_held}"
         return f"{self.pair}: {self.verdict}, {seeds}{where}{broken}, {self.gap:+.2f} on average; {published}"
 
@@ -98,6 +99,7 @@ def _check_pair(
         statistics.fmean(gaps) if gaps else None,
         statistics.fmean(published) if published else None,
         sum(mean > 0 for mean in published),
+        len(published),
         other_start=not known,
         unsettled=tuple(unsettled),
     )

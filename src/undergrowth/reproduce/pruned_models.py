@@ -15,7 +15,7 @@ from undergrowth.devices.inference import count_products, time_forward_pass
 from undergrowth.learning.pruning import pruned_copy, utilisation
 from undergrowth.methods import REFT
 from undergrowth.runs import Store
-from undergrowth.runs.builders import build_method
+from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.result import result_of
 from undergrowth.runs.stored_experiment import stored_experiment
 

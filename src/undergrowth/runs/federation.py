@@ -34,7 +34,6 @@ from undergrowth.learning.ladder import assign_counts
 from undergrowth.methods import METHODS
 from undergrowth.runs.builders import (
     build_ladder,
-    build_method,
     build_model,
     build_population,
     build_public,
@@ -43,6 +42,7 @@ from undergrowth.runs.builders import (
     task_of,
 )
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions

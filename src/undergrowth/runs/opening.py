@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 from undergrowth.core import InputError, Method, TaskKind, check_state
@@ -100,10 +101,13 @@ def run_facts(experiment: Experiment, population: Population) -> dict[str, Any]:
 
 
 def check_same_method(row: Mapping[str, Any], method: Method) -> None:
-    """Refuses to continue the run in a row of the store with other options of the method than it began with."""
+    """Refuses to continue the run in a row of the store with other options of the method than it began with.
+
+    Rules among the fields of a method, such as its client, are not compared: a user may mend one and go on.
+    """
     before, now = row["experiment"]["settings"]["method"], object_options(method)
     for key in before.keys() & now.keys():
-        if before[key] != now[key]:
+        if before[key] != now[key] and not is_dataclass(getattr(method, key)):
             raise InputError(
                 f"method.{key} {now[key]!r} of the object is not that of run '{row['id']}', {before[key]!r}; "
                 f"resume it with the same object, or start a new run"

@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from undergrowth.core import InputError, suggest
+from undergrowth.methods import METHODS
 from undergrowth.models import is_hugging_face_model
 from undergrowth.runs.config import Experiment
 
@@ -158,10 +159,18 @@ def references(experiment: Experiment) -> dict[str, str]:
         (experiment.start.data and experiment.start.data.name, "start"),
         (experiment.model.name, "model"),
         *((rung.name, "model") for rung in experiment.model.ladder),
+        *((name, "method") for name in importable_options(experiment.method.name, experiment.method.options).values()),
         (experiment.task.loss, "loss"),
         *((name, "metrics") for name in experiment.task.metrics.values()),
     ]
     return {name: section for name, section in named if name and is_reference(name)}
+
+
+def importable_options(method: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a built-in method whose values stand for objects of the user."""
+    kind = METHODS.get(method)
+    allowed = {field.name for field in fields(kind) if field.metadata.get("importable")} if kind else set()  # type: ignore[arg-type]
+    return {key: name for key, name in options.items() if key in allowed and isinstance(name, str) and ":" in name}
 
 
 def source_records(experiment: Experiment, objects: Mapping[str, Any]) -> list[dict[str, str]]:

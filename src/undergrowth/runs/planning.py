@@ -14,9 +14,10 @@ from undergrowth.core.samplers import count_of
 from undergrowth.data import Dataset, Population
 from undergrowth.devices import Tracer
 from undergrowth.methods import METHODS
-from undergrowth.runs.builders import build_method, build_population, named_model
+from undergrowth.runs.builders import build_population, named_model
 from undergrowth.runs.config import Experiment, LinksSection, PublicSection
 from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.outline import Outline, population_or_outline
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.own_task import TaskFunctions

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from undergrowth import data, models
 from undergrowth.core import InputError
-from undergrowth.runs.builders import method_class
+from undergrowth.runs.method_builder import method_class
 from undergrowth.runs.own_objects import is_reference, resolve
 
 
