@@ -25,6 +25,7 @@ from undergrowth.core import (
     Train,
 )  # fmt: skip
 from undergrowth.devices import Tracer
+from undergrowth.devices.meter import Meter
 from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Trained
 from undergrowth.learning.selectors import (
     EntropySelector,
@@ -204,6 +205,19 @@ def test_other_models_and_inputs(name, shape, dtype, options):
         torch._C._set_mkldnn_enabled(fused)
     assert real > 0
     assert Tracer(task, GradientClient(), shape, dtype).work(down, 13).flops == pytest.approx(real, rel=0.01)
+
+
+def test_a_convolution_in_groups_costs_as_much_backward_as_its_groups_alone():
+    """torch's formula for the gradient of the weights does not know of groups."""
+    flops = {}
+    for groups, channels in ((4, 8), (1, 2)):
+        weight = torch.randn(channels, channels // groups, 3, 3, requires_grad=True)
+        x = torch.randn(5, channels, 6, 6, requires_grad=True)
+        with Meter() as meter:
+            torch.nn.functional.conv2d(x, weight, padding=1, groups=groups).sum().backward()
+        flops[groups] = meter.flops
+    forward = 2 * 5 * 6 * 6 * 2 * 2 * 9
+    assert flops == {1: 3 * forward, 4: 4 * 3 * forward}
 
 
 def test_a_frozen_part_has_no_backward_pass():

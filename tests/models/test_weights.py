@@ -173,3 +173,7 @@ def test_a_published_file_has_the_same_tensors_in_the_same_order(name: str, tmp_
     assert torch.equal(next(iter(other.state_dict().values())), next(iter(state.values())))
     with pytest.raises(InputError, match="only the head differs"):
         builder(name, shape, 2, weights=tmp_path / "published.pth", **options)
+    if name == "squeezenet":  # a projection is new like the head
+        projected = builder(name, shape, 7, weights=tmp_path / "published.pth", skip_head=True, projection=5)()
+        below = [key for key in state if not key.startswith("head.")]
+        assert all(torch.equal(projected.state_dict()[key], state[key]) for key in below)

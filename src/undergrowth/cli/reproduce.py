@@ -6,6 +6,7 @@ import shlex
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from undergrowth.reproduce import Results, TableResult
 
 ALL = "all"  # in place of the names of tables
+_DATA_WIDTH = 36  # of the data sets in the list, so that titles stay on one line
 
 
 def reproduce(
@@ -31,7 +33,8 @@ def reproduce(
         int | None, typer.Option(metavar="N", help="Number of seeds per cell. (Default: set by the scale.)")
     ] = None,
     data_path: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=FOLDER", help="Folder or file of a data set. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=FOLDER", help="Folder or file of a data set or of weights. Repeatable."),
     ] = None,
     only: Annotated[
         str | None,
@@ -172,7 +175,10 @@ def _print_tables(json: bool) -> None:
     if json:
         print_json(rows)
         return
-    shown = [(row["table"], row["title"], ", ".join(row["data"]), *row["runs"].values()) for row in rows]
+    shown = [
+        (row["table"], row["title"], "\n".join(wrap(", ".join(row["data"]), _DATA_WIDTH)), *row["runs"].values())
+        for row in rows
+    ]
     columns = ("table", "title", "data", *(f"runs, {scale}" for scale in SCALES))
     console().print(table(columns, shown, right=(3, 4, 5)))
 

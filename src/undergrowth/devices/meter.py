@@ -25,6 +25,7 @@ from undergrowth.devices.output_shapes import infer_outputs
 
 _READ = torch.ops.aten._local_scalar_dense.default  # called by `item`, `float`, `bool` and `if`
 _COPY = torch.ops.aten._to_copy.default
+_CONVOLUTION_BACKWARD, _GROUPS = torch.ops.aten.convolution_backward, 9  # the place of `groups` among its arguments
 
 
 # Operation and shapes of its inputs → meta tensors like its outputs, and its FLOPs. All meters share this cache,
@@ -162,4 +163,12 @@ def _empty_like(tensor: Tensor) -> Tensor:
 
 def _count_flops(func: Any, args: Any, kwargs: Any, outputs: Any) -> int:
     formula: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
-    return 0 if formula is None else formula(*args, **kwargs, out_val=outputs)
+    if formula is None:
+        return 0
+    flops = formula(*args, **kwargs, out_val=outputs)
+    if func._overloadpacket is _CONVOLUTION_BACKWARD and args[_GROUPS] > 1:
+        # For the gradient of the weights, torch's formula counts every pair of an input and an output channel, and not
+        # only pairs of one group.
+        of_weights = formula(*args[: _GROUPS + 1], (False, args[_GROUPS + 1][1], False), out_val=outputs)
+        flops -= of_weights - of_weights // args[_GROUPS]
+    return flops

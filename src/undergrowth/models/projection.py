@@ -12,7 +12,8 @@ def add_projection(module: Staged, size: int, layers: Layers) -> Staged:
     """The model with the stage `projection` before a new last layer, which gets its `size` outputs.
 
     The first layer of the projection has as many outputs as inputs. At the level `head` the features are now those of
-    the projection. A level that was directly below the last layer is below the projection.
+    the projection. A level that was directly below the last layer is below the projection, as is the new level
+    `projection`: what is above it is a head of three linear layers.
     """
     stages = dict(module.named_children())
     last = stages.pop("head")
@@ -21,4 +22,4 @@ def add_projection(module: Staged, size: int, layers: Layers) -> Staged:
     stages["projection"] = nn.Sequential(layers.linear(features, features), nn.ReLU(), layers.linear(features, size))
     stages["head"] = layers.linear(size, last.out_features, last=True)
     moved = {level: "projection" for level, stage in module.levels.items() if stage == "head" and level != "head"}
-    return Staged(stages, {**module.levels, **moved})
+    return Staged(stages, {**module.levels, **moved, "projection": "projection"}, module.published)

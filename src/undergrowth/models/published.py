@@ -14,12 +14,13 @@ _COUNTER = "num_batches_tracked"  # of batch normalisation; old files have none,
 def with_own_names(module: nn.Module, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the names of the module, if they are those of the published file for its architecture.
 
-    Otherwise as they are. A published 1×1 convolution in place of the head becomes a matrix.
+    Otherwise as they are. A published 1×1 convolution in place of the head becomes a matrix. No file has a projection.
     """
     first = getattr(module, "published", None)
     if first is None or first not in found:
         return dict(found)
-    own = {name: value for name, value in module.state_dict().items() if not is_adapter(name)}
+    new = [name for name in module.state_dict() if is_adapter(name) or name.startswith("projection.")]
+    own = {name: value for name, value in module.state_dict().items() if name not in new}
     names = [name for name in own if not name.endswith(_COUNTER)]
     others = [name for name in found if not name.endswith(_COUNTER)]
     if len(names) != len(others):

@@ -62,7 +62,7 @@ def check_tensors(
     """The tensors among `found` that the module would load. `origin`: what they are, for the `InputError`."""
     wanted = module.state_dict(keep_vars=True)
     found = with_adapted_names(wanted, with_own_names(module, found))
-    head = _head_prefix(module)
+    head = _head_prefixes(module, found)
     if skip_head is None:
         skip_head = head is not None and any(name.startswith(head) for name in _misfits(found, wanted))
     if skip_head:
@@ -93,9 +93,13 @@ def _misfits(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[
     return misfits + [name for name in found if name not in wanted]
 
 
-def _head_prefix(module: nn.Module) -> str | None:
+def _head_prefixes(module: nn.Module, found: Mapping[str, Tensor]) -> tuple[str, ...] | None:
+    """How the names of the head begin. A projection that the file does not have is new like a head of another shape."""
     levels = getattr(module, "levels", None)
-    return f"{levels['head']}." if isinstance(levels, dict) and "head" in levels else None
+    if not isinstance(levels, dict) or "head" not in levels:
+        return None
+    is_new = "projection" in levels and not any(name.startswith("projection.") for name in found)
+    return (f"{levels['head']}.", *(["projection."] if is_new else []))
 
 
 def _difference(name: str, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:

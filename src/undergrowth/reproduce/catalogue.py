@@ -18,14 +18,19 @@ from undergrowth.reproduce.table import FIGURE, Raw, Table
 
 @cache
 def load_tables() -> dict[str, Table]:
-    """All tables and figures by their first number, in numerical order."""
+    """All tables and figures by their first number, in numerical order; those of an appendix are last."""
     folder = resources.files(__package__) / "tables"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     raw = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
     loaded = [Table.model_validate(_with_base(each, raw)) for each in raw.values()]
-    numbers = {table.name: table.name.removeprefix(FIGURE).split(".") for table in loaded}
-    loaded.sort(key=lambda table: [*map(int, numbers[table.name]), table.is_figure])
+    loaded.sort(key=_order)
     return {table.name: table for table in loaded}
+
+
+def _order(table: Table) -> tuple[str, int, int, bool]:
+    chapter, number = table.name.removeprefix(FIGURE).split(".")
+    letter, count = ("", int(chapter)) if chapter.isdecimal() else (chapter, 0)
+    return letter, count, int(number), table.is_figure
 
 
 def _with_base(raw: Raw, files: Mapping[str, Raw]) -> Raw:

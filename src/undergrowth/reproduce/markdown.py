@@ -123,9 +123,14 @@ def conditions(result: TableResult, command: str, torch_device: str) -> list[str
 
 
 def shortcomings(result: TableResult) -> dict[str, list[str]]:
-    """The cells that are not complete, by what they lack; empty if all are."""
-    reasons = {"Left out": result.left_out, "Failed": result.failed, "Not finished": result.unfinished}
-    return {title: [f"{cell}: {text}" for cell, text in each.items()] for title, each in reasons.items() if each}
+    """The cells that are not complete, by what they lack, and how to get missing files; empty if all are."""
+    reasons = {
+        "Left out": result.left_out,
+        "Missing files": result.missing,
+        "Failed": result.failed,
+        "Not finished": result.unfinished,
+    }
+    return {title: [f"{name}: {text}" for name, text in each.items()] for title, each in reasons.items() if each}
 
 
 def _start_notes(result: TableResult) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 
 from undergrowth.core import RunError
 from undergrowth.data import load
+from undergrowth.devices.inference import count_products
 from undergrowth.report.run_record import finite, learning_efficiency
 from undergrowth.reproduce.pruned_models import METRICS as PRUNED
 from undergrowth.reproduce.pruned_models import measure_pruned
@@ -19,7 +20,7 @@ from undergrowth.runs import Store
 from undergrowth.runs.result import result_of
 from undergrowth.runs.stored_experiment import stored_experiment
 
-EFFICIENCY, METADATA = "efficiency", "metadata"
+EFFICIENCY, METADATA, TOTAL, PASSES = "efficiency", "metadata", "total GB", "forward passes"
 TIER = "tier "
 _COSTS = {"down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up")}
 _COSTS["computing"] = ("compute_seconds",)
@@ -38,6 +39,8 @@ def measure(store: Store, run: str, metric: str) -> float:
     - `metadata`: the megabytes that all devices together send in the last round besides their models;
     - `down`, `up`: the MB (of 2^20 bytes) that a device gets or sends when it is asked, mean over all asks;
     - `traffic`, `traffic GB`: the MB or GB (of 2^30 bytes) of a device in all rounds, mean over devices;
+    - `total GB`: the GB (of 10^9 bytes) of all devices in all rounds, without what came before the first one;
+    - `forward passes`: the FLOPs of all devices in all rounds, in forward passes of the model for one image;
     - `computing`: the simulated seconds that a device computes when it is asked, mean over all asks;
     - `tier NAME`: the mean accuracy of the devices of this class on their own test samples, in per cent;
     - a figure about pruned models, see `pruned_models.measure_pruned`.
@@ -46,6 +49,11 @@ def measure(store: Store, run: str, metric: str) -> float:
         return measure_pruned(store, run, metric)
     if metric.removesuffix(" GB") in _COSTS:
         return _mean_cost(store, run, metric)
+    if metric == TOTAL:
+        summary = store.run(run)["summary"]
+        return float(summary["bytes_up"] + summary["bytes_down"]) / 1e9
+    if metric == PASSES:
+        return _forward_passes(store, run)
     rounds = store.rounds(run)
     if metric.startswith(TIER):
         return 100 * _tier_accuracy(store, run, metric.removeprefix(TIER))
@@ -93,6 +101,12 @@ def _mean_cost(store: Store, run: str, metric: str) -> float:
     total = math.fsum(cost[column] for cost in costs for column in _COSTS[name])
     mean = total / (len(costs) if name == "traffic" else sum(cost["asked"] for cost in costs))
     return mean if name == "computing" else mean / 2 ** (30 if gigabytes else 20)
+
+
+def _forward_passes(store: Store, run: str) -> float:
+    row = store.run(run)
+    one = 2 * count_products(result_of(store, run).model, torch.zeros(1, *row["experiment"]["shape"]))
+    return float(row["summary"]["flops"]) / one
 
 
 def _tier_accuracy(store: Store, run: str, tier: str) -> float:

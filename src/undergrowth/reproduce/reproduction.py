@@ -21,6 +21,7 @@ from undergrowth.reproduce.results import TableResult
 from undergrowth.reproduce.table import Place, Raw, Table
 from undergrowth.reproduce.table_cells import build_cells, data_sections, data_source
 from undergrowth.reproduce.table_plan import TablePlan, plan_table
+from undergrowth.reproduce.weights import weights_source
 from undergrowth.runs import Store
 from undergrowth.sweeps.jobs import Job, RunIndex
 from undergrowth.sweeps.worker_pool import JobResults, WorkerPool
@@ -234,9 +235,10 @@ def _count_all(jobs: Mapping[str, Job]) -> dict[str, Work]:
 
 
 def data_sources(table: Table, scale: str) -> set[str]:
-    """The data sets that a table needs at a scale, by the names that `--data-path` uses."""
+    """The data sets and weights that a table needs at a scale, by the names that `--data-path` uses."""
     experiments = [raw for cell in build_cells(table, scale) for raw in cell.experiments]
-    return {data_source(section) for raw in experiments for section in data_sections(raw).values()}
+    data = {data_source(section) for raw in experiments for section in data_sections(raw).values()}
+    return data | {source for raw in experiments if (source := weights_source(raw))}
 
 
 def count_runs(table: Table, scale: str) -> int:

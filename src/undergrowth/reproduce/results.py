@@ -63,6 +63,7 @@ class TableResult:
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a cell → reason
     failed: Mapping[str, str] = field(default_factory=dict)  # name of a cell → reason
     unfinished: Mapping[str, str] = field(default_factory=dict)  # name of a cell → seeds left by the time limit
+    missing: Mapping[str, str] = field(default_factory=dict)  # what cells that are left out lack → how to get it
 
     @cached_property
     def orderings(self) -> list[OrderingResult]:

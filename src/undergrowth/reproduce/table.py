@@ -22,7 +22,7 @@ from undergrowth.runs.sections import Section
 
 SCALES = ("full", "small", "smoke")
 FIGURE = "figure-"  # begins the name of a figure
-_FIGURE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?")
+_FIGURE_PATTERN = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:±(\d+(?:\.\d+)?))?")
 
 Place = tuple[str, str]  # row and column
 Raw = dict[str, Any]  # an experiment, or a part of one, before validation
@@ -35,7 +35,8 @@ class Figure(NamedTuple):
     spread: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" if self.spread is None else f"{self.mean:.2f} ± {self.spread:.2f}"
+        form = ".2f" if self.mean == 0 or 0.1 <= abs(self.mean) < 1e5 else ".4g"
+        return f"{self.mean:{form}}" if self.spread is None else f"{self.mean:{form}} ± {self.spread:{form}}"
 
 
 def _parse_figure(text: Any) -> Figure | None:

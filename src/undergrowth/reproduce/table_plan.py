@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from undergrowth.core import InputError
-from undergrowth.data import describe
-from undergrowth.reproduce.data_paths import DataPaths
+from undergrowth.reproduce.data_paths import DataPaths, how_to_get
 from undergrowth.reproduce.jobs import CellPlan, plan_cell
 from undergrowth.reproduce.metrics import mean_curve, measure
 from undergrowth.reproduce.results import CellResult, TableResult, published_figure, run_cost
@@ -44,6 +43,7 @@ class TablePlan:
             {plan.cell.name: f"missing data: {', '.join(sorted(plan.missing))}" for plan in self.cells if plan.missing},
             failed,
             {plan.cell.name: text for plan in self.cells if (text := _unfinished(plan.jobs, finished))},
+            _missing(self.cells),
         )
 
     def _cell_result(self, store: Store, plan: CellPlan, finished: JobResults) -> CellResult:
@@ -70,8 +70,8 @@ def plan_table(
     cells = build_cells(table, scale, only)
     plans = tuple(plan_cell(cell, seeds.get(cell.place, usual), run, paths, index) for cell in cells)
     if not any(plan.jobs for plan in plans):
-        needed = sorted({source for plan in plans for source in plan.missing})
-        raise InputError(f"table {table.name} needs missing data: {'; '.join(map(_data_advice, needed))}")
+        needed = [f"{source} ({how})" for source, how in _missing(plans).items()]
+        raise InputError(f"table {table.name} needs missing data: {'; '.join(needed)}")
     return TablePlan(table, scale, plans)
 
 
@@ -86,10 +86,6 @@ def _unfinished(jobs: Sequence[Job], finished: JobResults) -> str:
     return f"{count} of {len(jobs)} seeds" if count else ""
 
 
-def _data_advice(source: str) -> str:
-    """How to get a missing data set."""
-    try:
-        how = describe(source).how_to_get
-    except InputError:
-        how = "write it as an .npz file"
-    return f"{source} (give --data-path {source}=FOLDER; {how})"
+def _missing(plans: Sequence[CellPlan]) -> dict[str, str]:
+    """The data sets and weights that cells lack, and how to get them."""
+    return {source: how_to_get(source) for source in sorted({source for plan in plans for source in plan.missing})}

@@ -69,12 +69,14 @@ class Job:
 
 
 def experiment_key(described: Experiment) -> str:
-    """Everything in an experiment that changes its result: no file paths, torch device or engine."""
+    """Everything in an experiment that changes its result: no folders, torch device or engine."""
     raw = fill(described.model_dump(mode="json"), option_defaults(described))
     for section in ("data", "public"):
         if isinstance(raw.get(section), dict):
             raw[section].pop("path", None)
     raw["run"] = {key: raw["run"][key] for key in _RUN_KEYS_THAT_CHANGE_RESULTS}
+    if raw["start"]["weights"]:
+        raw["start"]["weights"] = Path(raw["start"]["weights"]).name
     for model in (raw["model"], *raw["model"]["ladder"]):
         if isinstance(model, dict) and model.get("weights"):
             # The folder of the file is named after the run that trained the weights.
@@ -139,4 +141,5 @@ class RunIndex:
 
 def _location(described: Experiment) -> tuple[Any, ...]:
     raw = described.model_dump()
-    return (raw["run"]["device"], *((raw.get(section) or {}).get("path") for section in ("data", "public")))
+    paths = ((raw.get(section) or {}).get("path") for section in ("data", "public"))
+    return (raw["run"]["device"], raw["start"]["weights"], *paths)

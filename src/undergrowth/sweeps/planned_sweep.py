@@ -19,7 +19,7 @@ from undergrowth.sweeps.jobs import Job
 from undergrowth.sweeps.layers import merge_layers
 
 # Files are not part of the key of an experiment, but two variants may differ in nothing else.
-_FILES = ("data.path", "model.weights", "public.path")
+_FILES = ("data.path", "model.weights", "public.path", "start.weights")
 _WITHOUT_EFFECT = ("run.seed", "run.out")
 
 
