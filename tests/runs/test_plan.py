@@ -30,7 +30,17 @@ SETTINGS = {
 
 
 # The first round that is typical of all later ones, if it is not round 1.
-USUAL = {"fedfsc": 2, "fedfsc-plus": 2, "fscprox": 3, "fedmd": 2, "fedkad": 2, "fedmezo": 2, "prunefl": 2, "pafl": 2}
+USUAL = {
+    "fedfsc": 2,
+    "fedfsc-plus": 2,
+    "fscprox": 3,
+    "fedmd": 2,
+    "fedkad": 2,
+    "fedmezo": 2,
+    "prunefl": 2,
+    "pafl": 2,
+    "ifca": 2,
+}
 FIXED = {"options": {"f_n": 0.5, "stragglers": "fixed"}}  # the same devices are stragglers in every round
 ALONE = {"public": 0.1, "options": {"pretrain_epochs": 2}}
 SMALL_STEPS = {"public": 0.1, "options": {"beta": 1.0, "transfer_lr": 0.01, "metadata_lr": 0.01}}

@@ -62,7 +62,7 @@ def strongest_channels(model: Model, weights: Weights, fraction: float, whole: f
         assert isinstance(norms, Tensor)
         grains = norms.reshape(-1, channels.grain).sum(1)
         order = grains.sort(descending=True, stable=True).indices[: channels.kept(1 - fraction) // channels.grain]
-        positions = order.sort().values[:, None] * channels.grain + torch.arange(channels.grain)
+        positions = order.sort().values[:, None] * channels.grain + torch.arange(channels.grain, device=order.device)
         kept.append(positions.flatten())
     return kept
 

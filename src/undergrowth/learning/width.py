@@ -224,4 +224,4 @@ def _widths(shapes: Mapping[str, torch.Size], found: Found) -> Widths:
 
 def _blocks(index: Tensor, size: int) -> Tensor:
     """The positions of the entries of these channels, `size` entries per channel."""
-    return index if size == 1 else (index[:, None] * size + torch.arange(size)).flatten()
+    return index if size == 1 else (index[:, None] * size + torch.arange(size, device=index.device)).flatten()

@@ -22,4 +22,5 @@ def add_projection(module: Staged, size: int, layers: Layers) -> Staged:
     stages["projection"] = nn.Sequential(layers.linear(features, features), nn.ReLU(), layers.linear(features, size))
     stages["head"] = layers.linear(size, last.out_features, last=True)
     moved = {level: "projection" for level, stage in module.levels.items() if stage == "head" and level != "head"}
-    return Staged(stages, {**module.levels, **moved, "projection": "projection"}, module.published)
+    below = {level: stage for level, stage in module.levels.items() if level != "head"}
+    return Staged(stages, {**below, **moved, "projection": "projection", "head": "head"}, module.published)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from undergrowth.core import Ask, AskId, Deadline, InputError, Node, Packet, Reducer
+from undergrowth.core import Ask, AskId, Deadline, InputError, Node, Packet, Reducer, State
 from undergrowth.devices import FREE, LinkProfile
 from undergrowth.devices.meter import Meter
 from undergrowth.runs.federation import Federation
@@ -24,6 +24,7 @@ class _Branch:
     asks: list[Ask] = field(default_factory=list)
     deadline: float | None = None
     enough: int | None = None
+    state: State = field(default_factory=dict)  # of the node, after the packet of its parent
     seconds: float = 0.0  # from its start to its answer
     late: int = 0  # children that are not back by the deadline
     kinds: Counter[Hashable] = field(default_factory=Counter)  # kind of upload → how many of the devices below send it
@@ -67,7 +68,12 @@ def price_tree(name: str, federation: Federation) -> list[Row]:
     topology = federation.topology
     if not topology.parents:
         return []
-    branches = dict(_ask_all(federation))
+    root = federation.driver.root
+    root.initialise()
+    steady, known = root.server.steady_state(federation.task, root.state), {}
+    if steady is not root.state:  # what servers below know after the first round
+        known = {name: branch.state for name, branch in _ask_all(federation, root.state, {})}
+    branches = dict(_ask_all(federation, steady, known))
     uploads = _Uploads(federation)
     for node in reversed([*branches]):  # children before their parents
         _price_branch(federation, node, branches, uploads)
@@ -99,9 +105,12 @@ def check_server_deadlines(federation: Federation) -> None:
             )
 
 
-def _ask_all(federation: Federation) -> Iterator[tuple[str, _Branch]]:
-    """What every node would ask in a typical round, from the root down."""
-    task, topology, root = federation.task, federation.topology, federation.driver.root
+def _ask_all(federation: Federation, state: State, known: Mapping[str, State]) -> Iterator[tuple[str, _Branch]]:
+    """What every node would ask in a round, from the root down.
+
+    `state` is that of the root, and `known` has those of the nodes below it; a node that is not there has none yet.
+    """
+    topology = federation.topology
     packets: dict[str, Packet] = {}
     for name in topology.children:
         node = federation.nodes[name]
@@ -110,10 +119,11 @@ def _ask_all(federation: Federation) -> Iterator[tuple[str, _Branch]]:
             devices=node.devices, samples=node.samples,
         )  # fmt: skip
         if node.is_root:
-            root.initialise()
-            copy.adopt_state(node.server.steady_state(task, root.state))
+            copy.adopt_state(state)
             copy.start()
         elif name in packets:
+            if name in known:
+                copy.adopt_state(known[name])
             copy.start(Ask(AskId(name, 0, 0), packets[name]))
         else:
             continue
@@ -121,7 +131,7 @@ def _ask_all(federation: Federation) -> Iterator[tuple[str, _Branch]]:
         asks = [command for command in commands if isinstance(command, Ask)]
         packets.update({ask.child: ask.packet for ask in asks if ask.child in topology.children})
         deadline = next((command.seconds for command in commands if isinstance(command, Deadline)), None)
-        yield name, _Branch(asks, deadline, copy.enough)
+        yield name, _Branch(asks, deadline, copy.enough, copy.state)
 
 
 def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch], uploads: _Uploads) -> None:
