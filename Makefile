@@ -24,7 +24,7 @@ test: check  ## sets up everything and passes the tests
 test-arithmetic: .venv/dev  ## the tests of equality once more, with another CPU's rounding
 	$(OTHER_ARITHMETIC) $(PYTEST) -m "equality and not slow"
 
-test-all: check test-extras  ## all tests, also the slow ones: the full product of methods and engines, Ray, the wheel; with coverage
+test-all: check .venv/slow test-extras  ## all tests, also the slow ones: the full product of methods and engines, Ray, the wheel; with coverage
 	$(PYTEST) -m "" --cov --cov-report=term:skip-covered
 
 test-extras: .venv-extras/ready  ## the tests that need the libraries of optional extras: Parquet, Hugging Face, pandas, trackers
@@ -48,6 +48,10 @@ bench: .venv/base  ## the benchmarks, each against a reference in the same run; 
 .venv/dev: .venv/base
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch .venv/dev
+
+.venv/slow: .venv/dev
+	$(BIN)/pip install --quiet --editable ".[slow]"
+	touch .venv/slow
 
 .venv-extras/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-extras

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ LAYERS = ("lower.0", "lower.3", "upper.2")
 SIZES = [len(shard) for shard in SHARDS.values()]
 RANK, ALPHA = 2, 3.0
 ADAPTED = replace(TASK, model=Model(WithAdapters(build, Adapters(RANK, ALPHA, LAYERS))))
-BASE = TASK.model.module  # what is frozen has the same values wherever a model is built
+BASE = deepcopy(TASK.model.module).eval()  # what is frozen has the same values wherever a model is built
 
 
 # Plain loops -------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ def train_changes(changes: Callable[[Weights], Mapping[str, Tensor]], start: Wei
             orders = shuffles(device_context(device, number), len(shard))
             for rows in (rows for order in orders for rows in order.split(TASK.train.batch)):
                 optimiser.zero_grad()
-                outputs = functional_call(BASE.eval(), merged(changes(own), own), (shard.x[rows],))
+                outputs = functional_call(BASE, merged(changes(own), own), (shard.x[rows],))
                 functional.cross_entropy(outputs, shard.y[rows]).backward()
                 optimiser.step()
             trained.append({name: value.detach() for name, value in own.items()})
