@@ -30,6 +30,8 @@ def resources() -> tuple[set[str], set[int], set[threading.Thread]]:
 @pytest.mark.parametrize("settings", SETTINGS, ids=["defaults", "workers", "gpus"])
 @pytest.mark.parametrize("name", ENGINES)
 def test_constructing_and_closing_an_engine_starts_nothing(name, settings):
+    if name == "ray":
+        pytest.importorskip("ray")
     before = resources()
     engine = ENGINES[name](settings)
     assert resources() == before

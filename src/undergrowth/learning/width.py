@@ -97,11 +97,10 @@ class Widths:
         values: dict[str, Tensor] = {}
         masks: dict[str, Tensor] = {}
         for name, value in cut.items():
-            positions: list[Tensor] = [torch.arange(size) for size in self.shapes[name][:2]]
+            positions: list[Tensor] = [torch.arange(size, device=value.device) for size in self.shapes[name][:2]]
             for axis in self.axes.get(name, ()):
-                positions[axis.dimension] = _blocks(kept[axis.channels], axis.block)
-            grid = torch.meshgrid(positions, indexing="ij") if positions else ()
-            at = tuple(position.to(value.device) for position in grid)
+                positions[axis.dimension] = _blocks(kept[axis.channels], axis.block).to(value.device)
+            at = tuple(torch.meshgrid(positions, indexing="ij")) if positions else ()
             values[name] = value.new_zeros(self.shapes[name]).index_put(at, value) if at else value
             masks[name] = torch.zeros(self.shapes[name], dtype=torch.bool, device=value.device)
             masks[name][at or ...] = True
