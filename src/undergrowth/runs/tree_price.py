@@ -52,7 +52,7 @@ class _Path:
         return self.devices + self.latency + self.down + self.up
 
     def behind(self, link: LinkProfile, bytes_down: int, bytes_up: int) -> _Path:
-        """The path seen from the other end of a link that carries so many bytes."""
+        """The path that is longer by `link`, which carries so many bytes in each direction."""
         down, up = max(self.down, bytes_down / link.down), max(self.up, bytes_up / link.up)
         return _Path(self.devices, self.latency + 2 * link.latency, down, up)
 
