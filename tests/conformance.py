@@ -215,7 +215,7 @@ def record(raw: Mapping[str, Any], on_round: Callable[..., None] | None = None) 
     return result, engine
 
 
-def replay(recorded: RecordingEngine, name: str, **settings: Any) -> dict[str, float]:
+def assert_replayed(recorded: RecordingEngine, name: str, **settings: Any) -> dict[str, float]:
     """Gives the recorded jobs to the engine `name` and compares what it returns and what the devices keep.
 
     Returns the engine's facts about its last jobs.

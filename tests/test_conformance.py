@@ -32,10 +32,10 @@ from .conformance import (
     UPLOADS_DEPEND_ON_VALUES,
     RecordingEngine,
     assert_close,
+    assert_replayed,
     augmented_experiment,
     experiment,
     record,
-    replay,
     representatives,
     resume,
     run,
@@ -92,12 +92,12 @@ def serial(method: str, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 @pytest.mark.parametrize("engine", [name for name in REPLAYED if name in ENGINES])
 @pytest.mark.parametrize("method", CLIENTS, indirect=True)
 def test_an_engine_returns_what_the_serial_engine_returns(method: str, engine: str, serial: Recorded) -> None:
-    replay(serial.engine, engine, **REPLAYED[engine])
+    assert_replayed(serial.engine, engine, **REPLAYED[engine])
 
 
 @pytest.mark.parametrize("method", STACKED_IN_WORKERS, indirect=True)
 def test_stacks_in_workers_return_what_the_serial_engine_returns(method: str, serial: Recorded) -> None:
-    replay(serial.engine, "processes", **REPLAYED["processes with stacks"])
+    assert_replayed(serial.engine, "processes", **REPLAYED["processes with stacks"])
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def augmented(method: str, tmp_path_factory: pytest.TempPathFactory) -> Recordin
 
 @pytest.mark.parametrize("method", AUGMENTED, indirect=True)
 def test_stacked_clients_are_augmented_as_on_the_serial_engine(method: str, augmented: RecordingEngine) -> None:
-    facts = replay(augmented, "vector")
+    facts = assert_replayed(augmented, "vector")
     assert facts["stacked"] > 0 and facts["not_stacked"] == 0
 
 
@@ -133,7 +133,7 @@ def test_a_wrong_engine_is_noticed(
 ) -> None:
     monkeypatch.setitem(ENGINES, "wrong", engine)
     with pytest.raises(AssertionError):
-        replay(serial.engine, "wrong")
+        assert_replayed(serial.engine, "wrong")
 
 
 @pytest.mark.parametrize("method", SERVERS, indirect=True)
