@@ -18,7 +18,7 @@ from undergrowth.reproduce.table import FIGURE, Raw, Table
 
 @cache
 def load_tables() -> dict[str, Table]:
-    """All tables and figures by their first number, in numerical order; those of an appendix are last."""
+    """All tables and figures by their first number, in numerical order, then those of an appendix, then named ones."""
     folder = resources.files(__package__) / "tables"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     raw = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
@@ -27,10 +27,10 @@ def load_tables() -> dict[str, Table]:
     return {table.name: table for table in loaded}
 
 
-def _order(table: Table) -> tuple[str, int, int, bool]:
-    chapter, number = table.name.removeprefix(FIGURE).split(".")
+def _order(table: Table) -> tuple[bool, str, int, int, bool]:
+    chapter, dot, number = table.name.removeprefix(FIGURE).partition(".")
     letter, count = ("", int(chapter)) if chapter.isdecimal() else (chapter, 0)
-    return letter, count, int(number), table.is_figure
+    return not dot, letter, count, int(number or 0), table.is_figure
 
 
 def _with_base(raw: Raw, files: Mapping[str, Raw]) -> Raw:

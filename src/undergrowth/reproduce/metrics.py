@@ -21,9 +21,10 @@ from undergrowth.runs.result import result_of
 from undergrowth.runs.stored_experiment import stored_experiment
 
 EFFICIENCY, METADATA, TOTAL, PASSES = "efficiency", "metadata", "total GB", "forward passes"
-TIER = "tier "
+TIER, OWN_DATA, ALL_DATA = "tier ", "own data ", "all data "
 _COSTS = {"down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up")}
 _COSTS["computing"] = ("compute_seconds",)
+ROOT = "root"
 Curve = tuple[tuple[int, float], ...]  # pairs of a round and a value
 
 
@@ -43,6 +44,9 @@ def measure(store: Store, run: str, metric: str) -> float:
     - `forward passes`: the FLOPs of all devices in all rounds, in forward passes of the model for one image;
     - `computing`: the simulated seconds that a device computes when it is asked, mean over all asks;
     - `tier NAME`: the mean accuracy of the devices of this class on their own test samples, in per cent;
+    - `own data N`: the mean accuracy on the test samples of each device, of the model N links above the device after the
+      last round, in per cent: 0 is the device's own model, 1 that of its server, `root` that of the root;
+    - `all data N`: the mean accuracy of these models on the central test set, for N of at least 1 or `root`;
     - a figure about pruned models, see `pruned_models.measure_pruned`.
     """
     if metric in PRUNED:
@@ -57,6 +61,8 @@ def measure(store: Store, run: str, metric: str) -> float:
     rounds = store.rounds(run)
     if metric.startswith(TIER):
         return 100 * _tier_accuracy(store, run, metric.removeprefix(TIER))
+    if metric.startswith((OWN_DATA, ALL_DATA)):
+        return 100 * _accuracy_at(store, run, metric)
     if metric == "final":
         return 100 * float(rounds[-1]["accuracy"])
     if metric.startswith("class "):
@@ -113,6 +119,26 @@ def _tier_accuracy(store: Store, run: str, tier: str) -> float:
     found = [each.get("accuracy") for each in store.devices(run) if each["tier"] == tier]
     known = [value for value in found if value is not None]
     return _known(statistics.fmean(known) if known else None, run, f"{TIER}{tier}")
+
+
+def _accuracy_at(store: Store, run: str, metric: str) -> float:
+    """The accuracy of models by their distance from the devices. Without models below the root, all use the root's."""
+    tree, links = store.run(run)["summary"].get("tree"), metric.rpartition(" ")[2]
+    own = metric.startswith(OWN_DATA)
+    if not tree and own:
+        found = [each.get("accuracy") for each in store.devices(run)]
+    elif not tree:
+        found = [store.rounds(run)[-1]["accuracy"]]
+    elif own:
+        last = tree["distances"][-1]["distance"]
+        wanted = last if links == ROOT else int(links)
+        found = [row["score"] for row in tree["distances"] if row["distance"] == wanted]
+    else:
+        deepest = max(row["depth"] for row in tree["nodes"])
+        wanted = 0 if links == ROOT else deepest + 1 - int(links)
+        found = [row["score"] for row in tree["nodes"] if row["depth"] == wanted]
+    known = [value for value in found if value is not None]
+    return _known(statistics.fmean(known) if known else None, run, metric)
 
 
 def _metadata_bytes(rounds: Sequence[dict[str, Any]]) -> float:

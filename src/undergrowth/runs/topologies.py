@@ -20,7 +20,7 @@ from undergrowth.topology import ROOT, Topology, build_topology, devices_named, 
 _OF_METHODS = ("rounds", "asynchronous", "proxy")  # the others are settings of the run for one node
 
 
-def population_topology(text: str, population: Population) -> Topology:
+def population_topology(text: str | Mapping[str, Any], population: Population) -> Topology:
     """The topology of a setting for the devices of a population."""
 
     def groups(field: str) -> Sequence[str]:
