@@ -13,9 +13,7 @@ from undergrowth.topology.topology import Groups, Topology, build_levels
 from undergrowth.topology.topology_file import check_content, place_devices, read_topology
 
 
-def build_topology(
-    text: str | Mapping[str, Any], devices: Sequence[str], groups: Groups | None = None
-) -> Topology:
+def build_topology(text: str | Mapping[str, Any], devices: Sequence[str], groups: Groups | None = None) -> Topology:
     """The topology of a setting: `star`, `tree:4x5` for four edge servers with five devices each, or a file.
 
     `tree:2x4x5` has two levels of servers below the root. A dictionary has the keys of a file. `groups` returns the

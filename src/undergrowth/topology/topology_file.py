@@ -8,7 +8,8 @@
       tokyo: {devices: rest, deadline: 60}
 
 `devices` are names, a number (the next ones that no list names), or `rest`. Every device must be below one server.
-Settings of a node: rounds, sample, quorum, deadline, asynchronous, proxy.
+Settings of a node: rounds, sample, quorum, deadline, asynchronous, link, and proxy, a fraction of the run's public data
+or the section of a data set, such as {name: mnist, samples: 500}.
 
     tree: {by: [language]}                           # a server language-french for each value of a field
     tree: {by: [{language: {romance: [french, italian], germanic: [german]}}, language]}    # groups of values, then values
@@ -106,11 +107,15 @@ def _as_row(place: str, row: Any) -> dict[str, Any]:
 
 
 def _read_settings(place: str, row: Mapping[str, Any]) -> NodeSettings:
-    for key in ("sample", "quorum", "proxy"):
+    for key in ("sample", "quorum", *(["proxy"] if not isinstance(row.get("proxy"), Mapping) else [])):
         _check(place, row, key, lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1")
     _check(place, row, "deadline", lambda value: _is_number(value) and value > 0, "a number of seconds above 0")
     _check(place, row, "rounds", lambda value: type(value) is int and value > 0, "a whole number of at least 1")
     _check(place, row, "asynchronous", lambda value: isinstance(value, bool), "true or false")
+    _check(
+        place, row, "proxy", lambda value: not isinstance(value, Mapping) or isinstance(value.get("name"), str),
+        "a fraction of the run's public data, or a data set, such as {name: mnist, samples: 500}",
+    )  # fmt: skip
     _check(place, row, "link", lambda value: isinstance(value, str), "the name of a link, such as metro")
     return NodeSettings(**{key: row[key] for key in _SETTINGS if key in row})
 
