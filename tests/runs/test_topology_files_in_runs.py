@@ -63,16 +63,18 @@ def test_proxy_data_of_a_node_may_be_another_data_set(file: Path, tmp_path: Path
     nodes = build(file, {"name": "bhfl", "proxy": "before"}).nodes  # without data of the run's own
     left, right = (nodes[name].task.public for name in ("left", "right"))
     assert len(left) == len(right) == 12 and not torch.equal(left.x, right.x)
-    assert 3 <= left.x.min() and left.x.max() < 3.3 and nodes["server"].task.public is None
+    assert left.x.min() >= 3 and left.x.max() < 3.3 and nodes["server"].task.public is None
     assert torch.equal((100 * (left.x[:, 0, 0, 0] - 3)).round() % 10, left.y)
-    run = dict(method="bhfl", options={"proxy": "before"}, model="logistic", clients=6, out=tmp_path, progress=False)
-    result = ug.run(topology=file, rounds=1, **run)
+    result = ug.run(
+        "bhfl", options={"proxy": "before"}, topology=file, model="logistic", clients=6, rounds=1, out=tmp_path,
+        progress=False,
+    )  # fmt: skip
     assert [row["score_proxy"] is None for row in result.tree["nodes"]] == [True, False, False]
     file.write_text(f"nodes: {{left: {{devices: rest, proxy: {{name: npz, path: {tmp_path / 'other.npz'}}}}}}}")
     with pytest.raises(InputError, match=r"topology: proxy of node 'left': public.*has 7 classes"):
         build(file, {"name": "bhfl", "proxy": "before"})
     file.write_text("nodes: {left: {devices: rest, proxy: {path: far.npz}}}")
-    with pytest.raises(InputError, match="proxy is .* and must be a fraction of the run's public data, or a data set"):
+    with pytest.raises(InputError, match=r"proxy is .* and must be a fraction of the run's public data, or a data set"):
         build(file, {"name": "bhfl", "proxy": "before"})
 
 

@@ -103,7 +103,8 @@ def rounds_of(topology: Topology, node: str, method: Method) -> int:
 def node_task(topology: Topology, node: str, task: Task, method: Method, seed: int, named: Mapping[str, Shard]) -> Task:
     """The task with the training settings and the proxy data of a node. Nodes have different public samples.
 
-    `named` has the proxy data of the nodes that name a data set. A node waits as long as the rounds of the nodes below it may last, unless it has a deadline of its own.
+    `named` has the proxy data of the nodes that name a data set. A node waits as long as the rounds of the nodes below
+    it may last, unless it has a deadline of its own.
     """
     settings = topology.of(node)
     training = settings.given.keys() - {*_OF_METHODS, "link"}

@@ -17,9 +17,9 @@ if TYPE_CHECKING:  # federation.py imports the evaluation
 def score_tree(federation: Federation) -> dict[str, Any]:
     """The main metric of the nodes' models and, by the number of links, of those on the way from a device to the root.
 
-    Empty for a method whose nodes have no models of their own, and in a star unless its devices keep models. `nodes` has a row for every node with a
-    model. `distances` has the mean over devices on their own test samples: of their own model, of the model one link
-    above, and so on.
+    Empty for a method whose nodes have no models of their own, and in a star unless its devices keep models. `nodes`
+    has a row for every node with a model. `distances` has the mean over devices on their own test samples: of their own
+    model, of the model one link above, and so on.
     """
     models, method = _models(federation), type(federation.method)
     keeps_all = method.node_model is not Method.node_model and method.personal is not Method.personal

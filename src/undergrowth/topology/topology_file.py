@@ -12,7 +12,7 @@ Settings of a node: rounds, sample, quorum, deadline, asynchronous, link, and pr
 or the section of a data set, such as {name: mnist, samples: 500}.
 
     tree: {by: [language]}                           # a server language-french for each value of a field
-    tree: {by: [{language: {romance: [french, italian], germanic: [german]}}, language]}    # groups of values, then values
+    tree: {by: [{language: {romance: [french, italian], germanic: [german]}}, language]}   # groups of values first
     tree: {servers: [2, 3], skew: 0.5}               # levels of servers; each last one has half the devices of the next
 
 Several fields make several levels. The field `label` is always there: the most frequent class of a device. Beside
