@@ -1,14 +1,12 @@
-"""The shipped example system runs flat, with two levels and with three, and asynchronous trees agree on engines."""
+"""The shipped example system runs flat, with two levels and with three."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.conformance import assert_close, experiment, run, weights
 from undergrowth.runs.execution import start
 from undergrowth.runs.experiment_file import read
 
@@ -43,16 +41,3 @@ def test_the_example_system_runs_on_writers(
     result = start({**raw, "run": {"out": str(tmp_path), "engine": "serial"}})
     assert max(row["depth"] for row in result.tree["nodes"]) == depth
     assert len(result.clients) == 539 and [row["distance"] for row in result.tree["distances"]] == [*range(depth + 2)]
-
-
-@pytest.mark.slow
-def test_an_asynchronous_tree_gives_the_same_on_another_engine(tmp_path: Path) -> None:
-    def go(engine: str) -> Any:
-        raw = experiment("bhfl", tmp_path, "tree:2x3", engine=engine)
-        raw["model"] = {"name": "logistic"}
-        raw["method"] |= {"execution": ["synchronous", "asynchronous"], "rounds_per_level": 2, "residuals": "norm:1"}
-        return run(raw)
-
-    serial, vector = go("serial"), go("vector")
-    assert_close(weights(vector), weights(serial))
-    assert serial.ledger.bytes_up == vector.ledger.bytes_up
