@@ -110,7 +110,7 @@ def node_task(topology: Topology, node: str, task: Task, method: Method, seed: i
     training = settings.given.keys() - {*_OF_METHODS, "link"}
     changed: dict[str, Any] = {key: settings.given[key] for key in training}
     if "deadline" not in changed and task.train.deadline is not None:
-        changed["deadline"] = task.train.deadline * _rounds_below(topology, node, method)
+        changed["deadline"] = task.train.deadline * rounds_below(topology, node, method)
     if changed:
         task = replace(task, train=replace(task.train, **changed))
     if node in named:
@@ -129,9 +129,9 @@ def node_task(topology: Topology, node: str, task: Task, method: Method, seed: i
     return replace(task, public=task.public.take(rows.to(task.public.x.device)))
 
 
-def _rounds_below(topology: Topology, node: str, method: Method) -> int:
+def rounds_below(topology: Topology, node: str, method: Method) -> int:
     """The most rounds of devices, one after the other, in one round of a node."""
     nodes = [child for child in topology.children[node] if child in topology.children]
     return max(
-        (rounds_of(topology, child, method) * _rounds_below(topology, child, method) for child in nodes), default=1
+        (rounds_of(topology, child, method) * rounds_below(topology, child, method) for child in nodes), default=1
     )
