@@ -16,8 +16,6 @@ from undergrowth.cli.output import (
     print_json,
 )
 
-_COSTS_TO_REACH = ("round", "simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
-
 
 def compare(
     runs: RunNames,
@@ -34,6 +32,7 @@ def compare(
     Example: undergrowth compare 20260102-101500 last --accuracy 0.9
     """
     from undergrowth.core import InputError
+    from undergrowth.exchange import ROUND_COST_KEYS
     from undergrowth.report import find_runs
     from undergrowth.report.personal_tables import CHANGE_COLUMNS, change_from, change_rows, percent, shared_models
     from undergrowth.report.run_record import (
@@ -44,7 +43,7 @@ def compare(
         shared_metric,
         short_labels,
     )
-    from undergrowth.report.tables import COSTS, NO_VALUE, describe_value, score, table
+    from undergrowth.report.tables import NO_VALUE, SHOWN_COSTS, describe_value, score, table
 
     folder, names = find_runs(runs, out)
     with open_store(folder) as store:
@@ -66,7 +65,7 @@ def compare(
             "metric": main.name,
             f"common_{main.name}": common,
             main.name: target,
-            "to_reach_it": [row and {key: row[key] for key in _COSTS_TO_REACH} for row in reached],
+            "to_reach_it": [row and {key: row.get(key) for key in ("round", *ROUND_COST_KEYS)} for row in reached],
             "changes": {
                 model: [asdict(found) for each in records[1:] if (found := change_from(records[0], each, model))]
                 for model in shared_models(records)
@@ -81,7 +80,7 @@ def compare(
     rows.append((f"best {main.name}", *(score(record.best(main)) for record in records)))
     if main.name != "loss":
         rows.append(("loss", *(score(record.totals.get("loss")) for record in records)))
-    for key, title, formatted in COSTS:
+    for key, title, formatted in SHOWN_COSTS:
         rows.append((title, *(formatted(record.totals.get(key)) for record in records)))
     for model in shared_models(records):
         figures = [each.personal.relative_distribution(model) for each in records if each.personal is not None]
@@ -97,7 +96,7 @@ def compare(
         screen.print(table(CHANGE_COLUMNS, changed_devices, title=title, right=range(2, 6)))
     if target is not None:
         costs: list[tuple[Any, ...]] = [("rounds", *(row["round"] if row else NO_VALUE for row in reached))]
-        for key, title, formatted in COSTS:
-            if key in _COSTS_TO_REACH:
-                costs.append((title, *(formatted(row[key]) if row else NO_VALUE for row in reached)))
+        for key, title, formatted in SHOWN_COSTS:
+            if key in ROUND_COST_KEYS:
+                costs.append((title, *(formatted(row.get(key)) if row else NO_VALUE for row in reached)))
         screen.print(table(columns, costs, title=f"to reach {describe_value(main, target)}", right=number_columns))

@@ -13,6 +13,7 @@ from undergrowth.core import Client, InputError, Method, Model, Progress, Train
 from undergrowth.core.samplers import count_of
 from undergrowth.data import Dataset, Population
 from undergrowth.devices import Tracer
+from undergrowth.exchange import ROUND_COSTS, TIMED
 from undergrowth.methods import METHODS
 from undergrowth.runs.builders import build_population, named_model
 from undergrowth.runs.config import Experiment, LinksSection, PublicSection
@@ -164,12 +165,11 @@ def _price_class(
     able = sum(federation.population.size(device) > 0 for device in devices)  # devices without samples are never asked
     profile, joules = federation.fleet.profile(typical.device), typical.total.joules
     return {
-        "flops": typical.total.flops,
         "memory_bytes": typical.total.memory,
         "bytes_down": typical.bytes_down,
         "bytes_up": typical.bytes_up,
         "seconds": typical.total.seconds,
-        "joules": joules,
+        **{cost.of_device: getattr(typical.total, cost.column) for cost in ROUND_COSTS if cost.column in TIMED},
         "verdict": typical.verdict(deadlines[typical.device]),
         "fitting": round(fitting * able / len(priced)),
         "example": typical.device,

@@ -17,7 +17,10 @@ BATTERY_EMPTY = "its battery ran out"
 
 
 class Timing(NamedTuple):  # a tuple, because a simulation makes millions of them
-    """How one job goes: its seconds, its cost for the device, and how it ends."""
+    """How one job goes: its seconds, its cost for the device, and how it ends.
+
+    Checkpoints store it by position: a new field comes last and has a default.
+    """
 
     seconds_down: float = 0.0
     seconds_compute: float = 0.0
@@ -45,6 +48,17 @@ class Timing(NamedTuple):  # a tuple, because a simulation makes millions of the
             joules=self.joules * fraction,
             received=down / self.seconds_down if self.seconds_down else float(seconds > 0),
         )  # fmt: skip
+
+    def then(self, other: Timing) -> Timing:
+        """The timing of two jobs, one after the other, that ends as the first one does."""
+        return self._replace(
+            seconds_down=self.seconds_down + other.seconds_down,
+            seconds_compute=self.seconds_compute + other.seconds_compute,
+            seconds_up=self.seconds_up + other.seconds_up,
+            flops=self.flops + other.flops,
+            memory=max(self.memory, other.memory),
+            joules=self.joules + other.joules,
+        )
 
 
 class Clock:

@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from time import perf_counter
 from typing import Any
 
@@ -22,10 +22,12 @@ from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.node import Node
 from undergrowth.devices import FREE, LinkProfile
 from undergrowth.engines import Engine, Job, Outcome, World
-from undergrowth.exchange import Entry, Ledger, Totals
+from undergrowth.exchange import TIMED, Entry, Ledger, Totals
 from undergrowth.simulation.clock import Clock, Timing
 from undergrowth.simulation.open_asks import OpenAsk, count_bytes, read_content, write_content
 from undergrowth.simulation.pending import Pending
+
+_timed = itemgetter(*(Timing._fields.index(name) for name in TIMED))  # the values of a timing that are booked
 
 
 class Simulation:
@@ -178,12 +180,11 @@ class Simulation:
             timing = timing._replace(seconds_compute=0.0)  # it waited for its children, whose entries have the work
         else:
             self.clock.end_job(child, timing)
-        down, compute, up, flops, memory, joules, _, _, received = timing
         self.ledger.book(
             Entry(
                 self.root.round + 1 if round is None else round,
-                ask.parent, child, outcome, reason, int(ask.bytes_down * received), bytes_up,
-                flops, memory, ask.start, down, compute, up, joules,
+                ask.parent, child, outcome, reason, int(ask.bytes_down * timing.received), bytes_up, ask.start,
+                *_timed(timing),
             )
         )  # fmt: skip
 
