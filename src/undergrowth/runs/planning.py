@@ -165,10 +165,12 @@ def _price_class(
     able = sum(federation.population.size(device) > 0 for device in devices)  # devices without samples are never asked
     profile, joules = federation.fleet.profile(typical.device), typical.total.joules
     return {
+        "flops": typical.total.flops,
         "memory_bytes": typical.total.memory,
         "bytes_down": typical.bytes_down,
         "bytes_up": typical.bytes_up,
         "seconds": typical.total.seconds,
+        # Joules, and costs that were added later; the order of the keys is that of `plan --json`.
         **{cost.of_device: getattr(typical.total, cost.column) for cost in ROUND_COSTS if cost.column in TIMED},
         "verdict": typical.verdict(deadlines[typical.device]),
         "fitting": round(fitting * able / len(priced)),
