@@ -208,8 +208,10 @@ def _map_both(
     `value`, it is taken to be `added(value)`.
     """
     if isinstance(pytree, Mapping):
-        pairs = {name: (value, other[name] if name in other else added(value)) for name, value in pytree.items()}
-        return {name: _map_both(function, *pair, added) for name, pair in pairs.items()}
+        return {
+            name: _map_both(function, value, other[name] if name in other else added(value), added)
+            for name, value in pytree.items()
+        }
     if isinstance(pytree, list | tuple):
         return type(pytree)(_map_both(function, *pair, added) for pair in zip(pytree, other, strict=False))
     return function(pytree, other)
