@@ -59,7 +59,7 @@ class BoundModule:
 
         Frozen layers are always in evaluation mode.
         """
-        # The layers are compared, not the last call: whoever has the module may have changed its mode.
+        # The layers are compared, not the last call: other code may have changed the mode of the module.
         if [layer.training for layer in self._layers] == self._modes.get(training):
             return
         self.module.train(training is True)

@@ -52,7 +52,7 @@ class _Path:
         return self.devices + self.latency + self.down + self.up
 
     def behind(self, link: LinkProfile, bytes_down: int, bytes_up: int) -> _Path:
-        """The path that is longer by `link`, which carries so many bytes in each direction."""
+        """This path with `link` before it, which carries `bytes_down` and `bytes_up` bytes."""
         down, up = max(self.down, bytes_down / link.down), max(self.up, bytes_up / link.up)
         return _Path(self.devices, self.latency + 2 * link.latency, down, up)
 
@@ -225,10 +225,9 @@ class _Uploads:
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self._uploads: dict[Hashable, Packet] = {}
-        self._kinds: dict[
-            int, tuple[Packet, Hashable]
-        ] = {}  # id of a packet → the packet, to keep the id, and its kind
-        self._bytes: dict[Hashable, int] = {}
+        # Id of a packet → the packet, which keeps the id in use, and its kind.
+        self._kinds: dict[int, tuple[Packet, Hashable]] = {}
+        self._known: list[tuple[Reducer, tuple[Hashable, ...], int]] = []  # reducer, kinds → bytes of the result
 
     def kind(self, down: Packet) -> Hashable:
         """What the form of an upload depends on. Uploads of one kind have the same form."""
@@ -252,8 +251,11 @@ class _Uploads:
         )
 
     def _merged(self, reducer: Reducer, kinds: tuple[Hashable, ...]) -> int:
-        if kinds not in self._bytes:
-            with Meter(guess=True):
-                lifted = [reducer.lift(f"device-{n}", self._uploads[kind], 0) for n, kind in enumerate(kinds)]
-                self._bytes[kinds] = reduce(reducer.merge, lifted).nbytes
-        return self._bytes[kinds]
+        for known in self._known:
+            if known[:2] == (reducer, kinds):
+                return known[2]
+        with Meter(guess=True):
+            lifted = [reducer.lift(f"device-{n}", self._uploads[kind], 0) for n, kind in enumerate(kinds)]
+            size = reduce(reducer.merge, lifted).nbytes
+        self._known.append((reducer, kinds, size))
+        return size
