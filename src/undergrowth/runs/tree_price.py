@@ -74,7 +74,7 @@ def price_tree(name: str, federation: Federation) -> list[Row]:
     if steady is not root.state:  # what servers below know after the first round
         known = {name: branch.state for name, branch in _ask_all(federation, root.state, {})}
     branches = dict(_ask_all(federation, steady, known))
-    uploads = _Uploads(federation)
+    uploads = Uploads(federation)
     for node in reversed([*branches]):  # children before their parents
         _price_branch(federation, node, branches, uploads)
     rows = []
@@ -134,7 +134,7 @@ def _ask_all(federation: Federation, state: State, known: Mapping[str, State]) -
         yield name, _Branch(asks, deadline, copy.enough, copy.state)
 
 
-def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch], uploads: _Uploads) -> None:
+def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch], uploads: Uploads) -> None:
     node, branch = federation.nodes[name], branches[name]
     by = branch.deadline if node.server.accepts_partial and not node.server.asynchronous else None
     limit = math.inf if branch.deadline is None else branch.deadline
@@ -170,7 +170,7 @@ def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch
 
 
 def _price_link(
-    federation: Federation, ask: Ask, branch: _Branch, below: _Branch, uploads: _Uploads, limit: float
+    federation: Federation, ask: Ask, branch: _Branch, below: _Branch, uploads: Uploads, limit: float
 ) -> float:
     """Adds the link to a node below; returns the seconds until that node has answered."""
     link, size = federation.server_links[ask.child], ask.packet.nbytes
@@ -219,7 +219,7 @@ def _price_level(federation: Federation, level: dict[str, _Branch]) -> Row:
     }
 
 
-class _Uploads:
+class Uploads:
     """The uploads that devices would send, on meta tensors, and how many bytes combined ones have."""
 
     def __init__(self, federation: Federation) -> None:
