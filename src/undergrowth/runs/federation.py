@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,9 +26,10 @@ from undergrowth.core import (
     check_task,
     suggest,
 )
-from undergrowth.data import Dataset, PooledPopulation, Population
+from undergrowth.data import Dataset, PooledPopulation, Population, pool
 from undergrowth.devices import Failures, Fleet, LinkProfile, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
+from undergrowth.engines.samples import shards_at
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_augmentation, build_sampler, build_selector
 from undergrowth.learning.ladder import assign_counts
@@ -110,6 +112,12 @@ class Federation:
         """The central test set."""
         return self.population.central_test().to(self.world.torch_device)
 
+    @property
+    def present(self) -> Population:
+        """The data as it was in the last round that ended; before the first one, in that one."""
+        shards: Any = shards_at(self.population, max(0, self.driver.root.round - 1))
+        return cast(Population, shards)
+
     @cached_property
     def first_round(self) -> FirstRound:
         """What the server would send to each device in a typical round."""
@@ -162,6 +170,9 @@ def federate(
     device = task.model.torch_device
     world = World(task, method.client, servers, population, States(torch_device=device), links, device)
     clock = build_clock(experiment, devices, population, world, sample.x.dtype)
+    root = next(node for node in nodes.values() if node.is_root)
+    if hasattr(population, "at"):
+        clock.root_round = lambda: root.round
     for node in nodes.values():
         node.knowledge = clock
     notes.extend(method.notes(task))
@@ -184,7 +195,7 @@ def _population(
     public = build_public(experiment, population)
     notes = list(getattr(getattr(population, "dataset", None), "notes", ()))
     if method.pooled:
-        population = PooledPopulation(population)
+        population = pool(population)
     name, devices = population.name, population.devices
     with_slash = next((device for device in devices if "/" in device), None)
     if with_slash is not None:

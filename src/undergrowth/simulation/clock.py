@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from undergrowth.core import Client, Context, Packet, Shard, State, Task
 from undergrowth.devices import Availability, Failures, Fleet, Tracer, Work, price_work
 from undergrowth.engines import States
+from undergrowth.engines.samples import shards_at
 from undergrowth.exchange import Links
 
 BATTERY_EMPTY = "its battery ran out"
@@ -113,7 +114,9 @@ class FleetClock(Clock):
         self._batteries = any(entry.profile.battery is not None for entry in fleet.entries)
         self._used: dict[str, float] = {}  # joules taken from the batteries of devices that have one
         self._priced: dict[str, tuple[tuple[Work, int, float | None], Timing]] = {}  # device → its last price
-        self._labels: dict[str, tuple[int, ...] | None] = {}  # device → samples of each class; filled on demand
+        self.root_round: Callable[[], int] = lambda: 0  # the round of the root, if samples change from round to round
+        # Device → its samples of each class, in a round; filled on demand.
+        self._labels: dict[str, tuple[int, tuple[int, ...] | None]] = {}
         self._empty: set[str] = set()  # devices whose battery ran out
 
     def timing(self, device: str, down: Packet, size: int, context: Context, now: float, by: float | None) -> Timing:
@@ -136,15 +139,16 @@ class FleetClock(Clock):
         return work, known[1]
 
     def _work(self, device: str, down: Packet) -> Work:
-        size = self.population.size(device)
+        size = self.samples(device)
         return self.tracer.work(down, size, self.states.get(device), lambda: self._counts(device, size))
 
     def _counts(self, device: str, size: int) -> tuple[int, ...] | None:
         """How many samples of each class a device has; None if the population knows only their total."""
-        if device not in self._labels:
-            labels = self.population.train(device).y.cpu().flatten()
-            self._labels[device] = tuple(torch.bincount(labels).tolist()) if len(labels) == size else None
-        return self._labels[device]
+        now = self.root_round()
+        if self._labels.get(device, (-1, None))[0] != now:
+            labels = shards_at(self.population, now).train(device).y.cpu().flatten()
+            self._labels[device] = now, tuple(torch.bincount(labels).tolist()) if len(labels) == size else None
+        return self._labels[device][1]
 
     def _price(self, device: str, work: Work, size: int, by: float | None) -> Timing:
         profile = self.fleet.profile(device)
@@ -212,7 +216,7 @@ class FleetClock(Clock):
     # Device facts for servers ---------------------------------------------------------------------------
 
     def samples(self, device: str) -> int:
-        return self.population.size(device)
+        return shards_at(self.population, self.root_round()).size(device)
 
     def seconds(self, device: str, down: Packet) -> float:
         work = self._work(device, down)

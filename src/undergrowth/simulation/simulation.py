@@ -306,7 +306,7 @@ class Simulation:
             if timing.lost:
                 self._pending.push(now + seconds, "device answers", parent, tuple(id))
             elif deadline is None or seconds <= deadline or not synchronous:
-                opened.job = Job(parent, device, down, context, together, timing.limit)
+                opened.job = Job(parent, device, down, context, together, timing.limit, self.root.round)
                 due.append((now + seconds, device))
             # The node will drop a device that is later than the deadline: its result is not needed.
         surely_needed = math.inf  # later answers are needed only if an earlier one is refused
