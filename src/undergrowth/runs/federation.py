@@ -14,13 +14,17 @@ import torch
 from torch import nn
 
 from undergrowth.core import (
+    Client,
     Context,
     InputError,
+    LoopClient,
     Method,
     Model,
     Node,
+    Server,
     Shard,
     Task,
+    Updates,
     check_options,
     check_parts,
     check_task,
@@ -33,6 +37,7 @@ from undergrowth.engines.samples import shards_at
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_augmentation, build_sampler, build_selector
 from undergrowth.learning.ladder import assign_counts
+from undergrowth.learning.own_training import BETWEEN_ROUNDS, OwnTrainingClient, OwnTrainingServer
 from undergrowth.methods import METHODS
 from undergrowth.runs.builders import (
     build_ladder,
@@ -167,8 +172,9 @@ def federate(
     nodes = _nodes(experiment, method, task, topology, {name: population.size(name) for name in with_samples})
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
+    client, own_servers = _own_training(method, population)
     device = task.model.torch_device
-    world = World(task, method.client, servers, population, States(torch_device=device), links, device)
+    world = World(task, client, servers | own_servers, population, States(torch_device=device), links, device)
     clock = build_clock(experiment, devices, population, world, sample.x.dtype)
     root = next(node for node in nodes.values() if node.is_root)
     if hasattr(population, "at"):
@@ -206,6 +212,20 @@ def _population(
     if not len(population.central_test()):
         raise InputError(f"data '{name}': the central test set is empty; it needs at least one sample")
     return population, public, notes + ([f"{empty} of {len(devices)} devices have no sample"] if empty else [])
+
+
+def _own_training(method: Method, population: Population) -> tuple[Client, Mapping[str, Server]]:
+    """The client of the devices, and what checks the models that they train between rounds, if they do."""
+    stream = getattr(population, "stream", None)
+    if method.pooled or stream is None or not stream.local_epochs:
+        return method.client, {}
+    if not method.keeps_model or not isinstance(method.client, LoopClient | Updates):
+        known = [name for name, kind in METHODS.items() if kind.keeps_model and not kind.pooled]
+        raise InputError(
+            f"stream.local_epochs {stream.local_epochs}: the devices of method {_name_of(method)} keep no model to "
+            f"train between rounds; choose one of {', '.join(known)}"
+        )
+    return OwnTrainingClient(method.client, stream.local_epochs), {BETWEEN_ROUNDS: OwnTrainingServer()}
 
 
 def _missing_classes(population: Population) -> list[str]:

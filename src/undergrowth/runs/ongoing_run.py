@@ -35,6 +35,7 @@ from undergrowth.runs.start_phase import FOLDER, start_costs
 from undergrowth.runs.stop_section import CALLBACK, ROUNDS
 from undergrowth.runs.store import Store
 from undergrowth.runs.tree_evaluation import score_tree
+from undergrowth.simulation.own_training import OWN_TRAINING
 
 MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
 NOBODY_ASKED = "no device was asked any more"
@@ -236,6 +237,7 @@ class Execution:
         """
         if self._failure:
             raise self._failure
+        entries = [entry for entry in entries if entry.outcome != OWN_TRAINING]
         refused = [entry for entry in entries if entry.outcome == "refused"]
         # A round in which most were lost and the one answer was of a broken device says nothing about the method.
         most = refused and 2 * len(refused) >= len(entries)

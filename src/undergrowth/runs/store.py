@@ -261,7 +261,8 @@ class Store:
         `asked`, `arrived`, `late`, `lost` and `refused` count asks, of which a round may have several.
         """
         rows = self._connection.execute(
-            "SELECT child, COUNT(*) AS asked, COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
+            "SELECT child, SUM(outcome!='own training') AS asked,"
+            " COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
             " SUM(outcome='arrived') AS arrived, SUM(outcome='late') AS late,"
             " SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused,"
             " SUM(bytes_down) AS bytes_down, SUM(bytes_up) AS bytes_up,"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -65,6 +66,13 @@ class Clock:
     def next_on(self, now: float, devices: Sequence[str]) -> float:
         """When the first of `devices`, which are all away, can be reached again; infinity if never."""
         return math.inf
+
+    def own_timing(self, device: str, down: Packet, own: State, root_round: int) -> Timing:
+        """How a job goes that needs no link, for a device that keeps `own`.
+
+        A device without the memory or the charge for it is lost.
+        """
+        raise NotImplementedError("a clock defines own_timing if devices train between rounds")
 
     def end_job(self, device: str, timing: Timing) -> None:
         """A job has ended, with this timing."""
@@ -190,6 +198,15 @@ class FleetClock(Clock):
                 if alive < end or not reason:
                     reason, end = BATTERY_EMPTY, alive
         return timing.cut(end)._replace(lost=reason) if reason else timing
+
+    def own_timing(self, device: str, down: Packet, own: State, root_round: int) -> Timing:
+        work = self.tracer.work(down, shards_at(self.population, root_round).size(device), own)
+        timing = self._price(device, replace(work, bytes_up=0), 0, None)
+        timing = timing._replace(seconds_down=0.0, seconds_up=0.0)  # the latency of a link
+        battery = self.fleet.profile(device).battery if self._batteries else None
+        if battery is not None and timing.joules > battery - self._used.get(device, 0.0):
+            return timing._replace(lost=BATTERY_EMPTY)
+        return timing
 
     def away(self, now: float) -> Container[str]:
         self.now = now

@@ -59,9 +59,7 @@ class StackRunner(StackedSteps):
         max_bytes = memory_limit(self.world.torch_device)
         groups = [jobs]
         if self.cuda and self.settings.chunk is None:
-            groups = waves(
-                sorted(jobs, key=lambda job: shards_at(self.world.shards, job.root_round).size(job.device))
-            )
+            groups = waves(sorted(jobs, key=lambda job: shards_at(self.world.shards, job.root_round).size(job.device)))
         for group in groups:
             with suppress(Exception):  # samples that cannot be read raise again when their job begins
                 self.world.samples.prefetch([job.device for job in group], group[0].root_round)
