@@ -62,7 +62,7 @@ def json_summary(result: Result) -> dict[str, Any]:
     """What --json prints about a run. A run with other metrics than the accuracy also has its task and all metrics."""
     return {
         key: result.summary[key]
-        for key in (*JSON_KEYS, "task", "metrics", "start", "personal")
+        for key in (*JSON_KEYS, "task", "metrics", "start", "personal", "stream")
         if key in result.summary
     }
 

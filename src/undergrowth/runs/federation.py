@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -118,10 +118,18 @@ class Federation:
         return self.population.central_test().to(self.world.torch_device)
 
     @property
+    def changes(self) -> bool:
+        """Whether the samples of the devices change from round to round."""
+        return hasattr(self.population, "at")
+
+    def population_at(self, round: int) -> Population:
+        """The data as it is in a round of the root, counted from 0."""
+        return cast(Population, shards_at(self.population, round))
+
+    @property
     def present(self) -> Population:
         """The data as it was in the last round that ended; before the first one, in that one."""
-        shards: Any = shards_at(self.population, max(0, self.driver.root.round - 1))
-        return cast(Population, shards)
+        return self.population_at(max(0, self.driver.root.round - 1))
 
     @cached_property
     def first_round(self) -> FirstRound:
@@ -177,8 +185,7 @@ def federate(
     world = World(task, client, servers | own_servers, population, States(torch_device=device), links, device)
     clock = build_clock(experiment, devices, population, world, sample.x.dtype)
     root = next(node for node in nodes.values() if node.is_root)
-    if hasattr(population, "at"):
-        clock.root_round = lambda: root.round
+    clock.root_round = lambda: root.round
     for node in nodes.values():
         node.knowledge = clock
     notes.extend(method.notes(task))
@@ -214,7 +221,7 @@ def _population(
     return population, public, notes + ([f"{empty} of {len(devices)} devices have no sample"] if empty else [])
 
 
-def _own_training(method: Method, population: Population) -> tuple[Client, Mapping[str, Server]]:
+def _own_training(method: Method, population: Population) -> tuple[Client, dict[str, Server]]:
     """The client of the devices, and what checks the models that they train between rounds, if they do."""
     stream = getattr(population, "stream", None)
     if method.pooled or stream is None or not stream.local_epochs:

@@ -80,7 +80,7 @@ class ReopenedRun:
         return Context(self.seed, node, self.rounds - 1)
 
     def shard(self, device: str) -> Shard:
-        return self.federation.population.train(device).to(self.federation.world.torch_device)
+        return self.federation.population_at(self.rounds - 1).train(device).to(self.federation.world.torch_device)
 
     def test_samples(self) -> Shard:
         """Samples of the central test set in random order, because data files may be sorted by class."""
