@@ -158,7 +158,9 @@ def federate(
     with_samples = [name for name in population.devices if population.size(name) > 0]
     sample = population.train(with_samples[0]).take(torch.arange(1))
     task = replace(
-        _task(experiment, population, public, model), kind=build_kind(experiment, task_of(population), functions)
+        _task(experiment, population, public, model),
+        kind=build_kind(experiment, task_of(population), functions),
+        changing=hasattr(population, "at"),
     )
     check_task(method, _name_of(method), task)
     experiment.stop.check(task.kind)
