@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from undergrowth.runs.stream_section import StreamSection
 
 OWN_SAMPLES, WORST_TENTH = "own samples", "worst tenth"  # figures of the history, as in accuracy/own samples
 RECOVERED = 0.9  # of the score before a shift
+_ROUNDING = 1e-9  # scores are means of quotients; equal ones may differ by a rounding error
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,7 @@ class StreamScores:
     @property
     def recoveries(self) -> list[Recovery]:
         """One for each shift."""
-        ends = (*self.shifts[1:], None)
-        return [self._recovery(shift, end) for shift, end in zip(self.shifts, ends, strict=True)]
+        return [self._recovery(shift, end) for shift, end in zip_longest(self.shifts, self.shifts[1:])]
 
     def _recovery(self, shift: int, end: int | None) -> Recovery:
         whole = recovery(self.metric, list(zip(self.rounds, self.mean, strict=True)), shift, end)
@@ -107,7 +108,7 @@ def recovery(metric: Metric, curve: Sequence[tuple[int, float]], shift: int, end
     if before is None or not after:
         return Recovery(shift, before, None, None)
     worst, lowest = min(after, key=lambda point: metric.improvement(point[1]))
-    target = metric.improvement(before) - (1 - RECOVERED) * abs(before)
+    target = metric.improvement(before) - (1 - RECOVERED) * abs(before) - _ROUNDING
     back = [round for round, score in after if round >= worst and metric.improvement(score) >= target]
     return Recovery(shift, before, lowest, back[0] - shift if back else None)
 
