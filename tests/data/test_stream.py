@@ -208,5 +208,5 @@ def test_data_that_cannot_shift_so_is_refused() -> None:
     stream = Stream(4, 2, "sudden")
     with pytest.raises(InputError, match=r"stream.kind 'rotation': .* shape \(3,\), and only square images"):
         stream_population(Table(), replace(stream, kind="rotation"), 0)
-    with pytest.raises(InputError, match="stream.kind 'place': .* samples on 1 device, so there is no other place"):
+    with pytest.raises(InputError, match=r"stream.kind 'place': .* samples on 1 device, so there is no other place"):
         stream_population(Single(), stream, 0)

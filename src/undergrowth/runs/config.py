@@ -1,4 +1,4 @@
-"""An experiment: its fourteen sections, and how they are validated before anything starts.
+"""An experiment: its thirteen sections, and how they are validated before anything starts.
 
 A wrong key, type or value is refused with one sentence that names it.
 """

@@ -187,7 +187,8 @@ def federate(
     world = World(task, client, servers | own_servers, population, States(torch_device=device), links, device)
     clock = build_clock(experiment, devices, population, world, sample.x.dtype)
     root = next(node for node in nodes.values() if node.is_root)
-    clock.root_round = lambda: root.round
+    if task.changing:
+        clock.root_round = lambda: root.round
     for node in nodes.values():
         node.knowledge = clock
     notes.extend(method.notes(task))

@@ -122,7 +122,7 @@ class FleetClock(Clock):
         self._batteries = any(entry.profile.battery is not None for entry in fleet.entries)
         self._used: dict[str, float] = {}  # joules taken from the batteries of devices that have one
         self._priced: dict[str, tuple[tuple[Work, int, float | None], Timing]] = {}  # device → its last price
-        self.root_round: Callable[[], int] = lambda: 0  # the round of the root, if samples change from round to round
+        self.root_round: Callable[[], int] | None = None  # the round of the root; None: samples never change
         # Device → its samples of each class, in a round; filled on demand.
         self._labels: dict[str, tuple[int, tuple[int, ...] | None]] = {}
         self._empty: set[str] = set()  # devices whose battery ran out
@@ -152,7 +152,7 @@ class FleetClock(Clock):
 
     def _counts(self, device: str, size: int) -> tuple[int, ...] | None:
         """How many samples of each class a device has; None if the population knows only their total."""
-        now = self.root_round()
+        now = 0 if self.root_round is None else self.root_round()
         if self._labels.get(device, (-1, None))[0] != now:
             labels = shards_at(self.population, now).train(device).y.cpu().flatten()
             self._labels[device] = now, tuple(torch.bincount(labels).tolist()) if len(labels) == size else None
@@ -233,7 +233,8 @@ class FleetClock(Clock):
     # Device facts for servers ---------------------------------------------------------------------------
 
     def samples(self, device: str) -> int:
-        return shards_at(self.population, self.root_round()).size(device)
+        now = self.population if self.root_round is None else shards_at(self.population, self.root_round())
+        return now.size(device)
 
     def seconds(self, device: str, down: Packet) -> float:
         work = self._work(device, down)
