@@ -236,6 +236,8 @@ def test_scores_over_time_in_the_result_the_history_and_the_page(tmp_path: Path)
 def test_phases_before_and_after_the_rounds_have_fixed_samples(tmp_path: Path) -> None:
     raw = {
         **SMALL,
+        "method": "ditto",
+        "stream": {**STREAM, "local_epochs": 1},
         "start": {"warm_rounds": 2, "warm_epochs": 1},
         "personal": {"evaluate": True, "epochs": 2, "adapt": []},
     }
@@ -265,6 +267,7 @@ BAD = {
     "a key": ({"memroy": 5}, "stream.memroy is not a known key; did you mean 'memory'?"),
     "a number": ({"memory": 0}, "stream.memory 0 should be greater than or equal to 1"),
     "too many": ({"memory": 10**7}, "stream.memory 10000000 should be less than or equal to 1000000"),
+    "pooled": ({"memory": 5, "local_epochs": 1}, "the devices of method central keep no model"),
     "a method": (
         {"memory": 5, "local_epochs": 1},
         "the devices of method fedavg keep no model to train between rounds",
@@ -276,7 +279,11 @@ BAD = {
 def test_bad_input_is_refused(name: str, tmp_path: Path) -> None:
     stream, message = BAD[name]
     with pytest.raises(InputError) as caught:
-        start(experiment({**SMALL, "stream": stream}, tmp_path / "runs"))
+        start(
+            experiment(
+                {**SMALL, "stream": stream, "method": "central" if name == "pooled" else "fedavg"}, tmp_path / "runs"
+            )
+        )
     assert message in str(caught.value)
     assert not (tmp_path / "runs").exists()
 

@@ -29,8 +29,6 @@ from undergrowth.core.errors import InputError
 from undergrowth.core.shard import Shard
 from undergrowth.data.population import Population
 
-SHIFTS = ("none", "sudden", "gradual", "recurring")
-KINDS = ("place", "rotation")
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly between 0 and 1
 
 
@@ -40,8 +38,8 @@ class Stream:
 
     memory: int
     arrive: int
-    shift: str = "none"
-    kind: str = "place"
+    shift: str = "none"  # none | sudden | gradual | recurring
+    kind: str = "place"  # place | rotation
     every: int = 10  # rounds from one shift to the next
     over: int = 1  # rounds that a gradual shift takes
     fraction: float = 1.0  # of the devices, whose data shift
@@ -106,10 +104,10 @@ class HeldPopulation:
         held = self._held(device)
         if not held:
             return self.population.train(device)
-        parts = []
-        for (source, turns), places in held.items():
-            parts.append(_turn(self.population.train(source).take(torch.from_numpy(places)), turns))
-        return _join(parts)
+        return _join([
+            _turn(self.population.train(source).take(torch.from_numpy(places)), turns)
+            for (source, turns), places in held.items()
+        ])  # fmt: skip
 
     def test(self, device: str) -> Shard:
         """The test samples of the present distribution; during a gradual shift, those of two in the same proportion."""

@@ -30,7 +30,7 @@ from undergrowth.core import (
     check_task,
     suggest,
 )
-from undergrowth.data import Dataset, PooledPopulation, Population, pool
+from undergrowth.data import Dataset, PooledPopulation, Population, StreamedPopulation, pool
 from undergrowth.devices import Failures, Fleet, LinkProfile, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
 from undergrowth.engines.samples import shards_at
@@ -226,16 +226,17 @@ def _population(
 
 def _own_training(method: Method, population: Population) -> tuple[Client, dict[str, Server]]:
     """The client of the devices, and what checks the models that they train between rounds, if they do."""
-    stream = getattr(population, "stream", None)
-    if method.pooled or stream is None or not stream.local_epochs:
+    data = population.population if isinstance(population, PooledPopulation) else population
+    epochs = data.stream.local_epochs if isinstance(data, StreamedPopulation) else 0
+    if not epochs:
         return method.client, {}
-    if not method.keeps_model or not isinstance(method.client, LoopClient | Updates):
+    if method.pooled or not method.keeps_model or not isinstance(method.client, LoopClient | Updates):
         known = [name for name, kind in METHODS.items() if kind.keeps_model and not kind.pooled]
         raise InputError(
-            f"stream.local_epochs {stream.local_epochs}: the devices of method {_name_of(method)} keep no model to "
-            f"train between rounds; choose one of {', '.join(known)}"
+            f"stream.local_epochs {epochs}: the devices of method {_name_of(method)} keep no model to train between "
+            f"rounds; choose one of {', '.join(known)}"
         )
-    return OwnTrainingClient(method.client, stream.local_epochs), {BETWEEN_ROUNDS: OwnTrainingServer()}
+    return OwnTrainingClient(method.client, epochs), {BETWEEN_ROUNDS: OwnTrainingServer()}
 
 
 def _missing_classes(population: Population) -> list[str]:

@@ -162,19 +162,20 @@ class Execution:
         federation = self.federation
         self._note_guessing()
         self.write_model()
-        metrics = self.score_devices(federation.present)
+        population = federation.present
+        metrics = self.score_devices(population)
         others = {name: self.score_devices(part) for name, part in (self.device_scores or {}).items()}
         costs = self.store.costs_by_device(self.run)
         devices = [
             {
                 "device": name,
                 "tier": federation.fleet.profile(name).name,
-                "samples": federation.present.size(name),
+                "samples": population.size(name),
                 **metrics.get(name, {self.metric.name: None}),
                 **{part: found.get(name, {}).get(self.metric.name) for part, found in others.items()},
                 **costs.get(name, {"rounds": 0}),
             }
-            for name in federation.population.devices
+            for name in population.devices
         ]
         tree = score_tree(federation)
         summary = self._summary(self.weights) | ({"tree": tree} if tree else {})

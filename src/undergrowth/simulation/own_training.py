@@ -41,8 +41,10 @@ class OwnTraining:
         own = self.world.states.all()
         jobs, entries = [], {}
         for device, node in parents.items():
+            if device in busy or device in away or self.wait(device, now):
+                continue
             state = own.get(device, {})
-            if device in busy or device in away or self.wait(device, now) or MODEL not in state:
+            if MODEL not in state:
                 continue
             timing = self.clock.own_timing(device, START, state, round)
             if timing.lost:
