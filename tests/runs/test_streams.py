@@ -15,6 +15,7 @@ from undergrowth.data import Dataset, StreamedPopulation
 from undergrowth.report import write_report
 from undergrowth.runs.api import parse_arguments
 from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.evaluation_interval import evaluation_flops
 from undergrowth.runs.execution import start
 from undergrowth.runs.federation import federate
 from undergrowth.runs.stream_scores import Recovery, StreamScores, recovery
@@ -250,6 +251,12 @@ def test_phases_before_and_after_the_rounds_have_fixed_samples(tmp_path: Path) -
         device: population.size(device) for device in population.devices
     }
     assert {each["device"]: each["samples"] for each in after.clients} == sizes
+
+
+def test_an_interval_by_auto_counts_the_test_samples_of_the_devices() -> None:
+    plain, streamed = (federate(parse_experiment({**SMALL, "stream": each})) for each in ({}, STREAM))
+    own = sum(len(plain.population.test(device)) for device in plain.population.devices)
+    assert evaluation_flops(streamed) / evaluation_flops(plain) == pytest.approx(1 + own / len(plain.test))
 
 
 BAD = {
