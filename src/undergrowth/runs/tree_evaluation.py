@@ -25,7 +25,7 @@ def score_tree(federation: Federation) -> dict[str, Any]:
     keeps_all = method.node_model is not Method.node_model and method.personal is not Method.personal
     if len(models) < 2 and not (models and keeps_all):
         return {}
-    topology, population, task = federation.topology, federation.population, federation.task
+    topology, population, task = federation.topology, federation.present, federation.task
     step = max(1, -(-len(population.devices) // MAX_EVALUATED_DEVICES))
     shards = {name: population.test(name) for name in population.devices[::step]}
     shards = {name: shard.to(federation.world.torch_device) for name, shard in shards.items() if len(shard)}

@@ -27,10 +27,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from undergrowth.core.errors import InputError, suggest
-from undergrowth.devices.plain_yaml import DuplicateKeyError, load_yaml
+from undergrowth.devices.plain_yaml import load_file
 from undergrowth.topology.topology import ROOT, Groups, NodeSettings, Topology, build_levels, check_names
 
 REST = "rest"
@@ -65,13 +63,7 @@ def place_devices(
 def read_content(path: Path) -> Mapping[str, Any]:
     """The keys of a topology file."""
     what = f"topology file '{path}'"
-    try:
-        content = load_yaml(path.read_text(encoding="utf-8"))
-    except DuplicateKeyError as error:
-        raise InputError(f"{what} {error.problem}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{what} cannot be read: {' '.join(str(error).split())}") from None
-    return check_content(what, content)
+    return check_content(what, load_file(path, what))
 
 
 def check_content(what: str, content: Any) -> Mapping[str, Any]:
