@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,11 +18,13 @@ from undergrowth.report.run_record import finite, learning_efficiency
 from undergrowth.reproduce.pruned_models import METRICS as PRUNED
 from undergrowth.reproduce.pruned_models import measure_pruned
 from undergrowth.runs import Store
-from undergrowth.runs.result import result_of
+from undergrowth.runs.relative_accuracy import distribution
+from undergrowth.runs.result import personal_accuracy, result_of
 from undergrowth.runs.stored_experiment import stored_experiment
 
 EFFICIENCY, METADATA, TOTAL, PASSES = "efficiency", "metadata", "total GB", "forward passes"
 TIER = "tier "
+PERSONAL = re.compile(r"(accuracy|relative accuracy) of (.+), (.+)")
 _COSTS = {"down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up")}
 _COSTS["computing"] = ("compute_seconds",)
 Curve = tuple[tuple[int, float], ...]  # pairs of a round and a value
@@ -43,10 +46,15 @@ def measure(store: Store, run: str, metric: str) -> float:
     - `forward passes`: the FLOPs of all devices in all rounds, in forward passes of the model for one image;
     - `computing`: the simulated seconds that a device computes when it is asked, mean over all asks;
     - `tier NAME`: the mean accuracy of the devices of this class on their own test samples, in per cent;
+    - `accuracy of MODEL, FIGURE`, `relative accuracy of MODEL, FIGURE`: a figure of the accuracies of all devices with a
+      model of the phase `personal`, such as local. FIGURE is a field of `Distribution`: `mean`, `best mean` and `worst
+      mean` in per cent, `variance`, `best variance` and `worst variance` in per cent², or `below zero`, devices;
     - a figure about pruned models, see `pruned_models.measure_pruned`.
     """
     if metric in PRUNED:
         return measure_pruned(store, run, metric)
+    if personal := PERSONAL.fullmatch(metric):
+        return _personal_figure(store, run, *personal.groups())
     if metric.removesuffix(" GB") in _COSTS:
         return _mean_cost(store, run, metric)
     if metric == TOTAL:
@@ -113,6 +121,17 @@ def _tier_accuracy(store: Store, run: str, tier: str) -> float:
     found = [each.get("accuracy") for each in store.devices(run) if each["tier"] == tier]
     known = [value for value in found if value is not None]
     return _known(statistics.fmean(known) if known else None, run, f"{TIER}{tier}")
+
+
+def _personal_figure(store: Store, run: str, kind: str, model: str, figure: str) -> float:
+    """A figure about the devices' accuracies with a model, or about what these exceed those of the local one by."""
+    found = personal_accuracy(store, run)
+    if found is None or model not in found.models:
+        raise RunError(f"run '{run}' did not evaluate the model '{model}' on its devices, which the table needs")
+    values = distribution(found.accuracies[model] if kind == "accuracy" else found.relative(model))
+    field = figure.replace(" ", "_")
+    unit = 1.0 if field == "below_zero" else 1e4 if field.endswith("variance") else 100.0
+    return unit * float(getattr(values, field))
 
 
 def _metadata_bytes(rounds: Sequence[dict[str, Any]]) -> float:
