@@ -35,8 +35,8 @@ class ClassShares:
 
     def test_weights(self, device: str) -> Tensor:
         """What each test sample counts for `device`: 1 on average."""
-        labels = self._test.y
+        labels = self._test.y.cpu()
         tested = labels.bincount(minlength=self.population.classes)
-        owned = self.population.train(device).y.bincount(minlength=self.population.classes)
+        owned = self.population.train(device).y.cpu().bincount(minlength=self.population.classes)
         weights = (owned.double() / tested.clamp_min(1))[labels]
         return weights * (len(labels) / weights.sum())
