@@ -19,7 +19,7 @@ from undergrowth.reproduce.table import FIGURE, Raw, Table
 
 @cache
 def load_tables() -> dict[str, Table]:
-    """All tables and figures by their first number, in numerical order; those whose names begin with a letter are last."""
+    """All tables and figures by their first number, in numerical order; those that begin with a letter are last."""
     folder = resources.files(__package__) / "tables"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     raw = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}

@@ -46,9 +46,9 @@ def measure(store: Store, run: str, metric: str) -> float:
     - `forward passes`: the FLOPs of all devices in all rounds, in forward passes of the model for one image;
     - `computing`: the simulated seconds that a device computes when it is asked, mean over all asks;
     - `tier NAME`: the mean accuracy of the devices of this class on their own test samples, in per cent;
-    - `accuracy of MODEL, FIGURE`, `relative accuracy of MODEL, FIGURE`: a figure of the accuracies of all devices with a
-      model of the phase `personal`, such as local. FIGURE is a field of `Distribution`: `mean`, `best mean` and `worst
-      mean` in per cent, `variance`, `best variance` and `worst variance` in per cent², or `below zero`, devices;
+    - `accuracy of MODEL, FIGURE` or `relative accuracy of MODEL, FIGURE`: a figure about the accuracies of all devices
+      with a model of the phase `personal`, such as local. FIGURE is a field of `Distribution`: `mean`, `best mean` or
+      `worst mean` in per cent, `variance`, `best variance` or `worst variance` in percent², `below zero` in devices;
     - a figure about pruned models, see `pruned_models.measure_pruned`.
     """
     if metric in PRUNED:
@@ -57,11 +57,8 @@ def measure(store: Store, run: str, metric: str) -> float:
         return _personal_figure(store, run, *personal.groups())
     if metric.removesuffix(" GB") in _COSTS:
         return _mean_cost(store, run, metric)
-    if metric == TOTAL:
-        summary = store.run(run)["summary"]
-        return float(summary["bytes_up"] + summary["bytes_down"]) / 1e9
-    if metric == PASSES:
-        return _forward_passes(store, run)
+    if metric in (TOTAL, PASSES):
+        return _total(store, run, metric)
     rounds = store.rounds(run)
     if metric.startswith(TIER):
         return 100 * _tier_accuracy(store, run, metric.removeprefix(TIER))
@@ -111,8 +108,11 @@ def _mean_cost(store: Store, run: str, metric: str) -> float:
     return mean if name == "computing" else mean / 2 ** (30 if gigabytes else 20)
 
 
-def _forward_passes(store: Store, run: str) -> float:
+def _total(store: Store, run: str, metric: str) -> float:
+    """The traffic of all devices in GB, or their work in forward passes."""
     row = store.run(run)
+    if metric == TOTAL:
+        return float(row["summary"]["bytes_up"] + row["summary"]["bytes_down"]) / 1e9
     one = 2 * count_products(result_of(store, run).model, torch.zeros(1, *row["experiment"]["shape"]))
     return float(row["summary"]["flops"]) / one
 

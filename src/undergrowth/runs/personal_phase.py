@@ -155,8 +155,6 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
             "run.engine 'processes': on a machine with a GPU its workers cannot start after the last round; "
             "with personal, write auto, vector or serial"
         )
-    if section.test == "by-class" and federation.task.kind.name != "classification":
-        raise InputError(f"personal.test by-class needs classes, and the task is {federation.task.kind.name}; write own")
     population = tested_population(section, federation.population)
     if not any(len(population.test(device)) for device in population.devices if population.size(device)):
         raise InputError("personal: no device has test samples; give data.holdout above 0")
@@ -171,8 +169,12 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
 
 def tested_population(section: PersonalSection, population: Population) -> Population:
     """The devices with the test samples that score their models."""
-    tested: Any = ClassShares(population) if section.test == "by-class" else population
-    return tested
+    if section.test == "own":
+        return population
+    task = getattr(population, "task", "classification")
+    if task != "classification":
+        raise InputError(f"personal.test by-class needs classes, and the task is {task}; write own")
+    return ClassShares(population)
 
 
 def chosen_by_auto(federation: Federation) -> bool:

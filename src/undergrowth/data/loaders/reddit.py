@@ -77,8 +77,8 @@ ENTRY = DatasetEntry(
     shape=(_LENGTH,),
     licence="that of the comments' authors (pushshift.io); LEAF's scripts are BSD-2",
     how_to_get=(
-        "download the data that LEAF's data/reddit/README.md links to (https://github.com/TalwalkarLab/leaf) and put its "
-        "folders train and test there"
+        "download the data that data/reddit/README.md of LEAF (https://github.com/TalwalkarLab/leaf) links to, and put "
+        "its folders train and test there"
     ),
     layout="train/*.json and test/*.json with users, user_data: {user: {x, y}}, pieces of ten words in x and in "
     "target_tokens of y",
