@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from undergrowth.core import Context, Method
-from undergrowth.data import Population
+from undergrowth.data import Population, fixed_at
 from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with_model
 from undergrowth.runs.ongoing_run import NOBODY_ASKED, Execution
 from undergrowth.runs.personal_phase import (
@@ -44,7 +44,8 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
         run = experiment.run.model_copy(update={"engine": engine, "workers": None, "stack": False})
         experiment = experiment.model_copy(update={"run": run})
     initial, final = initial_weights(execution.folder, experiment), execution.write_model()
-    population = tested_population(experiment.personal, federation.device_data)
+    last = max(0, federation.driver.root.round - 1)
+    population = tested_population(experiment.personal, fixed_at(federation.device_data, last))
     phase = PersonalPhase(experiment, population, seed, initial, final)
     with closing(Store(execution.folder / FOLDER, create=True)) as store:
         steps = _Steps(execution, store, do_step)
