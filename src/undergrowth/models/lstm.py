@@ -23,8 +23,9 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # cuDNN has no gradient in evaluation mode. Without dropout both modes compute the same.
-        self.layer.training = torch.is_grad_enabled()
+        mode, self.layer.training = self.layer.training, torch.is_grad_enabled()
         outputs: Tensor = self.layer(x)[0]
+        self.layer.training = mode
         return outputs
 
 
