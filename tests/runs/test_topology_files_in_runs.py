@@ -74,7 +74,7 @@ def test_proxy_data_of_a_node_may_be_another_data_set(file: Path, tmp_path: Path
     with pytest.raises(InputError, match=r"topology: proxy of node 'left': public.*has 7 classes"):
         build(file, {"name": "bhfl", "proxy": "before"})
     file.write_text("nodes: {left: {devices: rest, proxy: {path: far.npz}}}")
-    with pytest.raises(InputError, match=r"proxy is .* and must be a fraction of the run's public data, or a data set"):
+    with pytest.raises(InputError, match=r"proxy is .* and must be a number above 0 and at most 1, or a data set"):
         build(file, {"name": "bhfl", "proxy": "before"})
 
 

@@ -131,6 +131,8 @@ def test_servers_for_the_values_of_fields(tmp_path: Path) -> None:
     }
     with pytest.raises(InputError, match="a device has the language 'de', which is in none of the groups romance; add"):
         build_topology({"tree": {"by": {"language": {"romance": ["fr"]}}}}, population.devices, groups)
+    with pytest.raises(InputError, match="a value of language is in two groups or twice in one; keep it once"):
+        build_topology({"tree": {"by": {"language": {"a": ["fr"], "b": ["de", "fr"]}}}}, population.devices, groups)
     with pytest.raises(InputError, match="topology must have the key 'nodes' or 'tree'"):
         build_topology({"servers": [2]}, population.devices, groups)
 

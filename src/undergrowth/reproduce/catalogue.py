@@ -6,6 +6,7 @@ section by section and `scales` scale by scale, so that both tables share runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -17,7 +18,7 @@ from undergrowth.reproduce.table import FIGURE, Raw, Table
 
 @cache
 def load_tables() -> dict[str, Table]:
-    """All tables and figures by their first number, in numerical order, then those of an appendix, then named ones."""
+    """All tables and figures by their first number, in numerical order; those that begin with a letter are last."""
     folder = resources.files(__package__) / "tables"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     raw = {file.name.removesuffix(".yaml"): load_yaml(file.read_text(encoding="utf-8")) for file in files}
@@ -26,10 +27,11 @@ def load_tables() -> dict[str, Table]:
     return {table.name: table for table in loaded}
 
 
-def _order(table: Table) -> tuple[bool, str, int, int, bool]:
-    chapter, dot, number = table.name.removeprefix(FIGURE).partition(".")
+def _order(table: Table) -> tuple[str, int, int, str, bool]:
+    chapter, number = re.split("[.-]", table.name.removeprefix(FIGURE), maxsplit=1)
     letter, count = ("", int(chapter)) if chapter.isdecimal() else (chapter, 0)
-    return not dot, letter, count, int(number or 0), table.is_figure
+    place, name = (int(number), "") if number.isdecimal() else (0, number)
+    return letter, count, place, name, table.is_figure
 
 
 def _with_base(raw: Raw, files: Mapping[str, Raw]) -> Raw:

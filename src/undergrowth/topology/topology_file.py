@@ -99,14 +99,15 @@ def _as_row(place: str, row: Any) -> dict[str, Any]:
 
 
 def _read_settings(place: str, row: Mapping[str, Any]) -> NodeSettings:
-    for key in ("sample", "quorum", *(["proxy"] if not isinstance(row.get("proxy"), Mapping) else [])):
-        _check(place, row, key, lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1")
+    for key in ("sample", "quorum"):
+        _check(place, row, key, _is_fraction, "a number above 0 and at most 1")
     _check(place, row, "deadline", lambda value: _is_number(value) and value > 0, "a number of seconds above 0")
     _check(place, row, "rounds", lambda value: type(value) is int and value > 0, "a whole number of at least 1")
     _check(place, row, "asynchronous", lambda value: isinstance(value, bool), "true or false")
     _check(
-        place, row, "proxy", lambda value: not isinstance(value, Mapping) or isinstance(value.get("name"), str),
-        "a fraction of the run's public data, or a data set, such as {name: mnist, samples: 500}",
+        place, row, "proxy",
+        lambda value: isinstance(value.get("name"), str) if isinstance(value, Mapping) else _is_fraction(value),
+        "a number above 0 and at most 1, or a data set, such as {name: mnist, samples: 500}",
     )  # fmt: skip
     _check(place, row, "link", lambda value: isinstance(value, str), "the name of a link, such as metro")
     return NodeSettings(**{key: row[key] for key in _SETTINGS if key in row})
@@ -115,6 +116,10 @@ def _read_settings(place: str, row: Mapping[str, Any]) -> NodeSettings:
 def _check(place: str, row: Mapping[str, Any], key: str, fits: Any, wanted: str) -> None:
     if key in row and not fits(row[key]):
         raise InputError(f"{place}: {key} is {row[key]!r} and must be {wanted}")
+
+
+def _is_fraction(value: Any) -> bool:
+    return _is_number(value) and 0 < value <= 1
 
 
 def _is_number(value: object) -> bool:
@@ -273,7 +278,10 @@ def _labels(what: str, level: str | Mapping[str, Any], groups: Groups) -> list[s
     if isinstance(level, str):
         return [f"{level}-{value}".replace("/", "-") for value in groups(level)]
     ((field, named),) = level.items()
-    group_of = {str(value): str(group).replace("/", "-") for group, values in named.items() for value in values}
+    listed = [(str(value), str(group).replace("/", "-")) for group, values in named.items() for value in values]
+    group_of = {"none": "none", **dict(listed)}  # none: of devices without samples
+    if len(dict(listed)) < len(listed):
+        raise InputError(f"{what}: tree.by: a value of {field} is in two groups or twice in one; keep it once")
     found = []
     for value in groups(field):
         if value not in group_of:
