@@ -11,9 +11,10 @@ import pytest
 import undergrowth as ug
 from undergrowth.core import RunError
 from undergrowth.reproduce import find_table
+from undergrowth.reproduce.markdown import render_page
 from undergrowth.reproduce.metrics import measure
 from undergrowth.reproduce.reproduction import count_runs
-from undergrowth.reproduce.results import CellResult
+from undergrowth.reproduce.results import CellResult, TableResult
 from undergrowth.reproduce.settings import settings_lines
 from undergrowth.reproduce.table_cells import build_cells
 from undergrowth.runs import Store
@@ -72,6 +73,14 @@ def test_the_regions_of_writers_are_the_two_collections(name: str) -> None:
 def test_columns_are_different_numbers_of_the_same_runs() -> None:
     for name, runs in (("tree-cohorts", 20), ("tree-residuals", 20), ("tree-asynchrony", 16), ("tree-distance", 12)):
         assert count_runs(find_table(name), "small") == runs
+
+
+def test_a_page_without_published_numbers_has_no_place_for_them() -> None:
+    table = find_table("tree-cohorts")
+    cells = tuple(CellResult(cell, (50.0, 60.0), seeds=(0, 1)) for cell in build_cells(table, "small"))
+    page = render_page(TableResult(table, "small", cells), "", "cpu")
+    assert "The source has no numbers. Every cell: ours in per cent" in page and "published experiment" not in page
+    assert "| One server, large cohorts | 55.00 ± 7.07 | 55.00 ± 7.07 |" in page
 
 
 def test_a_page_has_one_line_for_all_columns_with_the_same_settings() -> None:

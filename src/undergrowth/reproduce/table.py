@@ -140,10 +140,15 @@ class Table(Section):
         return self.name.startswith(FIGURE)
 
     @property
+    def is_question(self) -> bool:
+        """Whether it is about a question that the source asks without publishing numbers."""
+        return not self.is_figure and not self.published
+
+    @property
     def places(self) -> list[Place]:
         """The row and column of every cell."""
         every = [(row, column) for row in self.rows for column in self.columns]
-        return every if self.is_figure or not self.published else [place for place in every if place in self.figures]
+        return every if self.is_figure or self.is_question else [place for place in every if place in self.figures]
 
     def scale(self, name: str) -> Scale:
         if name not in self.scales:
@@ -180,7 +185,7 @@ class Table(Section):
     def _check_consistency(self) -> Table:
         if set(self.scales) != set(SCALES):
             raise ValueError(f"table {self.name}: scales must be {', '.join(SCALES)}")
-        if self.published and not self.is_figure and list(self.published) != list(self.rows):
+        if not self.is_figure and not self.is_question and list(self.published) != list(self.rows):
             raise ValueError(f"table {self.name}: published must have the rows {', '.join(self.rows)}")
         for published in (self.published, *self.published_from.values()):
             for row, figures in published.items():
