@@ -44,8 +44,8 @@ def introduction(result: TableResult) -> str:
     unit = "per cent" if result.table.unit == "%" else result.table.unit
     if result.table.is_question:
         return (
-            f"{result.table.source}. The source has no numbers. Every cell: ours in {unit}, of what the notes say, with "
-            "the standard deviation over seeds."
+            f"{result.table.source}. The source has no numbers. Every cell: ours in {unit}, of what the notes say, "
+            "with the standard deviation over seeds."
         )
     title = (
         "" if result.scale == "full" else " The title describes the published experiment; ours is below, in Settings."
