@@ -100,6 +100,13 @@ def test_statistics_are_not_sent(data: DoubleDataset, tmp_path: Path) -> None:
     assert running.bytes_down - frozen.bytes_down == statistics == running.bytes_up - frozen.bytes_up
 
 
+def test_fine_tuning_with_running_statistics_notes_the_setting(data: DoubleDataset) -> None:
+    for method, options, noted in (("ft", {}, True), ("fedncm-ft", {}, True), ("ft", FROZEN, False)):
+        raw = {"method": method, "data": {"clients": 3}, "model": {"name": "cnn", **options}}
+        notes = federate(parse_experiment(raw), data=data, model=Pretrained).notes
+        assert any("model.statistics=frozen" in note for note in notes) == noted
+
+
 def test_the_mode_is_that_of_the_layer_after_any_other_mode() -> None:
     bound = BoundModule(freeze_statistics(Pretrained()))
     for mode in (True, False, "head", True):
