@@ -45,8 +45,8 @@ def test_a_plan_with_default_settings_says_that_most_phones_cannot_train_a_large
     assert devices["fedmezo"] == devices["fedncm"] == 10 > devices["lora"] > devices["fedavg"] == 2
     assert found.advice[0].startswith("Most devices can take part with fedmezo: 10 of 10 devices")
     assert found.advice[0].endswith("as many with fedncm.")
-    assert "lora 6 (too big for phone-low)" in found.advice[1]
-    assert "fedavg 2 (too big for phone-low, phone-mid)" in found.advice[1]
+    assert "lora: 6 (too big for phone-low)" in found.advice[1]
+    assert "fedavg: 2 (too big for phone-low, phone-mid)" in found.advice[1]
     memory = {row["method"]: row["memory_bytes"] for row in found}
     assert memory["fedavg"] == pytest.approx(3 * 434e6, rel=0.2)
     assert memory["fedmezo"] == pytest.approx(434e6, rel=0.1) and memory["fedncm"] == pytest.approx(434e6, rel=0.1)

@@ -138,9 +138,9 @@ def test_the_advice_says_which_methods_do_not_fit_and_where(tmp_path: Path) -> N
     fleet = fleet_file(tmp_path, small=small, middle=middle, large={"flops": 1e5, "share": 1 / 3})
     found = ug.plan(["fedmezo", "fedavg", "distmezo"], fleet=fleet, **SMALL)
     assert found.advice[0] == "Most devices can take part with fedavg: 6 of 6 devices, in 3 of 3 device classes."
-    assert found.advice[1] == "Fewer devices can take part with fedmezo, distmezo 2 (too big for small, middle)."
+    assert found.advice[1] == "Fewer devices can take part with fedmezo, distmezo: 2 (too big for small, middle)."
     late = ug.plan(["fedmezo", "fedavg"], fleet=fleet, deadline=5, **SMALL)
-    assert late.advice[1].endswith("with fedmezo 0 (too big for small, middle; too slow for large).")
+    assert late.advice[1].endswith("with fedmezo: 0 (too big for small, middle; too slow for large).")
 
 
 def test_the_same_plan_gives_the_same_advice() -> None:

@@ -59,6 +59,6 @@ def _advise_frozen_statistics(task: Task) -> Sequence[str]:
     if not statistics_names(task.model):
         return ()
     return (
-        "devices normalise by the statistics of their own batches, which harms pretrained features if devices have few "
-        "classes; -s model.statistics=frozen keeps those of the weights",
+        "devices normalise by the statistics of their own batches, which can harm pretrained features if devices have "
+        "few classes; -s model.statistics=frozen keeps those of the weights",
     )

@@ -52,7 +52,7 @@ def _who_is_left_out(rows: Sequence[Row]) -> list[str]:
     for name in sorted(devices, key=lambda name: -devices[name]):
         if devices[name] < max(devices.values()):
             alike.setdefault((devices[name], _obstacles(rows, name)), []).append(name)
-    parts = [f"{_named(names)} {count(able)}{why}" for (able, why), names in alike.items()]
+    parts = [f"{_named(names)}: {count(able)}{why}" for (able, why), names in alike.items()]
     return [f"Fewer devices can take part with {'; '.join(parts)}"] if parts else []
 
 
