@@ -20,15 +20,16 @@ from typing import Any
 
 from undergrowth import __version__
 from undergrowth.core import InputError, RunError, suggest
-from undergrowth.exchange import COLUMNS, Entry
+from undergrowth.exchange import COLUMNS, COSTS, ROUND_COST_KEYS, Entry, Totals
 from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
 from undergrowth.runs.lock import is_locked
-from undergrowth.runs.schema import SCHEMA_VERSION, migrate, migrated_copy, schema_version
+from undergrowth.runs.schema import SCHEMA_VERSION, is_current, migrate, migrated_copy, schema_version
 
 FILE = "undergrowth.sqlite"
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
 MAX_RUNS_IN_MESSAGE = 5
 
+DEVICE_SCORES = "device_scores"  # the key of the scores of devices in a row of `rounds`
 ROUND_COLUMNS = (
     "round", "accuracy", "loss", "simulated_seconds", "wall_seconds", "arrived", "lost", "refused", "late",
     "bytes_down", "bytes_up", "flops", "joules",
@@ -66,9 +67,10 @@ class Store:
         )
         version = schema_version(self._connection)
         check_format(f"the run store '{self.folder / FILE}'", version, SCHEMA_VERSION)
-        if version < SCHEMA_VERSION and (create or write):
+        current = is_current(self._connection)
+        if not current and (create or write):
             self._migrate()
-        elif version < SCHEMA_VERSION:
+        elif not current:
             found, self._connection = self._connection, migrated_copy(self._connection)
             found.close()
         self._connection.row_factory = sqlite3.Row
@@ -145,12 +147,18 @@ class Store:
         rounds: Iterable[Mapping[str, Any]],
         entries: Iterable[Entry],
         checkpoint: tuple[int, str, int] | None,
+        device_scores: Mapping[int, Mapping[str, float]] | None = None,
     ) -> None:
-        """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum)."""
+        """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum).
+
+        `device_scores`: by round, the score of each device that was evaluated in it.
+        """
         with self.transaction() as connection:
             for row in rounds:
                 known = {name: row.get(name) for name in ROUND_COLUMNS}
                 more = {name: value for name, value in row.items() if name not in known}
+                if device_scores and row["round"] in device_scores:
+                    more[DEVICE_SCORES] = device_scores[row["round"]]
                 _insert(connection, "rounds", {"run": run, **known, "more": json.dumps(more)})
             insertion = _insertion("links", ("run", *COLUMNS))
             connection.executemany(insertion, ((run, *entry) for entry in entries))
@@ -233,6 +241,13 @@ class Store:
         rows = self._connection.execute("SELECT * FROM rounds WHERE run=? ORDER BY round", (run,))
         return [_decode_round(row) for row in rows]
 
+    def device_scores(self, run: str) -> list[tuple[int, dict[str, float]]]:
+        """Rounds with the scores of the devices in them, as `finish_round` stored them."""
+        query = f"SELECT round, json_extract(more, '$.{DEVICE_SCORES}') AS found FROM rounds WHERE run=? ORDER BY round"
+        return [
+            (row["round"], json.loads(row["found"])) for row in self._connection.execute(query, (run,)) if row["found"]
+        ]
+
     def last_round(self, run: str) -> dict[str, Any]:
         """The last row of the history of a run; empty before its first round is finished."""
         query = "SELECT * FROM rounds WHERE run=? ORDER BY round DESC LIMIT 1"
@@ -260,16 +275,26 @@ class Store:
 
         `asked`, `arrived`, `late`, `lost` and `refused` count asks, of which a round may have several.
         """
+        totals = ", ".join(f"{'MAX' if cost.peak else 'SUM'}({cost.column}) AS {cost.of_device}" for cost in COSTS)
         rows = self._connection.execute(
-            "SELECT child, COUNT(*) AS asked, COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
+            "SELECT child, SUM(outcome!='own training') AS asked,"
+            " COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
             " SUM(outcome='arrived') AS arrived, SUM(outcome='late') AS late,"
-            " SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused,"
-            " SUM(bytes_down) AS bytes_down, SUM(bytes_up) AS bytes_up,"
-            " SUM(flops) AS flops, SUM(joules) AS joules, SUM(seconds_compute) AS compute_seconds,"
-            " MAX(memory) AS memory FROM links WHERE run=? GROUP BY child",
+            f" SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused, {totals}"
+            " FROM links WHERE run=? GROUP BY child",
             (run,),
         )
         return {row["child"]: {k: row[k] for k in row.keys() if k != "child"} for row in rows}  # noqa: SIM118
+
+    def totals(self, run: str) -> Totals:
+        """The costs of a run up to its last finished round."""
+        last, devices = self.last_round(run), self.costs_by_device(run).values()
+        totals: dict[str, Any] = {name: last.get(name, 0) for name in ROUND_COST_KEYS}
+        for cost in COSTS:
+            if not cost.of_round:
+                values = [device[cost.of_device] for device in devices]
+                totals[cost.of_run] = max(values, default=0) if cost.peak else sum(values)
+        return Totals(**totals)
 
     def late_seconds(self, run: str) -> float:
         """The compute seconds of all answers that came too late."""
@@ -309,6 +334,7 @@ def _decode(row: sqlite3.Row, *json_columns: str) -> dict[str, Any]:
 
 def _decode_round(row: sqlite3.Row) -> dict[str, Any]:
     decoded = _decode(row, "more")
+    decoded["more"].pop(DEVICE_SCORES, None)  # `Store.device_scores` has them
     # The accuracy of a task that has none is empty.
     left_out = {"run", "more", *(["accuracy"] if decoded["accuracy"] is None else [])}
     return {**{key: value for key, value in decoded.items() if key not in left_out}, **decoded["more"]}
