@@ -48,7 +48,9 @@ def evaluation_flops(federation: Federation) -> float:
     """FLOPs of one pass of every model that the method evaluates over the central test set."""
     task, root = federation.task, federation.driver.root
     root.initialise()
-    models = [with_model(task, each) for each in federation.method.models(task, root.state, {}).values()]
+    method, state = federation.method, root.state
+    named = [*method.models(task, state, {}).values(), *method.ensemble(task, state).values()]
+    models = [with_model(task, each) for each in named]
     if not models:  # every device has its own model, once it has trained
         models = [ModelWeights(task.model, task.model.initial(0))] * len(federation.population.devices)
     x = federation.test.x[:_BATCH].to("meta")

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from undergrowth.core import (
     Context,
@@ -42,6 +43,7 @@ from undergrowth.runs.builders import (
     task_of,
 )
 from undergrowth.runs.config import Experiment, FleetSection
+from undergrowth.runs.device_groups import DeviceGroups, device_groups
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_objects import references
@@ -69,6 +71,7 @@ class Federation:
     engine: Engine
     server_links: Mapping[str, LinkProfile]  # node → the link to its parent
     notes: list[str]  # facts that the user should know and that are not errors
+    groups: DeviceGroups  # those that the method asks for
 
     @cached_property
     def driver(self) -> Driver:
@@ -109,6 +112,14 @@ class Federation:
     def test(self) -> Shard:
         """The central test set."""
         return self.population.central_test().to(self.world.torch_device)
+
+    @cached_property
+    def test_groups(self) -> dict[str, Tensor]:
+        """Group → positions of its samples in the central test set; empty if the groups of samples are not known."""
+        known = self.groups.of_test
+        if known is None:
+            return {}
+        return {str(name): torch.from_numpy(np.flatnonzero(known == name)) for name in np.unique(known)}
 
     @cached_property
     def first_round(self) -> FirstRound:
@@ -155,6 +166,8 @@ def federate(
         speeds = {name: devices.profile(name).achieved_flops for name in population.devices}
         assigned = assign_counts(task.ladder, experiment.model.counts, speeds, experiment.run.seed)
         task = replace(task, assigned=assigned)
+    groups = device_groups(population, method.group_field)
+    task = replace(task, groups=groups.of_device)
     task = replace(task, run_loops=getattr(engine, "run_loops", None))
     nodes = _nodes(experiment, method, task, topology, {name: population.size(name) for name in with_samples})
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
@@ -168,7 +181,9 @@ def federate(
     if not topology.parents and not method.pooled and experiment.fleet.server_link != "free":
         notes.append("fleet.server_link has no effect: a star has no link between servers")
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
-    return Federation(method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes)
+    return Federation(
+        method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes, groups
+    )
 
 
 def _name_of(method: Method) -> str:
