@@ -18,7 +18,7 @@ from undergrowth.reproduce.table import FIGURE, Raw, Table
 
 @cache
 def load_tables() -> dict[str, Table]:
-    """All tables and figures by their first number, in numerical order; those of an appendix are last."""
+    """All tables and figures by their first number, in numerical order; those of an appendix or a paper are last."""
     folder = resources.files(__package__) / "tables"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     raw = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
@@ -28,7 +28,8 @@ def load_tables() -> dict[str, Table]:
 
 
 def _order(table: Table) -> tuple[str, int, int, bool]:
-    chapter, number = table.name.removeprefix(FIGURE).split(".")
+    name = table.name.removeprefix(FIGURE)
+    chapter, number = name.split("." if "." in name else "-")  # 4.3, or har-2 of a paper
     letter, count = ("", int(chapter)) if chapter.isdecimal() else (chapter, 0)
     return letter, count, int(number), table.is_figure
 

@@ -21,7 +21,7 @@ from undergrowth.runs.result import result_of
 from undergrowth.runs.stored_experiment import stored_experiment
 
 EFFICIENCY, METADATA, TOTAL, PASSES = "efficiency", "metadata", "total GB", "forward passes"
-TIER = "tier "
+TIER, FINAL = "tier ", "final"
 _COSTS = {"down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up")}
 _COSTS["computing"] = ("compute_seconds",)
 Curve = tuple[tuple[int, float], ...]  # pairs of a round and a value
@@ -33,7 +33,7 @@ def measure(store: Store, run: str, metric: str) -> float:
     `metric` is one of
 
     - a column of the rounds such as `accuracy`: its best value, in per cent;
-    - `final`: the accuracy after the last round, in per cent;
+    - `final`, `final COLUMN`: the accuracy, or that column, after the last round, in per cent;
     - `class N`: the accuracy of the final model on the test samples of class N, in per cent;
     - `efficiency`: the best accuracy in per cent for an hour of computing on one device;
     - `metadata`: the megabytes that all devices together send in the last round besides their models;
@@ -57,8 +57,9 @@ def measure(store: Store, run: str, metric: str) -> float:
     rounds = store.rounds(run)
     if metric.startswith(TIER):
         return 100 * _tier_accuracy(store, run, metric.removeprefix(TIER))
-    if metric == "final":
-        return 100 * float(rounds[-1]["accuracy"])
+    name, _, column = metric.partition(" ")
+    if name == FINAL:
+        return 100 * _known(finite(rounds[-1].get(column or "accuracy")), run, column)
     if metric.startswith("class "):
         return 100 * _class_accuracy(store, run, int(metric.removeprefix("class ")))
     if metric == EFFICIENCY:
