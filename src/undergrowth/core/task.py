@@ -55,6 +55,7 @@ class Task:
     assigned: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its model, if the run fixes it
     groups: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its group, if the method asks for it
     kind: TaskKind = Classification()  # what the model learns: its labels, loss and metrics
+    changing: bool = False  # whether the samples of the devices change from round to round
     # Runs the training loops of a server, many at once; None: one by one.
     run_loops: Callable[[Task, Sequence[Loop]], list[Carry]] | None = field(default=None, compare=False, repr=False)
 

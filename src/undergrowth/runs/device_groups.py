@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from undergrowth.core import InputError
-from undergrowth.data import PartitionedPopulation, Population
+from undergrowth.data import Dataset, Population
 
 AUTO, MODALITY, LABEL = "auto", "modality", "label"
 
@@ -45,8 +45,9 @@ def device_groups(population: Population, field: str) -> DeviceGroups:
 
 def _automatic_field(population: Population) -> str:
     """The field that `auto` stands for; "" if devices cannot be grouped."""
-    if not isinstance(population, PartitionedPopulation):
+    dataset = getattr(population, "dataset", None)
+    if not isinstance(dataset, Dataset):
         return ""
-    if MODALITY in population.dataset.fields:
+    if MODALITY in dataset.fields:
         return MODALITY
-    return LABEL if population.dataset.task == "classification" else ""
+    return LABEL if dataset.task == "classification" else ""
