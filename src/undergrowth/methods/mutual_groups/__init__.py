@@ -15,7 +15,7 @@ With both weights 0, w is the model of FedAvg, and w_m that of FedAvg with the d
 a last batch of one sample is left out if either model cannot be trained on it.
 
 group: the field of the data set whose most frequent value at a device is its group. auto: modality if the data set has
-it, or else the label. model.ladder may name one model, that of the groups, which needs not be of the same architecture
+it, or else the label. model.ladder may name one model, that of the groups, which need not be of the same architecture
 as w; without it, w_m has that of w. Groups start with the same random weights, which are not those of w.
 mask, mask_rounds: the devices of the group `mask` are not asked in the first `mask_rounds` rounds.
 
