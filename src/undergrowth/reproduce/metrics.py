@@ -59,7 +59,7 @@ def measure(store: Store, run: str, metric: str) -> float:
         return 100 * _tier_accuracy(store, run, metric.removeprefix(TIER))
     name, _, column = metric.partition(" ")
     if name == FINAL:
-        return 100 * _known(finite(rounds[-1].get(column or "accuracy")), run, column)
+        return 100 * _known(finite(rounds[-1].get(column or "accuracy")), run, metric)
     if metric.startswith("class "):
         return 100 * _class_accuracy(store, run, int(metric.removeprefix("class ")))
     if metric == EFFICIENCY:

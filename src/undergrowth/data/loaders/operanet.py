@@ -118,6 +118,8 @@ def _cached_moments(experiments: list[tuple[Path, ...]], size: int, cache: Path 
         np.savez(partial, activity=moments.activity, subject=moments.subject, room=moments.room, **images)
         partial.replace(cached)  # atomic, so that an interrupted run leaves no incomplete file
         return moments
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise file_error(cached, f"the cache cannot be used: {error}") from error
 
