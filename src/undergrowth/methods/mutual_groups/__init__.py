@@ -147,7 +147,7 @@ class MutualGroups(Method):
 
     @property
     def client(self) -> MutualClient:
-        return MutualClient(global_weight=self.global_weight, group_weight=self.group_weight)
+        return MutualClient(options=self)
 
     @property
     def server(self) -> MutualServer:

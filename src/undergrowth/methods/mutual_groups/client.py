@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from undergrowth.learning import GradientClient
 from undergrowth.learning.gradient_client import without_small_batches
 from undergrowth.learning.ladder import with_ladder_model
 from undergrowth.learning.objectives import LossInputs, divergences
+
+if TYPE_CHECKING:
+    from undergrowth.methods.mutual_groups import MutualGroups
 
 GLOBAL, GROUP = "global", "group"  # parts of a packet; GROUP is also the tag that names the group
 
@@ -27,8 +31,7 @@ def group_task(task: Task) -> Task:
 class MutualClient(GradientClient):
     """Trains both models of the packet, each also towards the predictions of the other."""
 
-    global_weight: float
-    group_weight: float
+    options: MutualGroups
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         return down.part(GLOBAL).tensors
@@ -53,8 +56,8 @@ class MutualClient(GradientClient):
             batch = {**batch, X: task.augmentation.apply(batch[X], batch[AUGMENT])}
         group = carry[GROUP]
         first, second = _Forward(task, carry, batch), _Forward(group_task(task), group, batch)
-        loss = first.loss(self, self.global_weight, second)
-        both = loss + second.loss(self, self.group_weight, first)
+        loss = first.loss(self, self.options.global_weight, second)
+        both = loss + second.loss(self, self.options.group_weight, first)
         values = [*first.trained.values(), *second.trained.values()]
         gradients = torch.autograd.grad(both.sum(), values, allow_unused=True, materialize_grads=True)
         optimiser, stepped = self._optimiser(task), "stepped" in carry
