@@ -102,11 +102,11 @@ def _for_each_batch(model: Model, batches: Sequence[Batch], work: Callable[[Mode
     try:
         with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
             # A model writes the weights into its module while it runs, so every thread needs a module of its own.
-            shares = [
+            futures = [
                 pool.submit(_in_turn, model.for_another_thread(), batches[first::threads], work)
                 for first in range(threads)
             ]
-            by_thread = [share.result() for share in shares]
+            by_thread = [future.result() for future in futures]
     finally:
         torch.set_num_threads(before)  # the threads have changed the setting of MKL, which is one for all
     return [by_thread[place % threads][place // threads] for place in range(len(batches))]
@@ -216,9 +216,16 @@ def score_on_devices(
 ) -> dict[str, dict[str, float | None]]:
     """The metrics of one model on the test samples of each device that has any.
 
-    A metric that is not defined for these samples is None, such as r2 of a single sample.
+    A metric that is not defined for these samples is None, such as r2 of a single sample. A population with
+    `test_weights` has the same test samples for all devices, and weights of them for each.
     """
     metrics: dict[str, dict[str, float | None]] = {}
+    if (test_weights := getattr(population, "test_weights", None)) is not None:
+        test = population.test(devices[0]).to(torch_device)
+        statistics = measure_samples(kind, used.model, used.weights, test.x, test.y).rows[:, 2:].cpu()
+        owners = [name for name in devices if population.size(name)]
+        weighed = {name: (test_weights(name)[:, None] * statistics).sum(0) for name in owners}
+        return {name: dict(kind.scores(sums, test.y)) for name, sums in weighed.items()}
     for first in range(0, len(devices), MAX_DEVICES_PER_PASS):
         shards = {name: population.test(name) for name in devices[first : first + MAX_DEVICES_PER_PASS]}
         shards = {name: shard for name, shard in shards.items() if len(shard)}
