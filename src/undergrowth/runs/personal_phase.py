@@ -19,8 +19,7 @@ import torch
 from undergrowth.core import Context, InputError, Shard
 from undergrowth.data import Population
 from undergrowth.exchange import Totals
-from undergrowth.methods.adapt import ALONE
-from undergrowth.methods.adapt.rules import split_samples
+from undergrowth.learning.adaptation import ALONE, split_samples
 from undergrowth.runs.config import Experiment, MethodSection, PublicSection
 from undergrowth.runs.evaluation import evaluated_models
 from undergrowth.runs.federation import Federation, federate

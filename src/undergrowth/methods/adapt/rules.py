@@ -3,34 +3,19 @@
 The device trains in one job after the other, usually an epoch each. With `validation` it holds out a part of its
 training samples. After every job it measures the loss on that part and remembers the model with the lowest loss, the
 received model included. After `patience` jobs without a lower loss it stops. A device whose every epoch made the loss
-worse is left with the received model: it hands the adapted one back.
+worse is left with the received model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import torch
-
-from undergrowth.core import (
-    Context,
-    Model,
-    Packet,
-    Plan,
-    Server,
-    Shard,
-    State,
-    Sum,
-    Task,
-    View,
-    Weights,
-    find_non_finite,
-)
+from undergrowth.core import Context, Packet, Plan, Server, Shard, State, Sum, Task, View, Weights, find_non_finite
 from undergrowth.core.client import Carry, Steps
 from undergrowth.core.names import BUFFERS, MODEL, PARAMETERS, SAMPLES, SEED
+from undergrowth.learning.adaptation import initial_weights, split_samples
 from undergrowth.learning.gradient_client import Trained
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.reference import FISHER, ReferenceClient, mean_loss
@@ -41,25 +26,6 @@ if TYPE_CHECKING:
 STOPPED = "stopped"  # scalar of an upload: 1 if the device has stopped early
 BEST, LOSS, WAITED = "best", "loss", "waited"  # parts of a device's own state
 FEDERATED, INFORMATION = "federated", "information"
-
-
-def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shard, Shard]:
-    """The samples to train on, and those to validate with: `fraction` of all, rounded, but never all of them.
-
-    The same device has the same parts in every round.
-    """
-    held_out = min(round(fraction * len(shard)), len(shard) - 1)
-    if held_out <= 0:
-        return shard, shard.take(torch.arange(0, device=shard.y.device))
-    order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
-    order = order.to(shard.y.device)
-    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
-
-
-@lru_cache(maxsize=2)
-def _initial(model: Model, seed: int) -> Weights:
-    """The initial weights, which all devices share: making them takes longer than an epoch of a small model."""
-    return model.initial(seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +42,7 @@ class AdaptationClient(ReferenceClient):
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         kept = own.get(FEDERATED if self.keeps_federated else MODEL)
-        received = kept or down.tensors or _initial(task.model, int(down.scalars[SEED]))
+        received = kept or down.tensors or initial_weights(task.model, int(down.scalars[SEED]))
         information = own.get(INFORMATION, {})  # of the received model, so it is computed once
         return {
             **{name: received[name] for name in task.model.shapes},  # one order for all devices
