@@ -6,17 +6,21 @@ validate with.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
-from undergrowth.core import Context, Model, Shard, Weights
+from undergrowth.core import Carry, Context, Model, Shard, Task, Weights
+from undergrowth.core.client import Loop
+from undergrowth.core.names import BUFFERS, FINISH, PARAMETERS, RECEIVED
 from undergrowth.core.notation import Form, Number, parse
 from undergrowth.learning.objectives import Objective, Proximal, TaskLoss
-from undergrowth.learning.reference import distillation_loss, elastic_loss
+from undergrowth.learning.reference import distillation_loss, elastic_loss, mean_losses
 
 ALONE = "alone"
+VALIDATION = "validation"  # in ``carry["finish"]``: losses on validation samples
 HOW = {
     "fine-tune": Form(),
     "freeze": Form(),
@@ -63,6 +67,34 @@ def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shar
     order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
     order = order.to(shard.y.device)
     return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
+
+
+def validate(
+    task: Task, loops: Sequence[Loop], fraction: float, models: Callable[[Loop], Sequence[Weights]]
+) -> list[Carry]:
+    """Carries with the losses of each job's `models` on its validation samples, for `GradientClient.upload`.
+
+    They are in ``trained.finish["validation"]``; none if the device has no validation samples.
+    """
+    held_out = [split_samples(loop.shard, fraction, loop.context)[1] for loop in loops]
+    compared = [models(loop) if len(shard) else () for loop, shard in zip(loops, held_out, strict=True)]
+    shards = [shard for shard, each in zip(held_out, compared, strict=True) for _ in each]
+    losses = iter(mean_losses(task, [weights for each in compared for weights in each], shards))
+    return [
+        {**loop.carry, FINISH: {**loop.carry[FINISH], VALIDATION: [next(losses) for _ in each]}}
+        for loop, each in zip(loops, compared, strict=True)
+    ]
+
+
+def received_model(task: Task, loop: Loop) -> Weights:
+    """The model that the steps of a `GradientClient` started from."""
+    return {name: loop.carry[RECEIVED][name] for name in task.model.shapes}
+
+
+def trained_model(task: Task, loop: Loop) -> Weights:
+    """The model after the steps of a `GradientClient`."""
+    values = {**loop.carry[RECEIVED], **loop.carry[PARAMETERS], **loop.carry[BUFFERS]}
+    return {name: values[name] for name in task.model.shapes}
 
 
 @lru_cache(maxsize=2)

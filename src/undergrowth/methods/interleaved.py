@@ -45,11 +45,21 @@ from undergrowth.core import (
     Weights,
     option,
 )
+from undergrowth.core.client import Loop
 from undergrowth.core.names import LOSS, MODEL, PHASE, SAMPLES, SEED
 from undergrowth.core.samplers import count_of
 from undergrowth.core.server import model_in
-from undergrowth.learning import AveragingServer, GradientClient, ReferenceClient, Trained, mean_loss
-from undergrowth.learning.adaptation import ALONE, build_adaptation, initial_weights, split_samples
+from undergrowth.learning import AveragingServer, GradientClient, Trained
+from undergrowth.learning.adaptation import (
+    ALONE,
+    VALIDATION,
+    build_adaptation,
+    initial_weights,
+    received_model,
+    split_samples,
+    trained_model,
+    validate,
+)
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.reference import FORMS
 from undergrowth.learning.servers import has_no_samples
@@ -61,11 +71,10 @@ TRAINED = "trained"  # in the server's state: Σ n of the devices that trained i
 MAX_LOSS = 1e9  # sent instead of a larger loss or one that is not a number
 
 
-def held_out_loss(trained: Trained, weights: Weights, validation: float) -> float:
-    """The loss of a model on the device's validation samples; 0 if it has none, so that all models are equal."""
-    _, held_out = split_samples(trained.shard, validation, trained.context)
-    loss = float(mean_loss(trained.task, weights, held_out)) if len(held_out) else 0.0
-    return loss if loss < MAX_LOSS else MAX_LOSS
+def held_out_losses(trained: Trained, models: int = 1) -> list[float]:
+    """The losses on the validation samples; 0 for all `models` if there are no samples, so that all are equal."""
+    losses = trained.finish.get(VALIDATION) or [0.0] * models
+    return [loss if loss < MAX_LOSS else MAX_LOSS for loss in losses]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +87,17 @@ class TrainingClient(GradientClient):
         training, _ = split_samples(shard, self.options.validation, context)
         return super().begin(task, down, training, own, context)
 
+    def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        if loops[0].down.tags[PHASE] != COMPARE:
+            return super().after_steps(task, loops)
+        return validate(task, loops, self.options.validation, lambda loop: [received_model(task, loop)])
+
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         own, scalars = trained.own, dict(trained.scalars)
         if ALONE in own:
             scalars[ALONE] = own[ALONE]
         if trained.down.tags[PHASE] == COMPARE:
-            scalars[FEDERATED] = held_out_loss(trained, trained.received, self.options.validation)
+            (scalars[FEDERATED],) = held_out_losses(trained)
             if own.get(MODEL) and scalars[FEDERATED] <= own[LOSS]:
                 own = {**own, MODEL: {}}
         return Packet(trained.tensors, scalars), own
@@ -102,13 +116,16 @@ class AloneClient(GradientClient):
         training, _ = split_samples(shard, self.options.validation, context)
         return super().begin(task, down, training, own, context)
 
+    def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        return validate(task, loops, self.options.validation, lambda loop: [trained_model(task, loop)])
+
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        loss = held_out_loss(trained, {**trained.received, **trained.tensors}, self.options.validation)
+        (loss,) = held_out_losses(trained)
         return Packet(scalars={ALONE: loss}), {ALONE: loss}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptingClient(ReferenceClient):
+class AdaptingClient(GradientClient):
     """Adapts the received model, and keeps the result if it is better on the validation samples."""
 
     options: Interleaved
@@ -117,11 +134,16 @@ class AdaptingClient(ReferenceClient):
         training, _ = split_samples(shard, self.options.validation, context)
         return super().begin(task, down, training, own, context)
 
+    def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        def compared(loop: Loop) -> list[Weights]:
+            return [received_model(task, loop), trained_model(task, loop)]
+
+        return validate(task, loops, self.options.validation, compared)
+
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        received = {name: trained.received[name] for name in trained.task.model.shapes}
-        adapted = {**received, **trained.tensors}
-        before, after = (held_out_loss(trained, each, self.options.validation) for each in (received, adapted))
+        before, after = held_out_losses(trained, models=2)
         better = after < before
+        adapted = {name: trained.tensors.get(name, trained.received[name]) for name in trained.task.model.shapes}
         own = {**trained.own, MODEL: adapted if better else {}, LOSS: after}
         scalars = {SAMPLES: trained.samples * better, ADAPTED: float(better), ALONE: trained.own.get(ALONE, 0.0)}
         return Packet(trained.tensors if self.options.hand_back else {}, scalars), own
@@ -138,7 +160,7 @@ class InterleavedClient(Updates):
             epochs = options.adapt_epochs
             return {ADAPT: AdaptingClient(objective=how.objective, split=how.split, epochs=epochs, options=options)}
         alone = {ALONE: AloneClient(epochs=options.alone_epochs, options=options)} if SEED in down.tags else {}
-        return {TRAIN: TrainingClient(options=options), **alone}
+        return {down.tags[PHASE]: TrainingClient(options=options), **alone}
 
 
 @dataclass(frozen=True, kw_only=True)
