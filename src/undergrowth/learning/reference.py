@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 FISHER = "fisher/"  # prefix of names in `LossInputs.received`: the Fisher information of a parameter
 FISHER_BATCH = 16  # samples whose gradients are traced at once
-TOTAL = "total"  # in carries: sums so far
+MAX_BATCH = 128  # samples of a client in one forward pass without training
+TOTAL, STATISTICS = "total", "statistics"  # in carries: sums so far
 CONTEXT = Context(0, "measurement", 0)  # nothing random happens in evaluation mode
 FORMS = ("cited", "printed")
 
@@ -143,29 +144,52 @@ class FisherClient(LoopClient):
 
 
 @dataclass(frozen=True)
-class LossClient(LoopClient):
-    """Adds up the losses of samples, and how many they are."""
+class MeasuringClient(LoopClient):
+    """Adds up the losses of samples, what each counts in the mean loss and, if `statistics`, those of the task."""
+
+    statistics: bool
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         with torch.no_grad():
-            values, counts = task.kind.losses(task.model(carry[RECEIVED], batch[X]), batch[Y])
-        both = torch.stack([values, torch.ones_like(values) if counts is None else counts.to(values)], 1)
-        if WEIGHT in batch:  # samples of several clients; those of weight 0 only pad the stack
-            both = (both * (batch[WEIGHT] > 0).unsqueeze(1)).reshape(len(carry[TOTAL]), -1, 2)
-        return {**carry, TOTAL: carry[TOTAL] + both.sum(-2)}
+            outputs = task.model(carry[RECEIVED], batch[X])
+            values, counts = task.kind.losses(outputs, batch[Y])
+            rows = torch.stack([values, torch.ones_like(values) if counts is None else counts.to(values)], 1).double()
+            found = {TOTAL: carry[TOTAL] + _sum_rows(rows, carry, batch)}
+            if self.statistics:
+                sums = _sum_rows(task.kind.statistics(outputs, batch[Y]), carry, batch)
+                found[STATISTICS] = carry[STATISTICS] + sums if STATISTICS in carry else sums
+        return {**carry, **found}
+
+
+def _sum_rows(rows: Tensor, carry: Carry, batch: Batch) -> Tensor:
+    """The sum over the samples of a batch or, in a stack, of each client's batch."""
+    if WEIGHT in batch:  # samples of weight 0 only pad the stack
+        rows = (rows * (batch[WEIGHT] > 0).unsqueeze(1)).reshape(len(carry[TOTAL]), -1, rows.shape[1])
+    return rows.sum(-2)
+
+
+def measure_models(task: Task, models: Sequence[Weights], shards: Sequence[Shard], statistics: bool) -> list[Carry]:
+    """Sums over the samples of each model's shard: `total` has the losses and what they count.
+
+    `statistics` are those of the task, if wanted and if there are samples. The models run in evaluation mode, and may
+    be computed together.
+    """
+    # A stack is padded to full batches. Few different sizes make few kinds of stacks.
+    largest = max((len(shard) for shard in shards), default=1)
+    batch = min(MAX_BATCH, 1 << max(0, largest - 1).bit_length())
+    loops = []
+    for weights, shard in zip(models, shards, strict=True):
+        carry: Carry = {RECEIVED: weights, TOTAL: torch.zeros(2, dtype=torch.float64, device=shard.x.device)}
+        steps = Steps({X: shard.x, Y: shard.y}, (torch.arange(len(shard)),), batch)
+        loops.append(Loop(MeasuringClient(statistics), Packet(), shard, carry, steps, CONTEXT))
+    return run_loops(task, loops)
 
 
 def mean_losses(task: Task, models: Sequence[Weights], shards: Sequence[Shard]) -> list[float]:
     """The loss of each model over all samples of its shard, in evaluation mode. Models may be computed together."""
-    loops = []
-    for weights, shard in zip(models, shards, strict=True):
-        values = next(iter(weights.values()))
-        carry: Carry = {RECEIVED: weights, TOTAL: torch.zeros(2, dtype=values.dtype, device=values.device)}
-        steps = Steps({X: shard.x, Y: shard.y}, (torch.arange(len(shard)),), task.train.batch)
-        loops.append(Loop(LossClient(), Packet(), shard, carry, steps, CONTEXT))
-    if not loops:
+    if not models:
         return []
-    totals = torch.stack([carry[TOTAL] for carry in run_loops(task, loops)])
+    totals = torch.stack([carry[TOTAL] for carry in measure_models(task, models, shards, statistics=False)])
     means = totals[:, 0] / totals[:, 1].clamp_min(1)
     return [float(mean) for mean in (means if means.is_meta else means.cpu())]  # one transfer from a GPU
 
