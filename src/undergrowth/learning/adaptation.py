@@ -63,7 +63,7 @@ def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shar
     """
     held_out = min(round(fraction * len(shard)), len(shard) - 1)
     if held_out <= 0:
-        return shard, shard.take(torch.arange(0, device=shard.y.device))
+        return shard, Shard(shard.x[:0], shard.y[:0])
     order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
     order = order.to(shard.y.device)
     return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
