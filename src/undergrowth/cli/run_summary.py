@@ -10,6 +10,7 @@ from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
 from undergrowth.report.personal_tables import COLUMNS, headline, personal_rows
 from undergrowth.report.run_record import learning_efficiency
+from undergrowth.report.stream_section import RECOVERY_COLUMNS, recovery_rows
 from undergrowth.report.tables import cost_table, count, facts, score, start_line, table
 from undergrowth.runs import Result
 from undergrowth.runs.store import out_option
@@ -49,6 +50,9 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     if personal is not None:
         screen.print(table(COLUMNS, personal_rows(personal), right=range(1, len(COLUMNS))))
         screen.print(f"{headline(personal)}\n")
+    stream = result.stream
+    if stream is not None and stream.shifts:
+        screen.print(table(RECOVERY_COLUMNS, recovery_rows(stream.recoveries), right=range(len(RECOVERY_COLUMNS))))
     _print_notes(result.notes)
     rows = [("run", result.run), ("model", result.folder / "model.safetensors")]
     if page:
@@ -62,7 +66,7 @@ def json_summary(result: Result) -> dict[str, Any]:
     """What --json prints about a run. A run with other metrics than the accuracy also has its task and all metrics."""
     return {
         key: result.summary[key]
-        for key in (*JSON_KEYS, "task", "metrics", "start", "personal")
+        for key in (*JSON_KEYS, "task", "metrics", "start", "personal", "stream")
         if key in result.summary
     }
 

@@ -178,7 +178,12 @@ def _price_class(
         "shortest_deadline": typical.shortest_deadline,
         "ratio": typical.ratio,
         "run_jobs": sum(jobs.get(each.device, 0.0) for each in priced),
-        "run_joules": sum(each.spent(deadlines[each.device]) * jobs.get(each.device, 0.0) for each in priced),
+        "run_joules": sum(
+            each.spent(deadlines[each.device]) * jobs.get(each.device, 0.0)
+            # A device also trains on its own after rounds in which it is not asked.
+            + each.own.joules * max(0.0, federation.task.train.rounds - jobs.get(each.device, 0.0))
+            for each in priced
+        ),
         "battery_rounds": None if profile.battery is None or not joules else int(profile.battery / joules),
     }
 

@@ -23,6 +23,7 @@ from undergrowth.runs.start_phase import FOLDER, StartCosts, step_name
 from undergrowth.runs.start_phase import MODEL_FILE as MODEL_FILE
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
+from undergrowth.runs.stream_scores import StreamScores, stream_scores
 
 _NOT_SUMMARISED = ("compute_seconds", "shape", "classes", "tree")
 _TABLES = ("history", "clients", "ledger")
@@ -91,6 +92,13 @@ class Result:
         """Accuracies of local-only, federated and adapted models on every device; None if they were not evaluated."""
         with closing(Store(self.folder.parent)) as store:
             return personal_accuracy(store, self.run)
+
+    @property
+    def stream(self) -> StreamScores | None:
+        """The scores of the devices over time, and recoveries after shifts; None if their samples do not change."""
+        with closing(Store(self.folder.parent)) as store:
+            row = store.run(self.run)
+            return stream_scores(store, self.run, row, main_metric(row))
 
     @property
     def model(self) -> nn.Module:

@@ -19,7 +19,7 @@ from torch import nn
 
 from undergrowth.core import InputError, Method
 from undergrowth.core.notation import parse
-from undergrowth.data import Population
+from undergrowth.data import Population, fixed_at
 from undergrowth.exchange import Totals
 from undergrowth.learning.optimisers import SCHEDULES
 from undergrowth.models import check_tensors
@@ -68,8 +68,9 @@ class Step:
 
 
 def phase_steps(experiment: Experiment, population: Population) -> list[Step]:
-    """The steps of the experiment's phase. `population`: the data of its devices."""
+    """The steps of the experiment's phase. `population`: the data of its devices; if it changes, as it begins."""
     steps = []
+    population = fixed_at(population, 0)
     if experiment.start.data is not None:
         steps.append(Step(PRETRAINING, _pretraining(experiment, population)))
     if experiment.start.method is not None:

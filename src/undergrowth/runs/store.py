@@ -29,6 +29,7 @@ FILE = "undergrowth.sqlite"
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
 MAX_RUNS_IN_MESSAGE = 5
 
+DEVICE_SCORES = "device_scores"  # the key of the scores of devices in a row of `rounds`
 ROUND_COLUMNS = (
     "round", "accuracy", "loss", "simulated_seconds", "wall_seconds", "arrived", "lost", "refused", "late",
     "bytes_down", "bytes_up", "flops", "joules",
@@ -145,12 +146,18 @@ class Store:
         rounds: Iterable[Mapping[str, Any]],
         entries: Iterable[Entry],
         checkpoint: tuple[int, str, int] | None,
+        device_scores: Mapping[int, Mapping[str, float]] | None = None,
     ) -> None:
-        """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum)."""
+        """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum).
+
+        `device_scores`: by round, the score of each device that was evaluated in it.
+        """
         with self.transaction() as connection:
             for row in rounds:
                 known = {name: row.get(name) for name in ROUND_COLUMNS}
                 more = {name: value for name, value in row.items() if name not in known}
+                if device_scores and row["round"] in device_scores:
+                    more[DEVICE_SCORES] = device_scores[row["round"]]
                 _insert(connection, "rounds", {"run": run, **known, "more": json.dumps(more)})
             insertion = _insertion("links", ("run", *COLUMNS))
             connection.executemany(insertion, ((run, *entry) for entry in entries))
@@ -233,6 +240,13 @@ class Store:
         rows = self._connection.execute("SELECT * FROM rounds WHERE run=? ORDER BY round", (run,))
         return [_decode_round(row) for row in rows]
 
+    def device_scores(self, run: str) -> list[tuple[int, dict[str, float]]]:
+        """Rounds with the scores of the devices in them, as `finish_round` stored them."""
+        query = f"SELECT round, json_extract(more, '$.{DEVICE_SCORES}') AS found FROM rounds WHERE run=? ORDER BY round"
+        return [
+            (row["round"], json.loads(row["found"])) for row in self._connection.execute(query, (run,)) if row["found"]
+        ]
+
     def last_round(self, run: str) -> dict[str, Any]:
         """The last row of the history of a run; empty before its first round is finished."""
         query = "SELECT * FROM rounds WHERE run=? ORDER BY round DESC LIMIT 1"
@@ -261,7 +275,8 @@ class Store:
         `asked`, `arrived`, `late`, `lost` and `refused` count asks, of which a round may have several.
         """
         rows = self._connection.execute(
-            "SELECT child, COUNT(*) AS asked, COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
+            "SELECT child, SUM(outcome!='own training') AS asked,"
+            " COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
             " SUM(outcome='arrived') AS arrived, SUM(outcome='late') AS late,"
             " SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused,"
             " SUM(bytes_down) AS bytes_down, SUM(bytes_up) AS bytes_up,"
@@ -309,6 +324,7 @@ def _decode(row: sqlite3.Row, *json_columns: str) -> dict[str, Any]:
 
 def _decode_round(row: sqlite3.Row) -> dict[str, Any]:
     decoded = _decode(row, "more")
+    decoded["more"].pop(DEVICE_SCORES, None)  # `Store.device_scores` has them
     # The accuracy of a task that has none is empty.
     left_out = {"run", "more", *(["accuracy"] if decoded["accuracy"] is None else [])}
     return {**{key: value for key, value in decoded.items() if key not in left_out}, **decoded["more"]}

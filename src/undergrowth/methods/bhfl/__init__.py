@@ -76,6 +76,7 @@ class BHFL(Method):
     staleness: str = option("polynomial:0.5", "weight by age there: constant, polynomial:A or hinge:A:B")
 
     node_settings: ClassVar[frozenset[str]] = frozenset({"rounds", "asynchronous", "proxy"})
+    keeps_model: ClassVar[bool] = True
 
     def check(self) -> None:
         check_levels(
