@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import getattr_static, signature
@@ -129,13 +129,13 @@ class Method:
 def personal_model(method: Method, task: Task, state: State, own: State, device: str) -> Weights | ModelWeights:
     """`method.personal`. A method written before `device` was a parameter is called without it."""
     arguments: tuple[Any, ...] = (task, state, own, device)
-    found: Weights | ModelWeights = method.personal(*arguments[: _parameters_of_personal(type(method))])
+    found: Weights | ModelWeights = method.personal(*arguments[: _count_parameters(type(method).personal)])
     return found
 
 
 @cache
-def _parameters_of_personal(kind: type[Method]) -> int:
-    return len(signature(kind.personal).parameters) - 1  # without `self`
+def _count_parameters(function: Callable[..., Any]) -> int:
+    return len(signature(function).parameters) - 1  # without `self`
 
 
 def check_parts(method: Method) -> None:
