@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
+from copy import copy
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -130,7 +132,8 @@ class StackedSteps:
 
     def can_stack(self, kind: int, group: list[Begun]) -> bool:
         if kind not in self._stackable:
-            pair = [each for each in group if each.count][:2]
+            # Copies: what comes before the first step is not kept, because its last bits may depend on the stack.
+            pair = [copy(each) for each in islice((each for each in group if each.count), 2)]
             if not pair:
                 return False
             self.prepare(pair)
