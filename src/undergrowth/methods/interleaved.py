@@ -93,9 +93,8 @@ class TrainingClient(GradientClient):
         return validate(task, loops, self.options.validation, lambda loop: [received_model(task, loop)])
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        own, scalars = trained.own, dict(trained.scalars)
-        if ALONE in own:
-            scalars[ALONE] = own[ALONE]
+        own = trained.own
+        scalars = {**trained.scalars, ALONE: own.get(ALONE, 0.0)}  # in the first job, `AloneClient` sends it
         if trained.down.tags[PHASE] == COMPARE:
             (scalars[FEDERATED],) = held_out_losses(trained)
             if own.get(MODEL) and scalars[FEDERATED] <= own[LOSS]:
