@@ -44,6 +44,9 @@ CASES: list[Case] = [
     ("efficientnet-b0", (1, 17, 17), "batch", {}),
     ("efficientnet-b0", (3, 8, 8), "group", {}),
     ("efficientnet-lite0", (3, 40, 33), "batch", {}),
+    ("efficientnetv2-b0", (1, 17, 20), "batch", {"width": 8}),
+    ("efficientnetv2-b0", (3, 8, 8), "group", {"width": 8}),
+    ("fusion-transformer", (3, 8, 12), "none", {"width": 8, "depth": 3, "heads": 2}),
     ("squeezenet", (3, 32, 32), "none", {}),
     ("squeezenet", (1, 17, 20), "none", {}),
     ("transformer", (6,), "none", {"vocabulary": 11, "width": 8}),
@@ -125,7 +128,7 @@ def test_levels_are_stages_in_order_and_both_parts_give_the_whole(case: Case) ->
     for position in positions:
         features = module[:position](inputs)
         assert torch.equal(module[position:](features), whole)
-    if len(case[1]) == 3 and len(set(positions)) >= 4 and case[0] != "mlp":
+    if len(case[1]) == 3 and len(set(positions)) >= 4 and case[0] not in ("mlp", "fusion-transformer"):
         assert all(module[:position](inputs).ndim == 4 for position in positions[:3])
 
 
@@ -239,3 +242,20 @@ def test_large_images_get_the_large_stem() -> None:
     large = builder("resnet-18", (3, 65, 64), 2, width=4)()
     assert small.get_submodule("stem.0").kernel_size == (3, 3)
     assert large.get_submodule("stem.0").kernel_size == (7, 7)
+
+
+@pytest.mark.parametrize(
+    "torch_device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+        ),
+    ],
+)
+def test_an_lstm_has_a_gradient_in_evaluation_mode(torch_device: str) -> None:
+    """The Fisher information needs it, and cuDNN refuses it."""
+    model = builder("lstm", (6,), CLASSES, vocabulary=11, hidden=8)().to(torch_device).eval()
+    model(torch.arange(6, device=torch_device)[None]).sum().backward()
+    assert all(value.grad is not None for value in model.parameters())
+    assert not any(module.training for module in model.modules())

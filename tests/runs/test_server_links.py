@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 
 import undergrowth as ug
-from undergrowth.core import InputError
+from undergrowth.core import Collect, InputError, Packet, WeightedMean
 from undergrowth.devices import find_link, shipped_links
 from undergrowth.runs.api import parse_arguments
 from undergrowth.runs.config import FleetSection, parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.server_links import wire_servers
+from undergrowth.runs.tree_price import Uploads
 from undergrowth.topology import NodeSettings, build_topology
 
 from ..fleet_files import fleet_file
@@ -65,6 +67,25 @@ def test_the_plan_of_a_tree_is_what_the_ledger_books(method: str, tmp_path: Path
     assert rows[0]["joules"] == pytest.approx((rows[0]["bytes_down"] + rows[0]["bytes_up"]) * 13.5e-6)
 
 
+BHFL = [
+    {"residuals": "norm:1", "residuals_down": "all"},
+    {"residuals": "cosine:2:mean", "residuals_down": "nodes"},
+    {"residuals": "loss:3"},  # of two devices
+    {},
+]
+
+
+@pytest.mark.parametrize("options", BHFL)
+def test_the_plan_has_the_bytes_of_residuals(options: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**SMALL, "topology": "tree:2x2x2", "options": options}
+    rows = ug.plan("bhfl", **settings).tree
+    entries = list(run(tmp_path, "bhfl", rounds=1, **settings).ledger.rows())
+    for row, kind in zip(rows, ("level1", "edge", "device"), strict=True):
+        members = [entry for entry in entries if entry.child.startswith(kind)]
+        assert row["bytes_down"] == sum(entry.bytes_down for entry in members)
+        assert row["bytes_up"] == sum(entry.bytes_up for entry in members)
+
+
 def test_the_time_without_combining_is_that_of_the_narrowest_link(tmp_path: Path) -> None:
     fleet = fleet_file(tmp_path, even={"share": 1})
     links = [{"down": 1e5, "up": 1e4, "latency": 0.25}, {"down": 1e6, "up": 1e6, "latency": 0.5}]
@@ -74,6 +95,16 @@ def test_the_time_without_combining_is_that_of_the_narrowest_link(tmp_path: Path
     crossing = 2 * 0.25 + 2 * 0.5 + max(4 * MODEL / 1e5, 2 * MODEL / 1e6) + max(4 * up / 1e4, 2 * up / 1e6)
     assert root["relay_seconds"] == pytest.approx(edge["seconds"] + crossing)
     assert root["relay_bytes_down"] == 8 * MODEL
+
+
+def test_uploads_of_one_kind_have_other_bytes_with_another_reducer() -> None:
+    data = {"name": "digits", "clients": 8, "train_samples": 200}
+    federation = federate(parse_experiment({"data": data, "model": "logistic", "topology": "tree:2x4"}))
+    uploads = Uploads(federation)
+    kinds = Counter({uploads.kind(Packet(federation.task.model.initial(0))): 3})
+    assert uploads.combined_bytes(WeightedMean(), kinds) == PARTIAL
+    assert uploads.combined_bytes(Collect(), kinds) > 3 * PARTIAL
+    assert uploads.combined_bytes(WeightedMean(), kinds) == PARTIAL
 
 
 def test_a_star_has_no_tree_and_its_figures_do_not_depend_on_the_link(tmp_path: Path) -> None:

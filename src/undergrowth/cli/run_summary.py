@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
+from undergrowth.exchange import Totals
 from undergrowth.report.personal_tables import COLUMNS, headline, personal_rows
 from undergrowth.report.run_record import learning_efficiency
 from undergrowth.report.stream_section import RECOVERY_COLUMNS, recovery_rows
 from undergrowth.report.tables import cost_table, count, facts, score, start_line, table
 from undergrowth.runs import Result
+from undergrowth.runs.result import NOT_SUMMARISED
 from undergrowth.runs.store import out_option
 
 JSON_KEYS = (
-    "run", "method", "data", "model", "seed", "rounds", "clients", "engine", "accuracy", "loss", "bytes_down",
-    "bytes_up", "flops", "simulated_seconds", "joules", "peak_device_bytes", "wall_seconds", "clients_per_second",
-    "model_digest",
+    "run", "method", "data", "model", "seed", "rounds", "clients", "engine", "accuracy", "loss",
+    *(field.name for field in fields(Totals) if field.name not in NOT_SUMMARISED),
+    "wall_seconds", "clients_per_second", "model_digest",
 )  # fmt: skip
 _MAX_NOTES = 10
 

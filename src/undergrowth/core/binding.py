@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Container, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,15 @@ class BoundModule:
     """A module, the places in it that weights are written to, and the facts about it that do not change.
 
     Parameters that require no gradient, and the buffers of frozen layers, are no weights: the module keeps its own
-    tensors for them, which all devices share. The only mutable part of a `Model`: the mode that the layers are in.
+    tensors for them, which all devices share. A layer is frozen if none of its parameters requires a gradient, or by
+    `freeze_buffers`.
     """
 
     def __init__(self, module: nn.Module, levels: Levels | None = None) -> None:
         self.module = module
         self.levels = find_levels(module) if levels is None else levels
-        self._mode: list[Any] = [None, None]  # levels and `training` of the last call of `set_mode`
+        self._layers = list(module.modules())
+        self._modes: dict[str | bool, list[bool]] = {}  # argument of `set_mode` → the mode of every layer
         self._frozen_layers = _find_frozen_layers(module)
         self._places = _find_places(module, set(self._frozen_layers))
         # A tied weight counts once, by its first name. Under its other name it would be sent a second time, never be
@@ -50,8 +51,8 @@ class BoundModule:
 
     def with_levels(self, levels: Levels) -> BoundModule:
         """The same module, with other levels."""
-        bound = copy.copy(self)  # shares `_mode`, because it shares the layers
-        bound.levels = levels
+        bound = copy.copy(self)
+        bound.levels, bound._modes = levels, {}
         return bound
 
     def set_mode(self, training: str | bool) -> None:
@@ -59,26 +60,31 @@ class BoundModule:
 
         Frozen layers are always in evaluation mode.
         """
-        if self._mode[0] is self.levels and self._mode[1] == training:
+        # The layers are compared, not the last call: other code may have changed the mode of the module.
+        if [layer.training for layer in self._layers] == self._modes.get(training):
             return
-        self._mode[:] = [None, None]  # should the next lines fail
         self.module.train(training is True)
         if isinstance(training, str):
             for name, layer in self.module.named_modules():
                 layer.training = self.levels.is_above(name, training)
         for layer in self._frozen_layers:
             layer.training = False
-        self._mode[:] = [self.levels, training]
+        self._modes[training] = [layer.training for layer in self._layers]
+
+
+def freeze_buffers(layer: nn.Module) -> None:
+    """From now on a `BoundModule` runs the layer in evaluation mode only; its parameters are trained as before."""
+    layer.has_frozen_buffers = True  # type: ignore[assignment]  # nn.Module declares that attributes are tensors
 
 
 def _find_frozen_layers(module: nn.Module) -> list[nn.Module]:
-    """Layers of which no parameter requires a gradient. A layer without parameters follows the layer that holds it."""
+    """Layers that always run in evaluation mode. A layer without parameters follows the layer that holds it."""
     frozen: list[nn.Module] = []
     known: dict[str, bool] = {}
     for name, layer in module.named_modules():
         flags = [value.requires_grad for value in layer.parameters()]
         known[name] = not any(flags) if flags else known.get(name.rpartition(".")[0], False)
-        if known[name]:
+        if known[name] or getattr(layer, "has_frozen_buffers", False):
             frozen.append(layer)
     return frozen
 
@@ -96,9 +102,9 @@ def _find_places(
         for place in (layer._parameters, layer._buffers):
             for key, value in place.items():
                 name = f"{prefix}.{key}" if prefix else key
-                if value is None or name not in persistent or layer in frozen:
+                if value is None or name not in persistent:
                     continue
-                if place is layer._parameters and not value.requires_grad:
+                if layer in frozen if place is layer._buffers else not value.requires_grad:
                     continue
                 # Both places of a tied weight get the value of its first name.
                 name = first_names.setdefault(id(value), name)

@@ -6,31 +6,32 @@ section by section and `scales` scale by scale, so that both tables share runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
-import yaml
-
 from undergrowth.core import InputError, suggest
+from undergrowth.devices.plain_yaml import load_yaml
 from undergrowth.reproduce.table import FIGURE, Raw, Table
 
 
 @cache
 def load_tables() -> dict[str, Table]:
-    """All tables and figures by their first number, in numerical order; those of an appendix are last."""
+    """All tables and figures by their first number, in numerical order; those that begin with a letter are last."""
     folder = resources.files(__package__) / "tables"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
-    raw = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
+    raw = {file.name.removesuffix(".yaml"): load_yaml(file.read_text(encoding="utf-8")) for file in files}
     loaded = [Table.model_validate(_with_base(each, raw)) for each in raw.values()]
     loaded.sort(key=_order)
     return {table.name: table for table in loaded}
 
 
-def _order(table: Table) -> tuple[str, int, int, bool]:
-    chapter, number = table.name.removeprefix(FIGURE).split(".")
+def _order(table: Table) -> tuple[str, int, int, str, bool]:
+    chapter, number = re.split("[.-]", table.name.removeprefix(FIGURE), maxsplit=1)
     letter, count = ("", int(chapter)) if chapter.isdecimal() else (chapter, 0)
-    return letter, count, int(number), table.is_figure
+    place, name = (int(number), "") if number.isdecimal() else (0, number)
+    return letter, count, place, name, table.is_figure
 
 
 def _with_base(raw: Raw, files: Mapping[str, Raw]) -> Raw:

@@ -3,8 +3,9 @@
 Each file in `tables/` is one table. The experiment of a cell is merged from layers; later layers override earlier ones:
 `experiment` of the table, the column, the row, the matching `cells`, then `experiment` and matching `cells` of the
 scale. Besides the sections of an experiment, a layer may contain `metric`, the reported value (see `metrics.measure`,
-default: `accuracy`), and two names of pretrainings in `starts`: the weights of `from_start` initialise the model, those
-of `devices_from_start` the models of `model.ladder`. A seed in a layer is added to the seed of the run.
+default: `accuracy`), `evaluated`, the model that stands for MODEL in it (default: federated), and two names of
+pretrainings in `starts`: the weights of `from_start` initialise the model, those of `devices_from_start` the models of
+`model.ladder`. A seed in a layer is added to the seed of the run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from undergrowth.runs.sections import Section
 
 SCALES = ("full", "small", "smoke")
 FIGURE = "figure-"  # begins the name of a figure
-_FIGURE_PATTERN = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:±(\d+(?:\.\d+)?))?")
+_FIGURE_PATTERN = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:±(\d+(?:\.\d+)?))?")
 
 Place = tuple[str, str]  # row and column
 Raw = dict[str, Any]  # an experiment, or a part of one, before validation
@@ -104,7 +105,8 @@ class Scale(Section):
 class Table(Section):
     """A published table or figure: how to run its cells, its numbers and its authors' conclusions."""
 
-    tables: Annotated[tuple[str, ...], Field(min_length=1)]  # numbers in the source, such as 4.3 or figure-4.7
+    # Numbers in the source, such as 4.3 or figure-4.7; a name for a question that the source asks without numbers.
+    tables: Annotated[tuple[str, ...], Field(min_length=1)]
     title: str
     source: str
     experiment: Raw
@@ -113,7 +115,7 @@ class Table(Section):
     cells: tuple[CellSettings, ...] = ()
     data: dict[str, Raw] = Field(default_factory=dict)  # name of a data set → settings wherever devices have it
     starts: dict[str, Start] = Field(default_factory=dict)
-    # In the order of the columns. A table has no cell where a number is missing; a figure has all cells.
+    # In the order of the columns. A table with numbers has no cell where one is missing; others have all cells.
     published: dict[Name, tuple[Published, ...]] = Field(default_factory=dict)
     # Name of the data set of another pretraining → the numbers that the source gives for it.
     published_from: dict[str, dict[Name, tuple[Published, ...]]] = Field(default_factory=dict)
@@ -138,10 +140,15 @@ class Table(Section):
         return self.name.startswith(FIGURE)
 
     @property
+    def is_question(self) -> bool:
+        """Whether it is about a question that the source asks without publishing numbers."""
+        return not self.is_figure and not self.published
+
+    @property
     def places(self) -> list[Place]:
         """The row and column of every cell."""
         every = [(row, column) for row in self.rows for column in self.columns]
-        return every if self.is_figure else [place for place in every if place in self.figures]
+        return every if self.is_figure or self.is_question else [place for place in every if place in self.figures]
 
     def scale(self, name: str) -> Scale:
         if name not in self.scales:
@@ -178,7 +185,7 @@ class Table(Section):
     def _check_consistency(self) -> Table:
         if set(self.scales) != set(SCALES):
             raise ValueError(f"table {self.name}: scales must be {', '.join(SCALES)}")
-        if not self.is_figure and list(self.published) != list(self.rows):
+        if not self.is_figure and not self.is_question and list(self.published) != list(self.rows):
             raise ValueError(f"table {self.name}: published must have the rows {', '.join(self.rows)}")
         for published in (self.published, *self.published_from.values()):
             for row, figures in published.items():

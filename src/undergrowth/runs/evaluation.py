@@ -107,11 +107,11 @@ def _for_each_batch(model: Model, batches: Sequence[Batch], work: Callable[[Mode
     try:
         with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
             # A model writes the weights into its module while it runs, so every thread needs a module of its own.
-            shares = [
+            futures = [
                 pool.submit(_in_turn, model.for_another_thread(), batches[first::threads], work)
                 for first in range(threads)
             ]
-            by_thread = [share.result() for share in shares]
+            by_thread = [future.result() for future in futures]
     finally:
         torch.set_num_threads(before)  # the threads have changed the setting of MKL, which is one for all
     return [by_thread[place % threads][place // threads] for place in range(len(batches))]
@@ -125,11 +125,18 @@ def _in_turn(model: Model, batches: Sequence[Batch], work: Callable[[Model, Batc
         return [work(model, batch) for batch in batches]
 
 
-def score_all(method: Method, task: Task, state: State, own: Mapping[str, State], test: Shard) -> dict[str, float]:
+def score_all(
+    method: Method,
+    task: Task,
+    state: State,
+    own: Mapping[str, State],
+    test: Shard,
+    test_groups: Mapping[str, Tensor] | None = None,
+) -> dict[str, float]:
     """The metrics and the loss of the run, and the mean main metric of each group of models that the method names.
 
     The model "global" decides about the run; without it, the mean over all models does. Models that are named like
-    devices are one group.
+    devices are one group. `test_groups`: the positions of the test samples of each group, for an ensemble.
     """
     models, kind = evaluated_models(method, task, state, own), task.kind
     scores = {name: evaluate(kind, *with_model(task, weights, name), test) for name, weights in models.items()}
@@ -139,7 +146,30 @@ def score_all(method: Method, task: Task, state: State, own: Mapping[str, State]
     deciding = [scores["global"]] if "global" in scores else list(scores.values())
     means = {name: float(np.mean([each[name] for each in deciding])) for name in deciding[0]}
     others = {f"{main}/{name}": float(np.mean(group)) for name, group in groups.items() if name != "global"}
-    return {**means, **(others if len(groups) > 1 else {})}
+    return {**means, **(others if len(groups) > 1 else {}), **_score_ensemble(method, task, state, test, test_groups)}
+
+
+def _score_ensemble(
+    method: Method, task: Task, state: State, test: Shard, test_groups: Mapping[str, Tensor] | None
+) -> dict[str, float]:
+    """The metrics of the models of groups, each on the test samples of its group, over all these samples.
+
+    If the groups of test samples are not known: the main metric of each model on all samples.
+    """
+    kind, main = task.kind, task.kind.metric.name
+    with _explained(method, "ensemble"):
+        parts = {name: with_model(task, each, name) for name, each in method.ensemble(task, state).items()}
+    if not parts:
+        return {}
+    known = {name: positions for name, positions in (test_groups or {}).items() if name in parts}
+    if not known:
+        return {f"{main}/group-{name}": evaluate(kind, *each, test)[main] for name, each in parts.items()}
+    shards = {name: test.take(positions) for name, positions in known.items()}
+    measured = [measure_samples(kind, *parts[name], shard.x, shard.y) for name, shard in shards.items()]
+    outputs = [each.outputs for each in measured if each.outputs is not None]
+    together = Measured(torch.cat([each.rows for each in measured]), torch.cat(outputs) if outputs else None)
+    scores = score(kind, together, torch.cat([shard.y for shard in shards.values()]))
+    return {f"{name}/ensemble": value for name, value in scores.items() if name != "loss"}
 
 
 def evaluated_models(
@@ -181,11 +211,12 @@ def score_devices(
     metrics: dict[str, dict[str, float | None]] = {}
     devices = population.devices[:: 1 if limit is None else max(1, -(-len(population.devices) // limit))]
     stacked = replace(task, run_loops=partial(run_in_stacks, StackedSteps(task, torch_device, None, record=False)))
+    together = not (task.model.mixed or task.kind.own_metrics or hasattr(population, "test_weights"))
     own_models: dict[str, Weights] = {}  # of devices, to be computed together
     most = max(1, MAX_BYTES_PER_PASS // (4 * sum(shape.numel() for shape in task.model.shapes.values())))
     for names, used in _groups_by_model(method, task, state, own, devices):
         found = with_model(task, used, f"devices/{names[0]}")
-        if len(names) > 1 or found.model is not task.model or task.model.mixed or task.kind.own_metrics:
+        if len(names) > 1 or not together or found.model is not task.model:
             metrics.update(score_on_devices(task.kind, found, names, population, torch_device))
             continue
         own_models[names[0]] = {name: found.weights[name] for name in task.model.shapes}
@@ -221,8 +252,17 @@ def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
 def score_on_devices(
     kind: TaskKind, used: ModelWeights, devices: Sequence[str], population: Population, torch_device: str
 ) -> dict[str, dict[str, float | None]]:
-    """The metrics of one model on the test samples of each device that has any."""
+    """The metrics of one model on the test samples of each device that has any.
+
+    A population with `test_weights` has the same test samples for all devices, and weights of them for each.
+    """
     metrics: dict[str, dict[str, float | None]] = {}
+    if (test_weights := getattr(population, "test_weights", None)) is not None:
+        test = population.test(devices[0]).to(torch_device)
+        statistics = measure_samples(kind, used.model, used.weights, test.x, test.y).rows[:, 2:].cpu()
+        owners = [name for name in devices if population.size(name)]
+        weighed = {name: (test_weights(name)[:, None] * statistics).sum(0) for name in owners}
+        return {name: dict(kind.scores(sums, test.y)) for name, sums in weighed.items()}
     for first in range(0, len(devices), MAX_DEVICES_PER_PASS):
         shards = {name: population.test(name) for name in devices[first : first + MAX_DEVICES_PER_PASS]}
         shards = {name: shard for name, shard in shards.items() if len(shard)}

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from undergrowth.core import (
     Client,
@@ -49,13 +50,22 @@ from undergrowth.runs.builders import (
     task_of,
 )
 from undergrowth.runs.config import Experiment, FleetSection
+from undergrowth.runs.device_groups import DeviceGroups, device_groups
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_objects import references
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.runs.server_links import wire_servers
-from undergrowth.runs.topologies import check_settings, node_task, place_of, population_topology, rounds_of
+from undergrowth.runs.topologies import (
+    check_proxy_data,
+    check_settings,
+    named_proxy_data,
+    node_task,
+    place_of,
+    population_topology,
+    rounds_of,
+)
 from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology
@@ -76,6 +86,7 @@ class Federation:
     engine: Engine
     server_links: Mapping[str, LinkProfile]  # node → the link to its parent
     notes: list[str]  # facts that the user should know and that are not errors
+    groups: DeviceGroups  # those that the method asks for
 
     @cached_property
     def driver(self) -> Driver:
@@ -132,6 +143,14 @@ class Federation:
         return self.population_at(max(0, self.driver.root.round - 1))
 
     @cached_property
+    def test_groups(self) -> dict[str, Tensor]:
+        """Group → positions of its samples in the central test set; empty if the groups of samples are not known."""
+        known = self.groups.of_test
+        if known is None:
+            return {}
+        return {str(name): torch.from_numpy(np.flatnonzero(known == name)) for name in np.unique(known)}
+
+    @cached_property
     def first_round(self) -> FirstRound:
         """What the server would send to each device in a typical round."""
         devices = tuple(device for device in self.population.devices if self.population.size(device))
@@ -178,8 +197,13 @@ def federate(
         speeds = {name: devices.profile(name).achieved_flops for name in population.devices}
         assigned = assign_counts(task.ladder, experiment.model.counts, speeds, experiment.run.seed)
         task = replace(task, assigned=assigned)
+    groups = device_groups(population, method.group_field)
+    task = replace(task, groups=groups.of_device)
     task = replace(task, run_loops=getattr(engine, "run_loops", None))
-    nodes = _nodes(experiment, method, task, topology, {name: population.size(name) for name in with_samples})
+    sizes = {name: population.size(name) for name in with_samples}
+    proxy_data = named_proxy_data(topology, experiment, population)
+    nodes = _nodes(experiment, method, task, topology, sizes, proxy_data)
+    check_proxy_data(topology, method, _name_of(method), {name: node.task for name, node in nodes.items()})
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     client, own_servers = _own_training(method, population)
@@ -195,7 +219,9 @@ def federate(
     if not topology.parents and not method.pooled and experiment.fleet.server_link != "free":
         notes.append("fleet.server_link has no effect: a star has no link between servers")
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
-    return Federation(method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes)
+    return Federation(
+        method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes, groups
+    )
 
 
 def _name_of(method: Method) -> str:
@@ -263,9 +289,17 @@ def _task(
 
 
 def _nodes(
-    experiment: Experiment, method: Method, task: Task, topology: Topology, samples: Mapping[str, int]
+    experiment: Experiment,
+    method: Method,
+    task: Task,
+    topology: Topology,
+    samples: Mapping[str, int],
+    proxy_data: Mapping[str, Shard],
 ) -> dict[str, Node]:
-    """The nodes of the topology. `samples`: the number of samples of each device that has any."""
+    """The nodes of the topology.
+
+    `samples`: the number of samples of each device that has any. `proxy_data`: of the nodes that name a data set.
+    """
     nodes = {}
     for name, children in topology.children.items():
         place = place_of(topology, name)
@@ -273,7 +307,7 @@ def _nodes(
         nodes[name] = Node(
             name=name,
             server=method.server_for(place),
-            task=node_task(topology, name, task, method, experiment.run.seed),
+            task=node_task(topology, name, task, method, experiment.run.seed, proxy_data),
             children=tuple(child for child in children if child in topology.children or child in samples),
             cycles=experiment.max_rounds if is_root else rounds_of(topology, name, method),
             seed=experiment.run.seed,

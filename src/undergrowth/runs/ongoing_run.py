@@ -13,7 +13,7 @@ import safetensors.torch
 
 from undergrowth.core import InputError, Metric, ModelWeights, RoundEnd, RunError, Weights, move_to
 from undergrowth.data import Population
-from undergrowth.exchange import Entry
+from undergrowth.exchange import ROUND_COST_KEYS, Entry
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
@@ -40,7 +40,6 @@ from undergrowth.simulation.own_training import OWN_TRAINING
 
 MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
 NOBODY_ASKED = "no device was asked any more"
-_COSTS_OF_A_ROUND = ("simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
 OnRound = Callable[[Mapping[str, Any], "Execution"], None]
 
 
@@ -260,7 +259,9 @@ class Execution:
         self._evaluated = round
         federation = self.federation
         root, own = federation.driver.root, federation.world.states.all()
-        self.scores = score_all(federation.method, federation.task, root.state, own, federation.test)
+        self.scores = score_all(
+            federation.method, federation.task, root.state, own, federation.test, federation.test_groups
+        )
         if federation.changes:
             self._evaluate_devices(round)
 
@@ -277,7 +278,7 @@ class Execution:
 
     def _costs(self) -> dict[str, Any]:
         totals = self.federation.driver.ledger.totals
-        return {name: getattr(totals, name) for name in _COSTS_OF_A_ROUND}
+        return {name: getattr(totals, name) for name in ROUND_COST_KEYS}
 
     def fraction(self, row: Mapping[str, Any]) -> float:
         """How much of the run is done after a row of its history, by its rounds and budgets."""

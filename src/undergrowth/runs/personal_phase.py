@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,6 +20,7 @@ from undergrowth.core import Context, InputError, Shard
 from undergrowth.data import Population
 from undergrowth.exchange import Totals
 from undergrowth.learning.adaptation import ALONE, split_samples
+from undergrowth.runs.class_shares import ClassShares
 from undergrowth.runs.config import Experiment, MethodSection, PublicSection
 from undergrowth.runs.evaluation import evaluated_models
 from undergrowth.runs.federation import Federation, federate
@@ -36,7 +37,6 @@ FOLDER = "personal"
 ACCURACY = "accuracy"
 AUTO = "engine auto"  # begins the note about the choice of the engine
 _TRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay")
-_COSTS = ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class ValidationSamples:
     population: Population
     fraction: float
     seed: int
+    test_weights: ClassVar[None] = None  # all of them count the same, whatever `population` says
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.population, name)
@@ -157,7 +158,7 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
             "run.engine 'processes': on a machine with a GPU its workers cannot start after the last round; "
             "with personal, write auto, vector or serial"
         )
-    population = federation.population
+    population = tested_population(section, federation.population)
     if not any(len(population.test(device)) for device in population.devices if population.size(device)):
         raise InputError("personal: no device has test samples; give data.holdout above 0")
     models = evaluated_models(federation.method, federation.task, federation.driver.root.state, {})
@@ -167,6 +168,16 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
         step = federate(step_experiment(experiment, how, None), None, population, model, functions)
         if how == "freeze":
             step.task.model.trainable("head")
+
+
+def tested_population(section: PersonalSection, population: Population) -> Population:
+    """The devices with the test samples that score their models."""
+    if section.test == "own":
+        return population
+    task = getattr(population, "task", "classification")
+    if task != "classification":
+        raise InputError(f"personal.test by-class needs classes, and the task is {task}; write own")
+    return ClassShares(population)
 
 
 def chosen_by_auto(federation: Federation) -> bool:
@@ -179,18 +190,10 @@ def personal_costs(folder: Path) -> dict[str, Totals]:
     if not (folder / FOLDER).exists():
         return {}
     with closing(Store(folder / FOLDER)) as store:
-        return {step_name(row): _costs_of(store, row["id"]) for row in store.runs()}
+        return {step_name(row): store.totals(row["id"]) for row in store.runs()}
 
 
 def step_name(row: Mapping[str, Any]) -> str:
     """The model that a row in the store of a phase is about."""
     how = str(row["experiment"]["settings"]["method"]["how"])
     return LOCAL if how == ALONE else how
-
-
-def _costs_of(store: Store, run: str) -> Totals:
-    last, devices = store.last_round(run), store.costs_by_device(run).values()
-    found: dict[str, Any] = {name: last.get(name, 0) for name in _COSTS}
-    found["compute_seconds"] = sum(device["compute_seconds"] for device in devices)
-    found["peak_device_bytes"] = max((device["memory"] for device in devices), default=0)
-    return Totals(**{field.name: found[field.name] for field in fields(Totals)})

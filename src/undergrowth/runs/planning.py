@@ -13,6 +13,7 @@ from undergrowth.core import Client, InputError, Method, Model, Progress, Train
 from undergrowth.core.samplers import count_of
 from undergrowth.data import Dataset, Population
 from undergrowth.devices import Tracer
+from undergrowth.exchange import ROUND_COSTS, TIMED
 from undergrowth.methods import METHODS
 from undergrowth.runs.builders import build_population, named_model
 from undergrowth.runs.config import Experiment, LinksSection, PublicSection
@@ -169,7 +170,8 @@ def _price_class(
         "bytes_down": typical.bytes_down,
         "bytes_up": typical.bytes_up,
         "seconds": typical.total.seconds,
-        "joules": joules,
+        # Joules, and costs that were added later; the order of the keys is that of `plan --json`.
+        **{cost.of_device: getattr(typical.total, cost.column) for cost in ROUND_COSTS if cost.column in TIMED},
         "verdict": typical.verdict(deadlines[typical.device]),
         "fitting": round(fitting * able / len(priced)),
         "example": typical.device,

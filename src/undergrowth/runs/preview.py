@@ -126,11 +126,11 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
             if device in phase:
                 down, size = federation.world.links.down(phase[device])
                 work, more = federation.clock.plain_timing(device, down, size, None)
-                total, bytes_down, bytes_up = _add(total, more), bytes_down + size, bytes_up + work.bytes_up
+                total, bytes_down, bytes_up = total.then(more), bytes_down + size, bytes_up + work.bytes_up
         own = Timing()
         if own_state and not timing.lost:
             own = federation.clock.own_timing(device, START, own_state, 0)
-            total = total if own.lost else _add(total, own)
+            total = total if own.lost else total.then(own)
         ratio = packet.scalars.get(RATIO)
         prospects.append(Prospect(device, bytes_down, bytes_up, timing, total, shortest, ratio, own))
     return prospects
@@ -144,13 +144,6 @@ def describe_guess(model: Model) -> list[str]:
     places = ", ".join(f"{level} before {name or 'the whole model'}" for level, name in levels.names.items())
     level, name = next(iter(levels.names.items()))
     return [f"model: its levels are a guess: {places}; model.levels names others, such as {{{level}: {name}}}"]
-
-
-def _add(first: Timing, second: Timing) -> Timing:
-    """The timing of two jobs, one after the other."""
-    names = ("seconds_down", "seconds_compute", "seconds_up", "flops", "joules")
-    sums = {name: getattr(first, name) + getattr(second, name) for name in names}
-    return first._replace(memory=max(first.memory, second.memory), **sums)
 
 
 def check_deadline(federation: Federation) -> None:

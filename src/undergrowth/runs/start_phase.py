@@ -83,7 +83,8 @@ def phase_steps(experiment: Experiment, population: Population) -> list[Step]:
 def _pretraining(experiment: Experiment, population: Population) -> Experiment:
     """Central training on the source data set. An epoch is a round, so that each ends with a checkpoint.
 
-    The source is normalised and augmented like the devices' data, unless `start.data` says otherwise.
+    The source is normalised and augmented like the devices' data, unless `start.data` says otherwise. Statistics that
+    are frozen in the rounds are measured here.
     """
     start, train, run = experiment.start, experiment.train, experiment.run
     assert start.data is not None
@@ -96,7 +97,7 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
     return Experiment(
         method=MethodSection(name="central"),
         data=source,
-        model=experiment.model.without_options_of_rounds(),
+        model=experiment.model.without_options_of_rounds().model_copy(update={"statistics": "running"}),
         train=train.model_copy(update={**EVERYBODY, **_training(start), "rounds": start.epochs, "epochs": 1}),
         # Worker processes have nothing to share: there is one job at a time.
         run=run.model_copy(update={"engine": "auto", "workers": None, "device": run.device.split(",")[0]}),
@@ -225,14 +226,10 @@ def start_costs(folder: Path) -> StartCosts | None:
     costs = StartCosts()
     with closing(Store(folder / FOLDER)) as store:
         for row in store.runs():
-            last: Mapping[str, Any] = next(reversed(store.rounds(row["id"])), {})
+            last = store.last_round(row["id"])
             costs.wall_seconds += last.get("wall_seconds", 0.0)
             if step_name(row) == PRETRAINING:
                 costs.server_flops += last.get("flops", 0.0)
-                continue
-            for name in ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds"):
-                setattr(costs, name, getattr(costs, name) + last.get(name, 0))
-            devices = store.costs_by_device(row["id"]).values()
-            costs.compute_seconds += sum(device["compute_seconds"] for device in devices)
-            costs.peak_device_bytes = max([costs.peak_device_bytes, *(device["memory"] for device in devices)])
+            else:
+                costs.merge(store.totals(row["id"]))
     return costs

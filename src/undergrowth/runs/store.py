@@ -20,10 +20,10 @@ from typing import Any
 
 from undergrowth import __version__
 from undergrowth.core import InputError, RunError, suggest
-from undergrowth.exchange import COLUMNS, Entry
+from undergrowth.exchange import COLUMNS, COSTS, ROUND_COST_KEYS, Entry, Totals
 from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
 from undergrowth.runs.lock import is_locked
-from undergrowth.runs.schema import SCHEMA_VERSION, migrate, migrated_copy, schema_version
+from undergrowth.runs.schema import SCHEMA_VERSION, is_current, migrate, migrated_copy, schema_version
 
 FILE = "undergrowth.sqlite"
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
@@ -67,9 +67,10 @@ class Store:
         )
         version = schema_version(self._connection)
         check_format(f"the run store '{self.folder / FILE}'", version, SCHEMA_VERSION)
-        if version < SCHEMA_VERSION and (create or write):
+        current = is_current(self._connection)
+        if not current and (create or write):
             self._migrate()
-        elif version < SCHEMA_VERSION:
+        elif not current:
             found, self._connection = self._connection, migrated_copy(self._connection)
             found.close()
         self._connection.row_factory = sqlite3.Row
@@ -274,17 +275,26 @@ class Store:
 
         `asked`, `arrived`, `late`, `lost` and `refused` count asks, of which a round may have several.
         """
+        totals = ", ".join(f"{'MAX' if cost.peak else 'SUM'}({cost.column}) AS {cost.of_device}" for cost in COSTS)
         rows = self._connection.execute(
             "SELECT child, SUM(outcome!='own training') AS asked,"
             " COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
             " SUM(outcome='arrived') AS arrived, SUM(outcome='late') AS late,"
-            " SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused,"
-            " SUM(bytes_down) AS bytes_down, SUM(bytes_up) AS bytes_up,"
-            " SUM(flops) AS flops, SUM(joules) AS joules, SUM(seconds_compute) AS compute_seconds,"
-            " MAX(memory) AS memory FROM links WHERE run=? GROUP BY child",
+            f" SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused, {totals}"
+            " FROM links WHERE run=? GROUP BY child",
             (run,),
         )
         return {row["child"]: {k: row[k] for k in row.keys() if k != "child"} for row in rows}  # noqa: SIM118
+
+    def totals(self, run: str) -> Totals:
+        """The costs of a run up to its last finished round."""
+        last, devices = self.last_round(run), self.costs_by_device(run).values()
+        totals: dict[str, Any] = {name: last.get(name, 0) for name in ROUND_COST_KEYS}
+        for cost in COSTS:
+            if not cost.of_round:
+                values = [device[cost.of_device] for device in devices]
+                totals[cost.of_run] = max(values, default=0) if cost.peak else sum(values)
+        return Totals(**totals)
 
     def late_seconds(self, run: str) -> float:
         """The compute seconds of all answers that came too late."""

@@ -28,6 +28,7 @@ class _Branch:
     seconds: float = 0.0  # from its start to its answer
     late: int = 0  # children that are not back by the deadline
     kinds: Counter[Hashable] = field(default_factory=Counter)  # kind of upload → how many of the devices below send it
+    uploads: dict[str, Packet] = field(default_factory=dict)  # child → the form of what it sends
     bytes_down: int = 0  # over the links to its children
     bytes_up: int = 0
     device_bytes_down: int = 0  # of all devices below
@@ -52,7 +53,7 @@ class _Path:
         return self.devices + self.latency + self.down + self.up
 
     def behind(self, link: LinkProfile, bytes_down: int, bytes_up: int) -> _Path:
-        """The path that is longer by `link`, which carries so many bytes in each direction."""
+        """This path with `link` before it, which carries `bytes_down` and `bytes_up` bytes."""
         down, up = max(self.down, bytes_down / link.down), max(self.up, bytes_up / link.up)
         return _Path(self.devices, self.latency + 2 * link.latency, down, up)
 
@@ -74,7 +75,7 @@ def price_tree(name: str, federation: Federation) -> list[Row]:
     if steady is not root.state:  # what servers below know after the first round
         known = {name: branch.state for name, branch in _ask_all(federation, root.state, {})}
     branches = dict(_ask_all(federation, steady, known))
-    uploads = _Uploads(federation)
+    uploads = Uploads(federation)
     for node in reversed([*branches]):  # children before their parents
         _price_branch(federation, node, branches, uploads)
     rows = []
@@ -134,7 +135,7 @@ def _ask_all(federation: Federation, state: State, known: Mapping[str, State]) -
         yield name, _Branch(asks, deadline, copy.enough, copy.state)
 
 
-def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch], uploads: _Uploads) -> None:
+def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch], uploads: Uploads) -> None:
     node, branch = federation.nodes[name], branches[name]
     by = branch.deadline if node.server.accepts_partial and not node.server.asynchronous else None
     limit = math.inf if branch.deadline is None else branch.deadline
@@ -154,6 +155,7 @@ def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch
             slowest_device = max(slowest_device, timing.seconds)
             branch.device_bytes_up += work.bytes_up
             branch.kinds[uploads.kind(ask.packet)] += 1
+            branch.uploads[ask.child] = uploads.of(ask.packet)
     if slowest_device:  # its devices are its own children
         branch.bytes_down, branch.bytes_up = branch.device_bytes_down, branch.device_bytes_up
         branch.relayed.append(_Path(slowest_device))
@@ -170,17 +172,21 @@ def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch
 
 
 def _price_link(
-    federation: Federation, ask: Ask, branch: _Branch, below: _Branch, uploads: _Uploads, limit: float
+    federation: Federation, ask: Ask, branch: _Branch, below: _Branch, uploads: Uploads, limit: float
 ) -> float:
     """Adds the link to a node below; returns the seconds until that node has answered."""
     link, size = federation.server_links[ask.child], ask.packet.nbytes
-    answer = uploads.combined_bytes(federation.nodes[ask.child].server.reducer, below.kinds)
+    server = federation.nodes[ask.child].server
+    expected = server.expected_answer(ask.child, below.uploads) if below.uploads else None
+    answer = uploads.combined_bytes(server.reducer, below.kinds) if expected is None else expected.nbytes
     down, up = link.seconds_down(size), link.seconds_up(answer)
     seconds = down + below.seconds + up
     in_time = seconds <= limit
     branch.bytes_down += size
     branch.bytes_up += answer if in_time else 0
     branch.kinds.update(below.kinds if in_time else ())
+    if in_time and expected is not None:
+        branch.uploads[ask.child] = expected
     branch.device_bytes_down += below.device_bytes_down
     branch.device_bytes_up += below.device_bytes_up
     branch.relayed += [path.behind(link, below.device_bytes_down, below.device_bytes_up) for path in below.relayed]
@@ -219,16 +225,15 @@ def _price_level(federation: Federation, level: dict[str, _Branch]) -> Row:
     }
 
 
-class _Uploads:
+class Uploads:
     """The uploads that devices would send, on meta tensors, and how many bytes combined ones have."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self._uploads: dict[Hashable, Packet] = {}
-        self._kinds: dict[
-            int, tuple[Packet, Hashable]
-        ] = {}  # id of a packet → the packet, to keep the id, and its kind
-        self._bytes: dict[Hashable, int] = {}
+        # Id of a packet → the packet, which keeps the id in use, and its kind.
+        self._kinds: dict[int, tuple[Packet, Hashable]] = {}
+        self._known: list[tuple[Reducer, tuple[Hashable, ...], int]] = []  # reducer, kinds → bytes of the result
 
     def kind(self, down: Packet) -> Hashable:
         """What the form of an upload depends on. Uploads of one kind have the same form."""
@@ -239,6 +244,10 @@ class _Uploads:
                 packet, _ = self.federation.world.links.down(down)
                 self._uploads[kind] = self.federation.clock.tracer.upload(packet)
         return self._kinds[id(down)][1]
+
+    def of(self, down: Packet) -> Packet:
+        """The upload of a device that receives `down`."""
+        return self._uploads[self.kind(down)]
 
     def combined_bytes(self, reducer: Reducer, kinds: Counter[Hashable]) -> int:
         """The bytes of the partial result of uploads. A mean has as many for any number; a collection grows."""
@@ -252,8 +261,11 @@ class _Uploads:
         )
 
     def _merged(self, reducer: Reducer, kinds: tuple[Hashable, ...]) -> int:
-        if kinds not in self._bytes:
-            with Meter(guess=True):
-                lifted = [reducer.lift(f"device-{n}", self._uploads[kind], 0) for n, kind in enumerate(kinds)]
-                self._bytes[kinds] = reduce(reducer.merge, lifted).nbytes
-        return self._bytes[kinds]
+        for known in self._known:
+            if known[:2] == (reducer, kinds):
+                return known[2]
+        with Meter(guess=True):
+            lifted = [reducer.lift(f"device-{n}", self._uploads[kind], 0) for n, kind in enumerate(kinds)]
+            size = reduce(reducer.merge, lifted).nbytes
+        self._known.append((reducer, kinds, size))
+        return size

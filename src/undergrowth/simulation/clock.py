@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,13 +14,16 @@ from undergrowth.core import Client, Context, Packet, Shard, State, Task
 from undergrowth.devices import Availability, Failures, Fleet, Tracer, Work, price_work
 from undergrowth.engines import States
 from undergrowth.engines.samples import shards_at
-from undergrowth.exchange import Links
+from undergrowth.exchange import TIMED, Links
 
 BATTERY_EMPTY = "its battery ran out"
 
 
 class Timing(NamedTuple):  # a tuple, because a simulation makes millions of them
-    """How one job goes: its seconds, its cost for the device, and how it ends."""
+    """How one job goes: its seconds, its cost for the device, and how it ends.
+
+    Checkpoints store it by position: a new field comes last and has a default.
+    """
 
     seconds_down: float = 0.0
     seconds_compute: float = 0.0
@@ -47,6 +51,21 @@ class Timing(NamedTuple):  # a tuple, because a simulation makes millions of the
             joules=self.joules * fraction,
             received=down / self.seconds_down if self.seconds_down else float(seconds > 0),
         )  # fmt: skip
+
+    def then(self, other: Timing) -> Timing:
+        """The timing of two jobs, one after the other, that ends as the first one does."""
+        return self._replace(
+            seconds_down=self.seconds_down + other.seconds_down,
+            seconds_compute=self.seconds_compute + other.seconds_compute,
+            seconds_up=self.seconds_up + other.seconds_up,
+            flops=self.flops + other.flops,
+            memory=max(self.memory, other.memory),
+            joules=self.joules + other.joules,
+        )
+
+
+# The values of a timing that an entry of the ledger has, in the order of its columns.
+booked_values = itemgetter(*(Timing._fields.index(name) for name in TIMED))
 
 
 class Clock:

@@ -10,7 +10,7 @@ from undergrowth.core.names import MODEL
 from undergrowth.engines import Engine, Job, World
 from undergrowth.exchange import Entry, Ledger
 from undergrowth.learning.own_training import BETWEEN_ROUNDS, START
-from undergrowth.simulation.clock import Clock
+from undergrowth.simulation.clock import Clock, booked_values
 
 OWN_TRAINING = "own training"  # the outcome of its entries in the ledger
 
@@ -51,10 +51,8 @@ class OwnTraining:
                 continue
             context = Context(node.seed, device, round, -1)  # a turn that no ask has
             jobs.append(Job(BETWEEN_ROUNDS, device, START, context, root_round=round))
-            entries[device] = Entry(
-                round + 1, node.name, device, OWN_TRAINING, flops=timing.flops, memory=timing.memory, start=now,
-                seconds_compute=timing.seconds_compute, joules=timing.joules,
-            )  # fmt: skip
+            about = (round + 1, node.name, device, OWN_TRAINING, "", 0, 0, now)
+            entries[device] = Entry._make(about + booked_values(timing))
             self.clock.end_job(device, timing)
             self.ready[device] = now + timing.seconds_compute
         for outcome in engine.run(jobs):

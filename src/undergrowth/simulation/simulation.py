@@ -23,7 +23,7 @@ from undergrowth.core.node import Node
 from undergrowth.devices import FREE, LinkProfile
 from undergrowth.engines import Engine, Job, Outcome, World
 from undergrowth.exchange import Entry, Ledger, Totals
-from undergrowth.simulation.clock import Clock, Timing
+from undergrowth.simulation.clock import Clock, Timing, booked_values
 from undergrowth.simulation.open_asks import OpenAsk, count_bytes, read_content, write_content
 from undergrowth.simulation.own_training import OwnTraining
 from undergrowth.simulation.pending import Pending
@@ -180,14 +180,9 @@ class Simulation:
             timing = timing._replace(seconds_compute=0.0)  # it waited for its children, whose entries have the work
         else:
             self.clock.end_job(child, timing)
-        down, compute, up, flops, memory, joules, _, _, received = timing
-        self.ledger.book(
-            Entry(
-                self.root.round + 1 if round is None else round,
-                ask.parent, child, outcome, reason, int(ask.bytes_down * received), bytes_up,
-                flops, memory, ask.start, down, compute, up, joules,
-            )
-        )  # fmt: skip
+        round = self.root.round + 1 if round is None else round
+        asked = (round, ask.parent, child, outcome, reason, int(ask.bytes_down * timing.received), bytes_up, ask.start)
+        self.ledger.book(Entry._make(asked + booked_values(timing)))  # faster than 14 arguments
 
     def _work(self) -> None:
         """Has the engine do all jobs that are due by now."""

@@ -29,7 +29,7 @@ def load(path: Path, *, classes: int | None = None, test_share: float = 0.2, see
     plus one.
     """
     file = _find(path)
-    arrays = _read(file)
+    arrays = read_arrays(file)
     found = {part: next((key for key in keys if key in arrays), None) for part, keys in _KEYS.items()}
     for part in ("x", "y"):
         if found[part] is None:
@@ -70,7 +70,8 @@ def _find(path: Path) -> Path:
     return files[0]
 
 
-def _read(file: Path) -> dict[str, np.ndarray]:
+def read_arrays(file: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file, by name."""
     try:
         # Opened here, because numpy does not close a damaged file.
         with file.open("rb") as opened:
