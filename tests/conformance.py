@@ -73,6 +73,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         "public": 0.1,
     },
     "pafl": {"method": {"start": 0.3, "lam": 50.0, "term": "h_ewc"}},
+    "interleaved": {"method": {"how": "ewc:1", "every": 2, "budget": 1.0, "alone_epochs": 2}},
     "ditto": {"method": {"personal_epochs": 2}},
     "apfl": {"method": {"adaptive": True}},
     "reft": {"method": ONE_SHOT, "public": 0.1},

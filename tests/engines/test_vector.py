@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import undergrowth as ug
-from undergrowth.core import Batch, Carry, Context, Method, Model, Packet, Task, Train
+from undergrowth.core import Batch, Carry, Context, LoopClient, Method, Model, Packet, Task, Train
 from undergrowth.data import partition_dataset
 from undergrowth.engines import EngineSettings, Job, Outcome, SerialEngine, VectorEngine, World
 from undergrowth.engines.vector.carries import stack_carries
 from undergrowth.learning import AveragingServer, GradientClient
-from undergrowth.methods import FedAvg, FedProx, Local
+from undergrowth.learning.reference import FisherClient, MeasuringClient
+from undergrowth.methods import Adapt, FedAvg, FedProx, Local
 
 from ..double_precision import double_data, double_model
 
@@ -209,6 +210,30 @@ def test_own_states_stay_with_their_devices() -> None:
             list(engine.run(jobs))
         states.append({device: dict(state) for device, state in world.states.all().items()})
     torch.testing.assert_close(states[1], states[0], rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.parametrize("client", [FisherClient, MeasuringClient])
+def test_work_around_the_steps_is_computed_for_all_clients_at_once(
+    client: type[LoopClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Fisher information takes a step for each sample, and the validation one for each of two models."""
+    steps, plain = [0], client.step
+
+    def counted(self: Any, task: Task, carry: Carry, batch: Batch) -> Carry:
+        steps[0] += 1
+        return plain(self, task, carry, batch)
+
+    monkeypatch.setattr(client, "step", counted)
+    method, found = Adapt("ewc:1", validation=0.1, patience=1), []
+    for engine in (SerialEngine(), VectorEngine()):
+        steps[0] = 0
+        found.append((outcomes(engine, method, "mlp"), steps[0]))
+    sizes = [len(POPULATION.train(device)) for device in POPULATION.devices]
+    samples = [size - round(0.1 * size) for size in sizes]
+    serial, most = (sum(samples), max(samples)) if client is FisherClient else (2 * len(sizes), 2)
+    tried = 3  # whether a stack gives what two clients give: one step in it, and one of each alone
+    assert found[0][1] == serial and found[1][1] <= 2 * most + tried  # two clients first, then all others
+    assert found[0][0]["all"].scalars == found[1][0]["all"].scalars
 
 
 def test_clients_with_different_settings_are_in_different_stacks() -> None:

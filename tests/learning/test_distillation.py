@@ -21,10 +21,10 @@ from undergrowth.core import (
     Task,
     Train,
 )
-from undergrowth.core.names import WEIGHT
+from undergrowth.core.names import TEACHER, WEIGHT
 from undergrowth.data import load
 from undergrowth.learning import CrossEntropy, Distillation, train_on_server
-from undergrowth.learning.distillation import TEACHER, consensus, draw_public, draw_seed, logit_distances
+from undergrowth.learning.distillation import consensus, draw_public, draw_seed, logit_distances
 from undergrowth.learning.features import LowerModel
 from undergrowth.learning.objectives import LossInputs, divergences
 from undergrowth.methods.fedat import FORMS, AttentionTransfer, attention, attention_of

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from undergrowth.core import Context, Model, Packet, Regression, Shard, Task
-from undergrowth.core.names import WEIGHT
+from undergrowth.core.client import Loop
+from undergrowth.core.names import TEACHER, WEIGHT
 from undergrowth.learning import (
     Consolidation,
     GradientClient,
@@ -18,7 +19,6 @@ from undergrowth.learning import (
     LossInputs,
     Objective,
     Proximal,
-    ReferenceClient,
     SoftTargets,
     TaskLoss,
     distillation_loss,
@@ -26,7 +26,6 @@ from undergrowth.learning import (
     fisher_information,
     weighted_sum,
 )
-from undergrowth.learning.distillation import TEACHER
 from undergrowth.learning.reference import FISHER
 from undergrowth.models import builder
 
@@ -70,12 +69,20 @@ def plain_fisher(task: Task, weights: Weights, shard: Shard) -> Weights:
     return total
 
 
+def fisher(task: Task, weights: Weights, shard: Shard, split: str | None = None) -> Weights:
+    """The Fisher information of a job that received `weights`."""
+    client, down = GradientClient(split=split), Packet(weights)
+    loop = Loop(client, down, shard, *client.begin(task, down, shard, {}, CONTEXT), CONTEXT)
+    (found,) = fisher_information(task, [loop], split)
+    return found
+
+
 @pytest.mark.parametrize("split", [None, "head"])
 def test_the_fisher_information_is_the_mean_squared_gradient_of_single_samples(
     split: str | None, double: Task, received: Weights, samples: Shard
 ) -> None:
     expected = plain_fisher(double, received, samples)
-    found = fisher_information(double, received, samples, split)
+    found = fisher(double, received, samples, split)
     assert tuple(found) == double.model.trainable(split)
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name])
@@ -90,9 +97,10 @@ def inputs_at(task: Task, received: Weights, moved: Weights, shard: Shard, **add
 def test_consolidation_is_what_the_formula_says(
     double: Task, received: Weights, moved: Weights, samples: Shard
 ) -> None:
-    fisher = fisher_information(double, received, samples)
-    at = inputs_at(double, {**received, **{FISHER + name: value for name, value in fisher.items()}}, moved, samples)
-    distance = sum((fisher[name] * (moved[name] - received[name]) ** 2).sum() for name in moved)
+    information = fisher(double, received, samples)
+    named = {FISHER + name: value for name, value in information.items()}
+    at = inputs_at(double, {**received, **named}, moved, samples)
+    distance = sum((information[name] * (moved[name] - received[name]) ** 2).sum() for name in moved)
     torch.testing.assert_close(Consolidation(50.0)(at), 25.0 * distance)
     torch.testing.assert_close(elastic_loss(50.0)(at), TaskLoss()(at) + 25.0 * distance)
 
@@ -163,7 +171,7 @@ def test_the_terms_of_stacked_clients_are_those_of_each(double: Task, received: 
 
 
 def trained(objective: Objective, task: Task, received: Weights, shard: Shard) -> Packet:
-    return ReferenceClient(objective).local(task, Packet(received), shard, {}, CONTEXT)[0]
+    return GradientClient(objective).local(task, Packet(received), shard, {}, CONTEXT)[0]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
@@ -182,7 +190,7 @@ def test_a_client_keeps_near_what_it_received(
     split: str | None, double: Task, received: Weights, samples: Shard
 ) -> None:
     """Plain training by the formulas: teacher and Fisher information are those of the received model."""
-    client = ReferenceClient(elastic_loss(30.0) + 0.5 * SoftTargets(2.0), split)
+    client = GradientClient(elastic_loss(30.0) + 0.5 * SoftTargets(2.0), split)
     found, _ = client.local(double, Packet(received), samples, {}, CONTEXT)
     _, steps = GradientClient(split=split).begin(double, Packet(received), samples, {}, CONTEXT)
     fisher = plain_fisher(double, received, samples)
@@ -215,9 +223,10 @@ def test_a_strong_pull_returns_a_weight_in_one_step_instead_of_overshooting(
     double: Task, received: Weights, samples: Shard
 ) -> None:
     """λ·F ≤ 1/lr: with all F above the limit, every step ends at the received weights, but for the plain gradient."""
-    client = ReferenceClient(0.5 * elastic_loss(1e12))
+    client = GradientClient(0.5 * elastic_loss(1e12))
     down = Packet(received)
     carry, steps = client.begin(double, down, samples, {}, CONTEXT)
+    (carry,) = client.before_steps(double, [Loop(client, down, samples, carry, steps, CONTEXT)])
     information = plain_fisher(double, received, samples)
     for name in double.model.parameters:
         limit = 1 / (double.train.lr * 0.5e12)
@@ -234,7 +243,7 @@ def test_the_teacher_sees_the_augmented_inputs() -> None:
     generator = torch.Generator().manual_seed(1)
     shard = Shard(torch.rand(9, 1, 8, 8, generator=generator), torch.arange(9) % 3)
     weights = task.model.initial(0)
-    _, steps = ReferenceClient(SoftTargets(2.0)).begin(task, Packet(weights), shard, {}, CONTEXT)
+    _, steps = GradientClient(SoftTargets(2.0)).begin(task, Packet(weights), shard, {}, CONTEXT)
     for batch in steps:
         torch.testing.assert_close(
             batch[TEACHER], task.model(weights, augmentation.apply(batch["x"], batch["augment"])).detach()
@@ -244,4 +253,3 @@ def test_the_teacher_sees_the_augmented_inputs() -> None:
 def test_a_sum_leaves_out_terms_of_weight_zero() -> None:
     assert weighted_sum((1.0, TaskLoss()), (0.0, SoftTargets(2.0))) == TaskLoss()
     assert weighted_sum((0.0, TaskLoss()), (0.5, SoftTargets(2.0))) == 0.5 * SoftTargets(2.0)
-    assert elastic_loss(1.0).of_received == ("Fisher information",)

@@ -13,8 +13,9 @@ from torch.nn import functional
 from tests.methods import tiny_federation as tiny
 from undergrowth.core import Context, Packet, Shard
 from undergrowth.learning import elastic_loss
+from undergrowth.learning.adaptation import split_samples
 from undergrowth.methods import Adapt, FedProx, Local
-from undergrowth.methods.adapt.rules import AdaptationClient, split_samples
+from undergrowth.methods.adapt.rules import AdaptationClient
 
 ROUNDS = 2
 LossOf = Callable[[str, tiny.Weights], tiny.Loss]  # the loss of a device, with the federated model

@@ -57,6 +57,7 @@ REFERENCE_LOOPS = {
     "qfedavg": f"{FAIRNESS}::test_qfedavg",
     "term": f"{FAIRNESS}::test_term",
     "pafl": "test_pafl::test_pafl",
+    "interleaved": "test_interleaved::test_interleaved",
     "ditto": f"{PERSONAL}::test_ditto",
     "fedper": f"{PERSONAL}::test_fedper",
     "apfl": f"{PERSONAL}::test_apfl",

@@ -13,7 +13,7 @@ import pytest
 
 import undergrowth
 from undergrowth.core import LoopClient, Method, Updates
-from undergrowth.learning import GradientClient, ReferenceClient
+from undergrowth.learning import GradientClient
 from undergrowth.methods import METHODS
 
 PACKAGE = Path(undergrowth.__file__).parent
@@ -94,10 +94,9 @@ def clients_of(method: Method) -> list[Any]:
 
 @ALL_METHODS
 def test_a_client_has_at_most_one_class_between_itself_and_the_loop_client(name: str) -> None:
-    """Two, if the first is the client of methods that compare with the received model."""
     for client in clients_of(METHODS[name]()):
         bases = type(client).__mro__[1 : type(client).__mro__.index(LoopClient)]
-        assert bases in ((), (GradientClient,), (ReferenceClient, GradientClient))
+        assert bases in ((), (GradientClient,))
 
 
 @ALL_METHODS

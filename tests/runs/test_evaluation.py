@@ -1,12 +1,16 @@
-"""The scores of a model do not depend on how many threads compute them."""
+"""The scores of a model do not depend on how many threads compute them, or on the models beside it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from undergrowth.core import Classification, Model, Shard
+from undergrowth.core import Classification, Method, Model, Shard, State, Task, Weights
+from undergrowth.learning.reference import MeasuringClient
 from undergrowth.models import builder
 from undergrowth.runs import evaluation
 
@@ -47,3 +51,55 @@ def test_a_copy_for_another_thread_has_other_layers_and_the_same_tensors() -> No
     assert copied.module is not model.module
     assert [id(each) for each in copied.module.parameters()] == [id(each) for each in model.module.parameters()]
     assert torch.equal(copied(weights, shard.x[:4]), model(weights, shard.x[:4]))
+
+
+class Devices:
+    """Devices with up to five test samples each; the first has none."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.devices = tuple(f"device-{number}" for number in range(7))
+
+    def test(self, device: str) -> Shard:
+        number = int(device[-1])
+        return self.shard.take(torch.arange(10 * number, 10 * number + min(number, 5)))
+
+
+class OwnModels(Method):
+    def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
+        weights: Weights = own["model"]
+        return weights
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_devices_with_models_of_their_own_are_evaluated_together(mixes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose outputs depend on the other samples of a batch is evaluated one device after the other."""
+    build, (_, _, shard) = builder("mlp", (1, 8, 8), 10), sample("mlp")
+    model = Model(lambda: (MixingNet(build()) if mixes else build()).double())
+    shard = Shard(shard.x.double(), shard.y)
+    task, population = Task(model, 10), Devices(shard)
+    own = {device: {"model": model.initial(number)} for number, device in enumerate(population.devices)}
+    widest, plain = [0], MeasuringClient.step
+
+    def watched(self: Any, task: Task, carry: Any, batch: Any) -> Any:
+        widest[0] = max(widest[0], len(batch["y"]))
+        return plain(self, task, carry, batch)
+
+    monkeypatch.setattr(MeasuringClient, "step", watched)
+    found = evaluation.score_devices(OwnModels(), task, {"model": model.initial(9)}, own, population, "cpu")  # type: ignore[arg-type]
+    for device in population.devices[1:]:
+        alone = evaluation.evaluate(Classification(), model, own[device]["model"], population.test(device))
+        assert found[device] == {"accuracy": alone["accuracy"]}
+    assert population.devices[0] not in found and (widest[0] > 2 * 8) != mixes  # two are tried
+
+
+class MixingNet(nn.Module):
+    """Subtracts the mean over the batch from the logits."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x)
+        return logits - logits.mean(0)

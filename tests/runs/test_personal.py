@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 import undergrowth as ug
+from undergrowth.engines import states
 from undergrowth.runs import Store
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.execution import start
@@ -163,6 +164,13 @@ def test_what_cannot_be_evaluated_is_refused_before_the_run(
     with pytest.raises(ug.InputError, match=message):
         start(raw(tmp_path / "runs", personal=PERSONAL, **sections))
     assert not (tmp_path / "runs").exists()
+
+
+def test_states_that_do_not_fit_into_memory_change_nothing(
+    result: ug.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "MAX_CPU_BYTES", 0)
+    assert start(raw(tmp_path, personal=PERSONAL)).personal == result.personal
 
 
 def test_a_method_with_models_of_devices_has_one_more(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ USUAL = {
     "fedmezo": 2,
     "prunefl": 2,
     "pafl": 2,
+    "interleaved": 2,
     "ifca": 2,
 }
 FIXED = {"options": {"f_n": 0.5, "stragglers": "fixed"}}  # the same devices are stragglers in every round

@@ -69,6 +69,9 @@ class LoopClient:
     the same result, and neither is modified. One exception: a step may reuse the memory of a carry that an earlier
     step returned, because nothing else reads it. Values that only `finish` needs go into ``carry["finish"]``, and
     `finish` finds the number of steps that were done in ``carry["steps done"]``.
+
+    `before_steps` and `after_steps` are for work that is the same for every device, such as a pass over its samples:
+    they get as many jobs at once as the engine has, and `run_loops` computes their loops together.
     """
 
     @property
@@ -86,8 +89,16 @@ class LoopClient:
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
 
+    def before_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        """The carries with which the steps of several jobs start. The carries in `loops` are those of `begin`."""
+        return [loop.carry for loop in loops]
+
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
+
+    def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        """The carries that `finish` gets, of several jobs. The carries in `loops` are those of the last step."""
+        return [loop.carry for loop in loops]
 
     def finish(
         self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
@@ -98,17 +109,19 @@ class LoopClient:
         self, task: Task, down: Packet, shard: Shard, own: State, context: Context, limit: int | None = None
     ) -> tuple[Packet, State]:
         """Do one job. `limit`: the number of steps after which training stops; the upload is made from there."""
-        carry, steps = self.begin(task, down, shard, own, context)
+        loop = Loop(self, down, shard, *self.begin(task, down, shard, own, context), context)
+        (carry,) = self.before_steps(task, [loop])
         context.seed_torch(shard.x.device)
         done = 0
-        for batch in islice(steps, limit):
+        for batch in islice(loop.steps, limit):
             carry = self.step(task, carry, batch)
             done += 1
-        return self.finish(task, down, {**carry, STEPS_DONE: done}, shard, own, context)
+        (carry,) = self.after_steps(task, [loop._replace(carry={**carry, STEPS_DONE: done})])
+        return self.finish(task, down, carry, shard, own, context)
 
 
 class Loop(NamedTuple):
-    """The training of a `LoopClient` after `begin`, which a server has run."""
+    """The steps of a `LoopClient` between `begin` and `finish`."""
 
     client: LoopClient
     down: Packet
@@ -116,6 +129,11 @@ class Loop(NamedTuple):
     carry: Carry
     steps: Steps
     context: Context
+
+
+def run_loops(task: Task, loops: Sequence[Loop]) -> list[Carry]:
+    """The carry of each loop after its last step. The engine may compute loops of the same kind together."""
+    return (task.run_loops or run_one_by_one)(task, loops)
 
 
 def run_one_by_one(task: Task, loops: Sequence[Loop]) -> list[Carry]:

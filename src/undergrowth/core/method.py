@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from inspect import getattr_static, signature
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -140,8 +141,13 @@ class Method:
 def personal_model(method: Method, task: Task, state: State, own: State, device: str) -> Weights | ModelWeights:
     """`method.personal`. A method written before `device` was a parameter is called without it."""
     arguments: tuple[Any, ...] = (task, state, own, device)
-    found: Weights | ModelWeights = method.personal(*arguments[: len(signature(method.personal).parameters)])
+    found: Weights | ModelWeights = method.personal(*arguments[: _count_parameters(type(method).personal)])
     return found
+
+
+@cache
+def _count_parameters(function: Callable[..., Any]) -> int:
+    return len(signature(function).parameters) - 1  # without `self`
 
 
 def check_parts(method: Method) -> None:

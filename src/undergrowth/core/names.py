@@ -5,10 +5,12 @@ from __future__ import annotations
 # Batches (`Steps.data`, and what `LoopClient.step` receives).
 X, Y = "x", "y"  # inputs and labels of the samples
 AUGMENT = "augment"  # random choices of the run's augmentation for each sample, see `Augmentation.draw`
+TEACHER = "teacher"  # logits to learn, one row for each sample
 WEIGHT = "weight"  # weight of each sample; only in batches that hold the samples of several clients, see LossInputs
 
 # Carries (what `LoopClient.begin` and `step` hand on).
 PARAMETERS, BUFFERS = "parameters", "buffers"  # of the model in training, by name
+RECEIVED = "received"  # the weights that training started from, and what a method added to them
 FINISH = "finish"  # values that only `finish` reads; engines neither stack nor compare them
 STEPS_DONE = "steps done"  # number of steps before `finish`, set by the loop that runs them
 

@@ -56,7 +56,7 @@ class Task:
     groups: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its group, if the method asks for it
     kind: TaskKind = Classification()  # what the model learns: its labels, loss and metrics
     changing: bool = False  # whether the samples of the devices change from round to round
-    # Runs the training loops of a server, many at once; None: one by one.
+    # Runs the loops of a server, or those of `before_steps` and `after_steps`, many at once; None: one by one.
     run_loops: Callable[[Task, Sequence[Loop]], list[Carry]] | None = field(default=None, compare=False, repr=False)
 
     def to(self, torch_device: str) -> Task:
@@ -65,6 +65,13 @@ class Task:
         public = None if self.public is None else self.public.to(torch_device)
         augmentation = None if self.augmentation is None else self.augmentation.to(torch_device)
         return replace(task, public=public, augmentation=augmentation)
+
+    def of_device(self, name: str, view: Callable[[Model], Model] | None = None) -> Task:
+        """The task with the model `name` of the ladder, "" for the run's; `view` turns it into what is trained."""
+        if not name and view is None:
+            return self
+        model = self.ladder[name] if name else self.model
+        return replace(self, model=model if view is None else view(model))
 
     def with_models(self, change: Callable[[Model], Model]) -> Task:
         """The task with `change(model)` for its model and for every model of its ladder."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Client, LoopClient, Packet, State, Steps, Task, Updates
+from undergrowth.core.client import Loop
 from undergrowth.core.names import STEPS_DONE
 from undergrowth.core.pytree import signature
 from undergrowth.devices.traced_job import SHAPES, ClassCounts, TracedJob, TracedJobBuilder
@@ -162,30 +163,36 @@ class _LoopTrace:
 
     def _work(self, scalars: Mapping[str, float], size: int, counts: ClassCounts | None) -> Work:
         with self.builder.job(size, counts, scalars) as job:
-            begin, carry, _ = self._begin(job)
-            bytes_up = self._bytes_up(job, carry)
+            begin, carry, steps = self._begin(job)
+            bytes_up = self._bytes_up(job, carry, steps)
         flops = begin.flops + self._interpolate("finish_flops", size, SMALL_SHARD, LARGE_SHARD)
         for batch, count in begin.batches.items():
             flops += count * self._interpolate("step_flops", batch, SMALL_BATCH, self.batch)
-        steps = sum(begin.batches.values())
+        count = sum(begin.batches.values())
         # Passes over the whole shard after the steps run in batches of EVALUATION_BATCH.
         extra = self._interpolate("finish_peak", min(size, EVALUATION_BATCH), SMALL_SHARD, LARGE_SHARD)
-        if steps:
+        if count:
             # From the second step on, the weights before and after the step exist at the same time.
-            peak = "first_peak" if steps == 1 else "later_peak"
+            peak = "first_peak" if count == 1 else "later_peak"
             extra = max(extra, self._interpolate(peak, max(begin.batches), SMALL_BATCH, self.batch))
         samples = sum(batch * count for batch, count in begin.batches.items())
         memory = int(max(begin.peak, begin.resident + extra))
-        return Work(float(flops), memory, steps, samples, bytes_up, steps * self.large.step_calls)
+        return Work(float(flops), memory, count, samples, bytes_up, count * self.large.step_calls)
 
-    def _bytes_up(self, job: TracedJob, carry: Any) -> int:
+    def _bytes_up(self, job: TracedJob, carry: Any, steps: Steps) -> int:
         """The bytes of the upload. They need not be linear: a device may send a few samples of each class."""
         if self.builder.needs == SHAPES and self.small.bytes_up == self.large.bytes_up:
             return self.small.bytes_up
         job.meter.guess = True
         with job.meter:  # the upload has the same size with and without steps
-            up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
+            up = self._finish(job, carry, steps)
         return self.builder.tracer.weigh(up)
+
+    def _finish(self, job: TracedJob, carry: Any, steps: Steps) -> Packet:
+        loop = Loop(job.client, job.down, job.shard, carry, steps, job.context)
+        (carry,) = job.client.after_steps(job.task, [loop])
+        up: Packet = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)[0]
+        return up
 
     def _interpolate(self, field: str, at: int, low: int, high: int) -> float:
         start, end = getattr(self.small, field), getattr(self.large, field)
@@ -195,6 +202,7 @@ class _LoopTrace:
         client, meter = job.client, job.meter
         with meter:
             carry, steps = client.begin(job.task, job.down, job.shard, job.own, job.context)
+            (carry,) = client.before_steps(job.task, [Loop(client, job.down, job.shard, carry, steps, job.context)])
         # Inputs that `begin` reordered or copied can be streamed like those of the shard.
         kind = (self.builder.tracer.shape, self.builder.tracer.dtype)
         meter.release(*(values for values in steps.data.values() if (tuple(values.shape[1:]), values.dtype) == kind))
@@ -226,8 +234,7 @@ class _LoopTrace:
                 later_peak, step_flops, step_calls = meter.peak, meter.flops - before, meter.calls - calls
                 del inputs
                 meter.peak, before = meter.live, meter.flops
-                carry = {**carry, STEPS_DONE: 2}
-                up, _ = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
+                up = self._finish(job, {**carry, STEPS_DONE: 2}, steps)
                 finish_flops, finish_peak = meter.flops - before, meter.peak
         first, later, finish = (peak - begin.resident for peak in (first_peak, later_peak, finish_peak))
         return _StepCost(step_flops, first, later, finish_flops, finish, self.builder.tracer.weigh(up), step_calls)

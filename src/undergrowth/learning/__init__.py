@@ -11,7 +11,6 @@ from undergrowth.learning.optimisers import Adam, Sgd, learning_rate, require_sg
 from undergrowth.learning.own_models import OwnModelsServer
 from undergrowth.learning.reference import (
     Consolidation,
-    ReferenceClient,
     SoftTargets,
     distillation_loss,
     elastic_loss,
@@ -39,7 +38,7 @@ __all__ = [
     "Adam", "AllSelector", "AveragingServer", "Consolidation", "Contrastive", "ContrastiveClient", "CrossEntropy",
     "Distillation", "EntropySelector", "FewShotSelector", "GradientClient", "HighestLossSelector", "ImageAugmentation",
     "KMeansSelector", "Linear", "LossInputs", "Objective", "OwnModelsServer", "Proximal", "RandomSelector",
-    "ReferenceClient", "Selector", "Sgd", "SliceOptions", "SoftTargets", "Staleness", "StragglerOptions", "TaskLoss",
+    "Selector", "Sgd", "SliceOptions", "SoftTargets", "Staleness", "StragglerOptions", "TaskLoss",
     "Trained", "UpperModel", "WidthClient", "WidthOptions", "WidthServer", "build_augmentation", "build_sampler",
     "build_selector", "build_slice_client", "distillation_loss", "elastic_loss", "features_of", "fisher_information",
     "learning_rate", "mean_loss", "model_mismatch", "predictions", "require_sgd", "sum_of_weights", "train_on_server",

@@ -23,13 +23,12 @@ from undergrowth.core import (
     Weights,
     are_hidden,
 )
-from undergrowth.core.client import Loop, run_one_by_one
-from undergrowth.core.names import FINISH, STEPS_DONE, X, Y
+from undergrowth.core.client import Loop, run_loops
+from undergrowth.core.names import FINISH, STEPS_DONE, TEACHER, X, Y
 from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective
 from undergrowth.learning.optimisers import Optimiser, Sgd
 
-TEACHER = "teacher"  # entry of a batch: the logits to learn
 LOSSES = ("l1", "ce", "l2")
 
 
@@ -130,7 +129,7 @@ def train_all_on_server(
         down, shard = Packet(weights), Shard(entries[X], entries[Y])
         carry, steps = student.begin(task, down, shard, {}, context)
         loops.append(Loop(student, down, shard, carry, replace(steps, data=entries), context))
-    carries = (task.run_loops or run_one_by_one)(task, loops)
+    carries = run_loops(task, loops)
     results = []
     for loop, carry in zip(loops, carries, strict=True):
         ended = {**carry, FINISH: loop.carry[FINISH], STEPS_DONE: len(loop.steps)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import AllSelector, Context, InputError, Model, Packet, Selector, Shard, State, Task, Weights
-from undergrowth.core.client import Batch, Carry, LoopClient, Steps
+from undergrowth.core.client import Batch, Carry, Loop, LoopClient, Steps
 from undergrowth.core.names import (
     AUGMENT,
     BUFFERS,
@@ -20,6 +20,7 @@ from undergrowth.core.names import (
     LOSS,
     MODEL_NAME,
     PARAMETERS,
+    RECEIVED,
     ROUND,
     RUNG,
     SAMPLES,
@@ -112,7 +113,7 @@ class GradientClient(LoopClient):
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         name = down.tags.get(MODEL_NAME, "")
-        task = self._device_task(task, name)
+        task = task.of_device(name, self.view)
         weights = self.start(task, down, own)
         selected = shuffled_steps(
             task,
@@ -133,7 +134,7 @@ class GradientClient(LoopClient):
             PARAMETERS: parameters,
             BUFFERS: {name: weights[name] for name in task.model.buffers},
             "optimiser": self._optimiser(task).init(list(parameters.values())),
-            "received": weights,
+            RECEIVED: weights,
             "lr": learning_rate(task.train, int(down.scalars.get(ROUND, context.round)))
             if self.lr is None
             else self.lr,
@@ -144,17 +145,21 @@ class GradientClient(LoopClient):
         if task.sampler.needs_loss:
             # Steps are counted as they are done, because a deadline may cut training short.
             carry[LOSS], carry["steps"] = torch.zeros(2, device=shard.x.device)
+        steps = self.objective.with_inputs(task, steps, weights)
         return carry, self.batches(task, down, steps, shard, own, context)
 
+    def before_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        return self.objective.before_steps(self, task, loops)
+
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
-        task = self._device_task(task, carry.get(MODEL_NAME, ""))
+        task = task.of_device(carry.get(MODEL_NAME, ""), self.view)
         if task.augmentation is not None and AUGMENT in batch:
             batch = {**batch, X: task.augmentation.apply(batch[X], batch[AUGMENT])}
         optimiser, parameters = self._optimiser(task), dict(carry[PARAMETERS])
         plain = optimiser == Sgd() and not task.model.mixed
         descent = Descent(carry["lr"], carry.get("descending")) if plain else None
         gradients, buffers, loss = gradients_of(
-            task, self.objective, parameters, carry[BUFFERS], carry["received"], batch, self.split, descent
+            task, self.objective, parameters, carry[BUFFERS], carry[RECEIVED], batch, self.split, descent
         )
         remaining = [name for name in parameters if descent is None or name not in descent.done]
         updated, state = optimiser.update(
@@ -177,7 +182,7 @@ class GradientClient(LoopClient):
             scalars[LOSS] = float(carry[LOSS] / carry["steps"].clamp_min(1))
         if name is not None:
             scalars[RUNG] = float(list(task.ladder).index(name)) if name else 0.0
-        task = self._device_task(task, name or "")
+        task = task.of_device(name or "", self.view)
         buffers = {name: carry[BUFFERS][name] for name in task.model.upper_buffers(self.split)}
         tensors = {**carry[PARAMETERS], **buffers}
         trained = Trained(
@@ -191,7 +196,7 @@ class GradientClient(LoopClient):
             lr=carry["lr"],
             optimiser=self._optimiser(task),
             steps=carry.get(STEPS_DONE, 0),
-            received=carry["received"],
+            received=carry[RECEIVED],
             finish=carry[FINISH],
         )
         sent = self.upload(trained)
@@ -201,13 +206,6 @@ class GradientClient(LoopClient):
                 f"such as `Packet(tensors, trained.scalars), trained.own`, not {type(sent).__name__}"
             )
         return sent
-
-    def _device_task(self, task: Task, name: str) -> Task:
-        """The task with the model that this device trains."""
-        if not name and self.view is None:
-            return task
-        model = task.ladder[name] if name else task.model
-        return replace(task, model=model if self.view is None else self.view(model))
 
     def _optimiser(self, task: Task) -> Optimiser:
         return build_optimiser(task.train) if self.optimiser is None else self.optimiser

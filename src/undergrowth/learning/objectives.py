@@ -5,13 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Batch, Classification, InputError, MultiLabel, Output, Regression, Task, TaskKind, Weights
+from undergrowth.core import (
+    Batch,
+    Carry,
+    Classification,
+    InputError,
+    MultiLabel,
+    Output,
+    Regression,
+    Steps,
+    Task,
+    TaskKind,
+    Weights,
+)
+from undergrowth.core.client import Loop
 from undergrowth.core.names import WEIGHT, Y
+
+if TYPE_CHECKING:
+    from undergrowth.learning.gradient_client import GradientClient
 
 SLOPE = "slope/"  # prefix of names in `LossInputs.received`: what `Linear` adds to the gradient of a parameter
 
@@ -52,10 +69,13 @@ class Objective:
         """Levels whose feature maps the term needs in ``inputs.output.maps``."""
         return ()
 
-    @property
-    def of_received(self) -> Sequence[str]:
-        """What the term needs to know of the received model beside its weights, see `ReferenceClient`."""
-        return ()
+    def with_inputs(self, task: Task, steps: Steps, received: Weights) -> Steps:
+        """The steps of a device with what the term needs of each sample, such as the logits of the received model."""
+        return steps
+
+    def before_steps(self, client: GradientClient, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        """The carries of several jobs of `client` with what the term needs in ``carry["received"]``."""
+        return [loop.carry for loop in loops]
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         raise NotImplementedError("an objective defines __call__(inputs)")
@@ -75,9 +95,16 @@ class Total(Objective):
     def maps(self) -> Sequence[str]:
         return tuple(dict.fromkeys(level for term in self.terms for level in term.maps))
 
-    @property
-    def of_received(self) -> Sequence[str]:
-        return tuple(dict.fromkeys(each for term in self.terms for each in term.of_received))
+    def with_inputs(self, task: Task, steps: Steps, received: Weights) -> Steps:
+        for term in self.terms:
+            steps = term.with_inputs(task, steps, received)
+        return steps
+
+    def before_steps(self, client: GradientClient, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        for term in self.terms:
+            carries = term.before_steps(client, task, loops)
+            loops = [loop._replace(carry=carry) for loop, carry in zip(loops, carries, strict=True)]
+        return [loop.carry for loop in loops]
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         loss = self.terms[0](inputs)
@@ -95,9 +122,11 @@ class Scaled(Objective):
     def maps(self) -> Sequence[str]:
         return self.term.maps
 
-    @property
-    def of_received(self) -> Sequence[str]:
-        return self.term.of_received
+    def with_inputs(self, task: Task, steps: Steps, received: Weights) -> Steps:
+        return self.term.with_inputs(task, steps, received)
+
+    def before_steps(self, client: GradientClient, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        return self.term.before_steps(client, task, loops)
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return self.factor * self.term(inputs)

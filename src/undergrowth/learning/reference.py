@@ -1,37 +1,62 @@
 """The received model on the device's samples: its loss, its logits, and how much each of its weights matters.
 
 `Consolidation` (elastic weight consolidation, EWC) and `SoftTargets` (knowledge distillation, KD) are the terms of
-local adaptation: they keep a model near the received one. A `ReferenceClient` gives them what they need of it.
+local adaptation: they keep a model near the received one. They say what they need of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Carry, Context, Packet, Shard, State, Steps, Task, Weights
-from undergrowth.core.names import MODEL_NAME
-from undergrowth.learning.distillation import TEACHER
+from undergrowth.core import Batch, Carry, Context, LoopClient, Model, Packet, Shard, Steps, Task, Weights
+from undergrowth.core.client import Loop, run_loops
+from undergrowth.core.names import MODEL_NAME, PARAMETERS, RECEIVED, TEACHER, WEIGHT, X, Y
 from undergrowth.learning.features import augmented_inputs, logits_of, predictions
-from undergrowth.learning.gradient_client import GradientClient
 from undergrowth.learning.objectives import LossInputs, Objective, Scaled, TaskLoss, Total, divergences
-from undergrowth.learning.optimisers import Sgd
+from undergrowth.learning.optimisers import Sgd, build_optimiser
 
-LOGITS, FISHER_INFORMATION = "logits", "Fisher information"  # what a term may need of the received model
+if TYPE_CHECKING:
+    from undergrowth.learning.gradient_client import GradientClient
+
 FISHER = "fisher/"  # prefix of names in `LossInputs.received`: the Fisher information of a parameter
 FISHER_BATCH = 16  # samples whose gradients are traced at once
+MAX_BATCH = 128  # samples of a client in one forward pass without training
+TOTAL, STATISTICS = "total", "statistics"  # in carries: sums so far
+CONTEXT = Context(0, "measurement", 0)  # nothing random happens in evaluation mode
 FORMS = ("cited", "printed")
 
 
 @dataclass(frozen=True)
 class Consolidation(Objective):
-    """(λ/2)·Σ F_i·(w_i − received_i)² over the trained parameters, with the diagonal Fisher information F."""
+    """(λ/2)·Σ F_i·(w_i − received_i)² over the trained parameters, with the diagonal Fisher information F.
+
+    A step of SGD on this term goes beyond its minimum if lr·λ·F is above 1, and diverges above 2. Therefore F is at
+    most 1/(lr·λ): a weight with a larger F returns to the received one in a single step.
+    """
 
     strength: float
-    of_received: Sequence[str] = (FISHER_INFORMATION,)
+
+    def before_steps(self, client: GradientClient, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        known = [any(name.startswith(FISHER) for name in loop.carry[RECEIVED]) for loop in loops]  # `start` returned it
+        unknown = [loop for loop, is_known in zip(loops, known, strict=True) if not is_known]
+        found = iter(fisher_information(task, unknown, client.split, client.view))
+        strength = pull_strength(client.objective)
+        bounded = isinstance(client.optimiser or build_optimiser(task.train), Sgd)
+        carries = []
+        for loop, is_known in zip(loops, known, strict=True):
+            carry, pull = loop.carry, loop.carry["lr"] * strength
+            if not is_known:
+                largest = 1 / pull if bounded and pull > 0 else math.inf
+                information = {FISHER + name: value.clamp_max(largest) for name, value in next(found).items()}
+                carry = {**carry, RECEIVED: {**carry[RECEIVED], **information}}
+            carries.append(carry)
+        return carries
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         received = inputs.received
@@ -50,7 +75,17 @@ class SoftTargets(Objective):
     """
 
     temperature: float
-    of_received: Sequence[str] = (LOGITS,)
+
+    def with_inputs(self, task: Task, steps: Steps, received: Weights) -> Steps:
+        if TEACHER in steps.data or TEACHER in steps.visits:
+            return steps
+        if task.augmentation is None:
+            return replace(steps, data={**steps.data, TEACHER: logits_of(task, received, steps.data[X])})
+        logits = tuple(
+            torch.cat([logits_of(task, received, part) for part in augmented_inputs(task, steps, epoch)])
+            for epoch in range(len(steps.epochs))
+        )
+        return replace(steps, visits={**steps.visits, TEACHER: logits})
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         kind, student, teacher = inputs.task.kind, inputs.output.logits, inputs.batch[TEACHER]
@@ -92,37 +127,71 @@ def weighted_sum(*terms: tuple[float, Objective]) -> Objective:
 
 
 @dataclass(frozen=True)
-class ReferenceClient(GradientClient):
-    """Adds to the batches and the received weights what the terms of the objective need of the received model.
+class FisherClient(LoopClient):
+    """Adds up the squared gradients of single samples: every batch has one sample."""
 
-    A step of SGD on a term (λ/2)·F·(w − received)² goes beyond its minimum if lr·λ·F is above 1, and diverges above 2.
-    Therefore F is at most 1/(lr·λ): a weight with a larger F returns to the received one in a single step.
+    view: Callable[[Model], Model] | None = None
+
+    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        task = task.of_device(carry[MODEL_NAME], self.view)
+        trained = {name: value.detach().requires_grad_() for name, value in carry[PARAMETERS].items()}
+        output = task.model.run({**carry[RECEIVED], **trained}, batch[X])
+        clients = len(next(iter(trained.values()))) if WEIGHT in batch else None
+        loss = TaskLoss()(LossInputs(task, batch, output, trained, carry[RECEIVED], clients))
+        gradients = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True, materialize_grads=True)
+        totals = zip(carry[TOTAL].items(), gradients, strict=True)
+        return {**carry, TOTAL: {name: total + gradient.square() for (name, total), gradient in totals}}
+
+
+@dataclass(frozen=True)
+class MeasuringClient(LoopClient):
+    """Adds up the losses of samples, what each counts in the mean loss and, if `statistics`, those of the task."""
+
+    statistics: bool
+
+    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        with torch.no_grad():
+            outputs = task.model(carry[RECEIVED], batch[X])
+            values, counts = task.kind.losses(outputs, batch[Y])
+            rows = torch.stack([values, torch.ones_like(values) if counts is None else counts.to(values)], 1).double()
+            found = {TOTAL: carry[TOTAL] + _sum_rows(rows, carry, batch)}
+            if self.statistics:
+                sums = _sum_rows(task.kind.statistics(outputs, batch[Y]), carry, batch)
+                found[STATISTICS] = carry[STATISTICS] + sums if STATISTICS in carry else sums
+        return {**carry, **found}
+
+
+def _sum_rows(rows: Tensor, carry: Carry, batch: Batch) -> Tensor:
+    """The sum over the samples of a batch or, in a stack, of each client's batch."""
+    if WEIGHT in batch:  # samples of weight 0 only pad the stack
+        rows = (rows * (batch[WEIGHT] > 0).unsqueeze(1)).reshape(len(carry[TOTAL]), -1, rows.shape[1])
+    return rows.sum(-2)
+
+
+def measure_models(task: Task, models: Sequence[Weights], shards: Sequence[Shard], statistics: bool) -> list[Carry]:
+    """Sums over the samples of each model's shard: `total` has the losses and what they count.
+
+    `statistics` are those of the task, if wanted and if there are samples. The models run in evaluation mode, and may
+    be computed together.
     """
+    # A stack is padded to full batches. Few different sizes make few kinds of stacks.
+    largest = max((len(shard) for shard in shards), default=1)
+    batch = min(MAX_BATCH, 1 << max(0, largest - 1).bit_length())
+    loops = []
+    for weights, shard in zip(models, shards, strict=True):
+        carry: Carry = {RECEIVED: weights, TOTAL: torch.zeros(2, dtype=torch.float64, device=shard.x.device)}
+        steps = Steps({X: shard.x, Y: shard.y}, (torch.arange(len(shard)),), batch)
+        loops.append(Loop(MeasuringClient(statistics), Packet(), shard, carry, steps, CONTEXT))
+    return run_loops(task, loops)
 
-    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        carry, steps = super().begin(task, down, shard, own, context)
-        received = carry["received"]
-        known = any(name.startswith(FISHER) for name in received)  # `start` returned it
-        if FISHER_INFORMATION in self.objective.of_received and not known:
-            device_task = self._device_task(task, down.tags.get(MODEL_NAME, ""))
-            information = fisher_information(device_task, received, shard, self.split)
-            pull = carry["lr"] * pull_strength(self.objective)
-            if pull > 0 and isinstance(self._optimiser(task), Sgd):
-                information = {name: value.clamp_max(1 / pull) for name, value in information.items()}
-            carry["received"] = {**received, **{FISHER + name: value for name, value in information.items()}}
-        return carry, steps
 
-    def batches(self, task: Task, down: Packet, steps: Steps, shard: Shard, own: State, context: Context) -> Steps:
-        if LOGITS not in self.objective.of_received:
-            return steps
-        received = self.start(task, down, own)
-        if task.augmentation is None:
-            return replace(steps, data={**steps.data, TEACHER: logits_of(task, received, shard.x)})
-        logits = tuple(
-            torch.cat([logits_of(task, received, part) for part in augmented_inputs(task, steps, epoch)])
-            for epoch in range(len(steps.epochs))
-        )
-        return replace(steps, visits={**steps.visits, TEACHER: logits})
+def mean_losses(task: Task, models: Sequence[Weights], shards: Sequence[Shard]) -> list[float]:
+    """The loss of each model over all samples of its shard, in evaluation mode. Models may be computed together."""
+    if not models:
+        return []
+    totals = torch.stack([carry[TOTAL] for carry in measure_models(task, models, shards, statistics=False)])
+    means = totals[:, 0] / totals[:, 1].clamp_min(1)
+    return [float(mean) for mean in (means if means.is_meta else means.cpu())]  # one transfer from a GPU
 
 
 def mean_loss(task: Task, weights: Weights, shard: Shard) -> Tensor:
@@ -130,18 +199,24 @@ def mean_loss(task: Task, weights: Weights, shard: Shard) -> Tensor:
     return task.kind.mean_loss(predictions(task, weights, shard), shard.y)
 
 
-def fisher_information(task: Task, weights: Weights, shard: Shard, split: str | None = None) -> dict[str, Tensor]:
-    """The diagonal empirical Fisher information: the mean over samples of (∂ log p(y | x) / ∂w)², for every parameter.
+def fisher_information(
+    task: Task, loops: Sequence[Loop], split: str | None = None, view: Callable[[Model], Model] | None = None
+) -> list[dict[str, Tensor]]:
+    """The diagonal empirical Fisher information of the received model of each job, for every parameter above `split`.
 
-    −log p is the loss of the task; a sample of next-token is a sequence. The model runs in evaluation mode.
-    split: only the parameters above this level.
+    It is the mean over the job's samples of (∂ log p(y | x) / ∂w)². −log p is the loss of the task; a sample of
+    next-token is a sequence. The model runs in evaluation mode. `view`: see `Task.of_device`.
     """
-    trained = {name: weights[name].detach().clone().requires_grad_() for name in task.model.trainable(split)}
-    total = [torch.zeros_like(value) for value in trained.values()]
-    # A gradient for each sample. On meta tensors, which only count the work, as many samples at once cost the same.
-    size = FISHER_BATCH if shard.x.is_meta else 1
-    for x, y in zip(shard.x.split(size), shard.y.split(size), strict=True):
-        loss = task.kind.mean_loss(task.model({**weights, **trained}, x), y)
-        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
-        torch._foreach_addcmul_(total, gradients, gradients)
-    return {name: value / max(1, len(shard)) for name, value in zip(trained, total, strict=True)}
+    measured = []
+    for loop in loops:
+        name, received, data = loop.carry.get(MODEL_NAME, ""), loop.carry[RECEIVED], loop.steps.data
+        parameters = {each: received[each] for each in task.of_device(name, view).model.trainable(split)}
+        total = {each: torch.zeros_like(value) for each, value in parameters.items()}
+        carry: Carry = {PARAMETERS: parameters, RECEIVED: received, TOTAL: total, MODEL_NAME: name}
+        # On meta tensors, which only count the work, as many samples at once cost the same.
+        steps = Steps({X: data[X], Y: data[Y]}, (torch.arange(len(data[Y])),), FISHER_BATCH if data[X].is_meta else 1)
+        measured.append(loop._replace(client=FisherClient(view), carry=carry, steps=steps))
+    return [
+        {each: value / max(1, len(loop.steps)) for each, value in carry[TOTAL].items()}
+        for loop, carry in zip(measured, run_loops(task, measured), strict=True)
+    ]

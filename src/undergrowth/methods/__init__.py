@@ -36,6 +36,7 @@ from undergrowth.methods.ft import FT, FedNCMFT
 from undergrowth.methods.heterofl import HeteroFL
 from undergrowth.methods.hierfavg import HierFAVG
 from undergrowth.methods.ifca import IFCA
+from undergrowth.methods.interleaved import Interleaved
 from undergrowth.methods.kmeans_clusters import KMeansClusters
 from undergrowth.methods.l2gd import L2GD
 from undergrowth.methods.lora import LoRA
@@ -93,6 +94,7 @@ METHODS: dict[str, type[Method]] = {
     "apfl": APFL,
     "l2gd": L2GD,
     "pafl": PaFL,
+    "interleaved": Interleaved,
     "fedmezo": FedMeZO,
     "distmezo": DistMeZO,
     "lora": LoRA,
@@ -112,6 +114,6 @@ __all__ = [
     "Ditto", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn",
     "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM",
     "FedNCMFT", "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL",
-    "HierFAVG", "KMeansClusters", "LoRA", "Local", "Moon", "MutualGroups", "PaFL", "PruneFL", "QFedAvg", "SLoRA",
-    "Scaffold", "Term",
+    "HierFAVG", "Interleaved", "KMeansClusters", "LoRA", "Local", "Moon", "MutualGroups", "PaFL", "PruneFL", "QFedAvg",
+    "SLoRA", "Scaffold", "Term",
 ]  # fmt: skip

@@ -33,11 +33,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Context, Method, ModelWeights, Packet, Shard, State, Task, Weights, option
-from undergrowth.core.names import X, Y
+from undergrowth.core.names import TEACHER, X, Y
 from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained
 from undergrowth.learning.distillation import (
     LOSSES,
-    TEACHER,
     check_same_shapes,
     consensus,
     draw_public,

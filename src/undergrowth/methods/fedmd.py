@@ -31,14 +31,13 @@ from torch import Tensor
 from undergrowth.core import AllSelector, Context, LazyMapping, Packet, Regression, Shard, State, Task, View, Weights
 from undergrowth.core.client import Steps
 from undergrowth.core.method import Method, ModelWeights
-from undergrowth.core.names import AUGMENT, EPOCHS, MODEL, MODEL_NAME, SEED, X, Y
+from undergrowth.core.names import AUGMENT, EPOCHS, MODEL, MODEL_NAME, SEED, TEACHER, X, Y
 from undergrowth.core.options import option
 from undergrowth.core.reducers import WeightedMean
 from undergrowth.core.server import Plan, Server
 from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, TaskLoss, Trained, train_on_server
 from undergrowth.learning.distillation import (
     LOSSES,
-    TEACHER,
     check_same_shapes,
     draw_public,
     draw_seed,

@@ -46,8 +46,8 @@ from undergrowth.core import (
 from undergrowth.core.names import MODEL
 from undergrowth.learning import (
     AveragingServer,
+    GradientClient,
     Objective,
-    ReferenceClient,
     TaskLoss,
     distillation_loss,
     elastic_loss,
@@ -81,7 +81,7 @@ class PaFLClient(Updates):
     def updates(self, task: Task, down: Packet) -> Mapping[str, LoopClient]:
         since = down.tags.get(SINCE, "0")
         mu, loss = self.schedule(int(since), task.train.rounds)
-        return {since: ReferenceClient(weighted_sum((mu, TaskLoss()), (1 - mu, loss)))}
+        return {since: GradientClient(weighted_sum((mu, TaskLoss()), (1 - mu, loss)))}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from undergrowth.core import Context, LoopClient, Packet, Progress, RunError, Updates
+from undergrowth.core.client import Loop
 from undergrowth.core.names import WEIGHT
 from undergrowth.devices.traced_job import TracedJobBuilder
 from undergrowth.engines import Job, ProcessesEngine
@@ -73,6 +74,7 @@ def _can_step(federation: Federation, client: LoopClient, down: Packet) -> bool:
     def step() -> None:
         with builder.job(CLIENTS * BATCH, guess=True) as job, job.meter:
             carry, steps = client.begin(job.task, job.down, job.shard, job.own, job.context)
+            (carry,) = client.before_steps(job.task, [Loop(client, job.down, job.shard, carry, steps, job.context)])
             batch = {
                 name: torch.zeros((CLIENTS * BATCH, *values.shape[1:]), dtype=values.dtype, device=values.device)
                 for name, values in steps.data.items()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import NamedTuple, TypeVar
@@ -31,6 +32,9 @@ from undergrowth.core import (
 )
 from undergrowth.data import Population
 from undergrowth.engines.processes.engine import cores
+from undergrowth.engines.vector.stacked_loops import run_in_stacks
+from undergrowth.engines.vector.stacked_steps import StackedSteps
+from undergrowth.learning.reference import STATISTICS, measure_models
 from undergrowth.runs.own_task import measure
 
 Batch = TypeVar("Batch")
@@ -40,6 +44,7 @@ CPU_BATCH = 128  # activations of larger batches leave the cache of a core
 GPU_BATCH = 512
 MAX_EVALUATED_DEVICES = 1000  # of more devices, evenly spaced ones are evaluated
 MAX_DEVICES_PER_PASS = 64
+MAX_BYTES_PER_PASS = 2**27  # of models that are evaluated together
 
 
 class Measured(NamedTuple):
@@ -205,10 +210,43 @@ def score_devices(
     """
     metrics: dict[str, dict[str, float | None]] = {}
     devices = population.devices[:: 1 if limit is None else max(1, -(-len(population.devices) // limit))]
+    stacked = replace(task, run_loops=partial(run_in_stacks, StackedSteps(task, torch_device, None, record=False)))
+    together = not (task.model.mixed or task.kind.own_metrics or hasattr(population, "test_weights"))
+    own_models: dict[str, Weights] = {}  # of devices, to be computed together
+    most = max(1, MAX_BYTES_PER_PASS // (4 * sum(shape.numel() for shape in task.model.shapes.values())))
     for names, used in _groups_by_model(method, task, state, own, devices):
         found = with_model(task, used, f"devices/{names[0]}")
-        metrics.update(score_on_devices(task.kind, found, names, population, torch_device))
+        if len(names) > 1 or not together or found.model is not task.model:
+            metrics.update(score_on_devices(task.kind, found, names, population, torch_device))
+            continue
+        own_models[names[0]] = {name: found.weights[name] for name in task.model.shapes}
+        if len(own_models) >= most:
+            metrics.update(_score_own_models(stacked, own_models, population, torch_device))
+            own_models = {}
+    metrics.update(_score_own_models(stacked, own_models, population, torch_device))
     return metrics
+
+
+def _score_own_models(
+    task: Task, models: Mapping[str, Weights], population: Population, torch_device: str
+) -> dict[str, dict[str, float | None]]:
+    """The metrics of devices with a model each. Many models are computed at once, if the model allows it."""
+    shards = {name: population.test(name) for name in models}
+    shards = {name: shard for name, shard in shards.items() if len(shard)}
+    if not shards:
+        return {}
+    sizes = [len(shard) for shard in shards.values()]
+    x, y = (torch.cat([getattr(each, part) for each in shards.values()]).to(torch_device) for part in ("x", "y"))
+    pairs = [Shard(*pair) for pair in zip(x.split(sizes), y.split(sizes), strict=True)]
+    measured = measure_models(task, [models[name] for name in shards], pairs, statistics=True)
+    sums = torch.stack([each[STATISTICS] for each in measured]).cpu()  # one transfer from a GPU
+    scores = [task.kind.scores(*pair) for pair in zip(sums, y.cpu().split(sizes), strict=True)]
+    return {name: _finite(each) for name, each in zip(shards, scores, strict=True)}
+
+
+def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
+    """The metrics without the loss. One that is not defined for the samples is None, such as r2 of a single sample."""
+    return {name: value if isfinite(value) else None for name, value in scores.items() if name != "loss"}
 
 
 def score_on_devices(
@@ -216,8 +254,7 @@ def score_on_devices(
 ) -> dict[str, dict[str, float | None]]:
     """The metrics of one model on the test samples of each device that has any.
 
-    A metric that is not defined for these samples is None, such as r2 of a single sample. A population with
-    `test_weights` has the same test samples for all devices, and weights of them for each.
+    A population with `test_weights` has the same test samples for all devices, and weights of them for each.
     """
     metrics: dict[str, dict[str, float | None]] = {}
     if (test_weights := getattr(population, "test_weights", None)) is not None:
@@ -235,8 +272,7 @@ def score_on_devices(
         measured = measure_samples(kind, used.model, used.weights, x, y)
         sizes = [len(shard) for shard in shards.values()]
         for name, part, labels in zip(shards, measured.split(sizes), y.split(sizes), strict=True):
-            found = score(kind, part, labels)
-            metrics[name] = {key: value if isfinite(value) else None for key, value in found.items() if key != "loss"}
+            metrics[name] = _finite(score(kind, part, labels))
     return metrics
 
 

@@ -16,7 +16,8 @@ from undergrowth.core import Context, InputError, Packet, RunError, Shard, Task,
 from undergrowth.core.notation import parse
 from undergrowth.data import Dataset
 from undergrowth.engines import restore_torch_settings, set_torch
-from undergrowth.methods.adapt import ALONE, HOW, Adapt
+from undergrowth.learning.adaptation import ALONE, HOW
+from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.adapt.rules import STOPPED, adapted_model
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.config import Experiment, FleetSection, LinksSection
@@ -71,7 +72,7 @@ def adapt(
     `how` is fine-tune, freeze, ditto, ewc or kd, as in the method `adapt`. `epochs`, `lr` and `seed` are by default
     those of the run (`personal.epochs`, `train.lr`). `model`: the model object of the run, if it was given one.
     """
-    parse("how", how, {name: form for name, form in HOW.items() if name != ALONE})
+    parse("how", how, HOW)
     if isinstance(data, str) and not data:
         raise InputError("data is missing; give the folder or file with the samples of the device")
     with closing(Store(out)) as store:

@@ -133,6 +133,7 @@ class Execution:
     def go(self, on_round: OnRound | None = None) -> None:
         """Does the remaining rounds. Each is completely in the store before the next one starts."""
         driver, noted = self.federation.driver, 0
+        self.folder.mkdir(parents=True, exist_ok=True)  # for the file of states that do not fit into memory
         for ends in driver.rounds():
             rows = self._rows(ends)
             last = rows[-1]["round"]

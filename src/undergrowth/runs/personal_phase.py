@@ -19,8 +19,7 @@ import torch
 from undergrowth.core import Context, InputError, Shard
 from undergrowth.data import Population
 from undergrowth.exchange import Totals
-from undergrowth.methods.adapt import ALONE
-from undergrowth.methods.adapt.rules import split_samples
+from undergrowth.learning.adaptation import ALONE, split_samples
 from undergrowth.runs.class_shares import ClassShares
 from undergrowth.runs.config import Experiment, MethodSection, PublicSection
 from undergrowth.runs.evaluation import evaluated_models
@@ -113,8 +112,13 @@ class PersonalPhase:
 
 
 def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> Experiment:
-    """The experiment of one step: an epoch is a round, all devices take part, and are always there."""
+    """The experiment of one step: all devices take part, and are always there.
+
+    An epoch is a round, after which devices may stop early. Without early stopping, all epochs are one round.
+    """
     section, train = experiment.personal, experiment.train
+    stops_early = section.validation and section.patience
+    rounds, epochs = (section.epochs, 1) if stops_early else (1, section.epochs)
     given = {key: value for key in _TRAINING_KEYS if (value := getattr(section, key)) is not None}
     model = {key: value for key, value in experiment.model.model_dump().items() if key != "ladder"}
     if weights is not None:
@@ -128,11 +132,11 @@ def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> E
         "start": StartSection(weights=None if weights is None else str(weights)),
         "fleet": experiment.fleet.model_copy(update=ALWAYS_AVAILABLE),
         "train": train.model_copy(
-            update={**EVERYBODY, **given, "rounds": section.epochs, "epochs": 1, "schedule": "constant"}
+            update={**EVERYBODY, **given, "rounds": rounds, "epochs": epochs, "schedule": "constant"}
         ),
         "stop": StopSection(),
         "personal": PersonalSection(),
-        "run": experiment.run.model_copy(update={"evaluate_every": section.epochs}),
+        "run": experiment.run.model_copy(update={"evaluate_every": rounds}),
     }
     return experiment.with_population().model_copy(update=update)
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from undergrowth.core import MAX_WHOLE_NUMBER
 from undergrowth.core.notation import parse
-from undergrowth.methods.adapt import ALONE, HOW
+from undergrowth.learning.adaptation import HOW
 from undergrowth.runs.fields import Above0, AtLeast0, Count, FractionAbove0, FractionBelow1, Whole
 from undergrowth.runs.sections import Section
 
@@ -53,7 +53,7 @@ class PersonalSection(Section):
     @classmethod
     def _known(cls, adapt: tuple[str, ...]) -> tuple[str, ...]:
         for how in adapt:
-            parse("", how, {name: form for name, form in HOW.items() if name != ALONE})
+            parse("", how, HOW)
         if len(set(adapt)) < len(adapt):
             raise ValueError("names an adaptation twice; write each once")
         return adapt

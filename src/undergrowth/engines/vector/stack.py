@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from undergrowth.core import Carry, LoopClient, Shard, State, Steps, tensors_in
+from undergrowth.core.client import Loop
 from undergrowth.core.names import FINISH, WEIGHT
 from undergrowth.engines.vector.carries import signature
 from undergrowth.engines.vector.stack_size import MAX_GPU_CLIENTS
@@ -34,9 +35,14 @@ class Begun:
     steps: Steps
     count: int = -1  # steps that it runs
     kind: int = -1  # jobs of the same kind can be stacked
+    prepared: bool = False  # whether `carry` is that of `before_steps`
 
     def __post_init__(self) -> None:
         self.count = len(self.steps)
+
+    @property
+    def loop(self) -> Loop:
+        return Loop(self.client, self.job.down, self.shard, self.carry, self.steps, self.job.context)
 
     @property
     def signature(self) -> Hashable:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 from undergrowth.core import InputError, Packet, State
 from undergrowth.core.client import Carry, LoopClient, Updates, join_updates, split_limit
@@ -20,6 +22,7 @@ from undergrowth.engines.samples import shards_at
 from undergrowth.engines.states import memory_limit
 from undergrowth.engines.vector.finished_stack import FinishedStack
 from undergrowth.engines.vector.stack import Begun, job_bytes, waves
+from undergrowth.engines.vector.stacked_loops import run_in_stacks
 from undergrowth.engines.vector.stacked_steps import StackedSteps
 from undergrowth.engines.world import EngineSettings, Job, World
 
@@ -31,7 +34,9 @@ class StackRunner(StackedSteps):
     """Runs jobs for a world, which holds the states of the devices."""
 
     def __init__(self, world: World, settings: EngineSettings) -> None:
-        super().__init__(world.task, world.torch_device, settings.chunk)
+        # The loops of `before_steps` and `after_steps` are computed in stacks, too.
+        task = replace(world.task, run_loops=partial(run_in_stacks, self))
+        super().__init__(task, world.torch_device, settings.chunk)
         self.world = world
         self.settings = settings
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}  # jobs of the last call
@@ -133,11 +138,10 @@ class StackRunner(StackedSteps):
     def _finish(self, chunk: list[Begun], carries: list[Carry], left: Counter[str]) -> FinishedStack:
         """The jobs whose updates have all finished."""
         world, jobs, finished = self.world, [], []
-        for each, carry in zip(chunk, carries, strict=True):
+        loops = [each.loop._replace(carry=_at_the_end(each, carry)) for each, carry in zip(chunk, carries, strict=True)]
+        for each, carry in zip(chunk, chunk[0].client.after_steps(self.task, loops), strict=True):
             job = each.job
-            carry = {**carry, STEPS_DONE: each.count}
-            if FINISH in each.carry:
-                carry[FINISH] = each.carry[FINISH]
+            each.carry = {}  # frees what `before_steps` made
             sent = each.client.finish(world.task, job.down, carry, each.shard, each.own, job.context)
             left[job.device] -= 1
             if isinstance(world.client, Updates):
@@ -148,6 +152,12 @@ class StackRunner(StackedSteps):
             jobs.append(job)
             finished.append(send_up(world, job, *sent, world.states.residual(job.device), check_finite=False))
         return FinishedStack(jobs, finished)
+
+
+def _at_the_end(each: Begun, carry: Carry) -> Carry:
+    """The carry of the last step, with what only `finish` reads."""
+    kept = {FINISH: each.carry[FINISH]} if FINISH in each.carry else {}
+    return {**carry, **kept, STEPS_DONE: each.count}
 
 
 def _is_available(finished: Iterable[tuple[Job, FinishedJob]]) -> bool:

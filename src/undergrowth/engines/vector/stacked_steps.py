@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
+from copy import copy
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -45,12 +47,14 @@ class StackedSteps:
         """The final carries of a group, in chunks that fit into memory; a chunk that did not fit is halved."""
         idle = [each for each in group if not each.count]
         if idle:
+            self.prepare(idle)
             yield idle, [each.carry for each in idle]
         rest = [each for each in group if each.count]
         while rest:
             size = min(self._stack_size.clients(kind), len(rest))
             left = rest[:size]
             try:
+                self.prepare(left)
                 for chunk, carries in self._run_steps(kind, left):
                     left = left[: -len(chunk)]
                     yield chunk, carries
@@ -59,6 +63,14 @@ class StackedSteps:
                 self._recordings.clear()
                 torch.cuda.empty_cache()
             rest = [*left, *rest[size:]]
+
+    def prepare(self, chunk: list[Begun]) -> None:
+        """Does for loops of one kind what comes before their first step, unless it is done."""
+        todo = [each for each in chunk if not each.prepared]
+        if todo:
+            carries = todo[0].client.before_steps(self.task, [each.loop for each in todo])
+            for each, carry in zip(todo, carries, strict=True):
+                each.carry, each.prepared = carry, True
 
     def _run_steps(self, kind: int, chunk: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
         """All steps of a chunk. Yields clients with their final carries, those that finish early before others."""
@@ -120,9 +132,11 @@ class StackedSteps:
 
     def can_stack(self, kind: int, group: list[Begun]) -> bool:
         if kind not in self._stackable:
-            pair = [each for each in group if each.count][:2]
+            # Copies: what comes before the first step is not kept, because its last bits may depend on the stack.
+            pair = [copy(each) for each in islice((each for each in group if each.count), 2)]
             if not pair:
                 return False
+            self.prepare(pair)
             if len(pair) == 1:
                 pair.append(pair[0].altered)
             with full_precision():

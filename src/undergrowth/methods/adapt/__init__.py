@@ -23,26 +23,15 @@ itself. Iacob (Cambridge PhD proposal, appendix A) prints α·T²·L + (1 − α
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from undergrowth.core import Method, State, Task, Weights, option
 from undergrowth.core.names import MODEL
-from undergrowth.core.notation import Form, Number, parse
-from undergrowth.learning import Objective, Proximal, TaskLoss, distillation_loss, elastic_loss
+from undergrowth.core.notation import Form, parse
+from undergrowth.learning.adaptation import ALONE, HOW, build_adaptation
 from undergrowth.learning.reference import FORMS
 from undergrowth.methods.adapt.rules import AdaptationClient, AdaptationServer, adapted_model
-
-ALONE = "alone"
-HOW = {
-    "fine-tune": Form(),
-    "freeze": Form(),
-    "ditto": Form((Number("LAMBDA", at_least=0, default=0.1),), "ditto:0.1"),
-    "ewc": Form((Number("LAMBDA", at_least=0, default=5000),), "ewc:5000"),
-    "kd": Form((Number("T", above=0, default=6), Number("ALPHA", at_least=0, at_most=1, default=0.95)), "kd:6:0.95"),
-    ALONE: Form(),
-}
-_COMPARE = ("ditto", "ewc", "kd")  # with the received model in every step
 
 
 @dataclass(frozen=True)
@@ -53,30 +42,18 @@ class Adapt(Method):
     form: str = option("cited", "the loss of kd: cited, or printed in the other form", choices=FORMS)
 
     def check(self) -> None:
-        parse("method.how", self.how, HOW)
+        parse("method.how", self.how, {**HOW, ALONE: Form()})
 
     @property
     def client(self) -> AdaptationClient:
-        name, numbers = parse("method.how", self.how, HOW)
+        adaptation = build_adaptation("fine-tune" if self.how == ALONE else self.how, self.form)
         return AdaptationClient(
-            objective=self._objective(name, numbers),
-            split="head" if name == "freeze" else None,
-            options=self,
-            keeps_federated=name in _COMPARE,
+            objective=adaptation.objective, split=adaptation.split, options=self, keeps_federated=adaptation.compares
         )
 
     @property
     def server(self) -> AdaptationServer:
         return AdaptationServer(alone=self.how == ALONE)
-
-    def _objective(self, name: str, numbers: Sequence[float]) -> Objective:
-        if name == "ditto":
-            return TaskLoss() + Proximal(numbers[0])
-        if name == "ewc":
-            return elastic_loss(numbers[0])
-        if name == "kd":
-            return distillation_loss(alpha=numbers[1], temperature=numbers[0], form=self.form)
-        return TaskLoss()
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return {"global": state[MODEL]}

@@ -3,37 +3,29 @@
 The device trains in one job after the other, usually an epoch each. With `validation` it holds out a part of its
 training samples. After every job it measures the loss on that part and remembers the model with the lowest loss, the
 received model included. After `patience` jobs without a lower loss it stops. A device whose every epoch made the loss
-worse is left with the received model: it hands the adapted one back.
+worse is left with the received model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import torch
-
-from undergrowth.core import (
-    Context,
-    Model,
-    Packet,
-    Plan,
-    Server,
-    Shard,
-    State,
-    Sum,
-    Task,
-    View,
-    Weights,
-    find_non_finite,
+from undergrowth.core import Context, Packet, Plan, Server, Shard, State, Sum, Task, View, Weights, find_non_finite
+from undergrowth.core.client import Carry, Loop, Steps
+from undergrowth.core.names import BUFFERS, FINISH, MODEL, PARAMETERS, SAMPLES, SEED
+from undergrowth.learning.adaptation import (
+    VALIDATION,
+    initial_weights,
+    received_model,
+    split_samples,
+    trained_model,
+    validate,
 )
-from undergrowth.core.client import Carry, Steps
-from undergrowth.core.names import BUFFERS, MODEL, PARAMETERS, SAMPLES, SEED
-from undergrowth.learning.gradient_client import Trained
+from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.planning import ask_each
-from undergrowth.learning.reference import FISHER, ReferenceClient, mean_loss
+from undergrowth.learning.reference import FISHER
 
 if TYPE_CHECKING:
     from undergrowth.methods.adapt import Adapt
@@ -41,29 +33,11 @@ if TYPE_CHECKING:
 STOPPED = "stopped"  # scalar of an upload: 1 if the device has stopped early
 BEST, LOSS, WAITED = "best", "loss", "waited"  # parts of a device's own state
 FEDERATED, INFORMATION = "federated", "information"
-
-
-def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shard, Shard]:
-    """The samples to train on, and those to validate with: `fraction` of all, rounded, but never all of them.
-
-    The same device has the same parts in every round.
-    """
-    held_out = min(round(fraction * len(shard)), len(shard) - 1)
-    if held_out <= 0:
-        return shard, shard.take(torch.arange(0, device=shard.y.device))
-    order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
-    order = order.to(shard.y.device)
-    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
-
-
-@lru_cache(maxsize=2)
-def _initial(model: Model, seed: int) -> Weights:
-    """The initial weights, which all devices share: making them takes longer than an epoch of a small model."""
-    return model.initial(seed)
+FIRST = "first"  # in ``carry["finish"]``: whether this is the first job of the device
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptationClient(ReferenceClient):
+class AdaptationClient(GradientClient):
     """Continues to train its own model, and sends only its number of samples and whether it has stopped.
 
     own: `model` are the weights after the last job; `best` those with the lowest validation loss, if these are others;
@@ -76,7 +50,7 @@ class AdaptationClient(ReferenceClient):
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         kept = own.get(FEDERATED if self.keeps_federated else MODEL)
-        received = kept or down.tensors or _initial(task.model, int(down.scalars[SEED]))
+        received = kept or down.tensors or initial_weights(task.model, int(down.scalars[SEED]))
         information = own.get(INFORMATION, {})  # of the received model, so it is computed once
         return {
             **{name: received[name] for name in task.model.shapes},  # one order for all devices
@@ -90,7 +64,17 @@ class AdaptationClient(ReferenceClient):
             # `received` stays the federated model, with which the objective compares.
             for part in (PARAMETERS, BUFFERS):
                 carry[part] = {name: own[MODEL][name] for name in carry[part]}
+        carry[FINISH][FIRST] = not own
         return carry, steps
+
+    def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        if not self.options.patience or not self.options.validation:
+            return super().after_steps(task, loops)
+
+        def compared(loop: Loop) -> list[Weights]:
+            return [trained_model(task, loop), *([received_model(task, loop)] if loop.carry[FINISH][FIRST] else [])]
+
+        return validate(task, loops, self.options.validation, compared)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         names = trained.task.model.shapes
@@ -109,12 +93,11 @@ class AdaptationClient(ReferenceClient):
 
     def _validate(self, trained: Trained, received: Weights, own: State) -> bool:
         """Adds to `own` what early stopping needs; returns whether the device stops."""
-        _, held_out = split_samples(trained.shard, self.options.validation, trained.context)
-        if not self.options.patience or not len(held_out):
+        if not trained.finish.get(VALIDATION):
             return False
         before = trained.own
-        lowest = before[LOSS] if before else float(mean_loss(trained.task, received, held_out))
-        loss = float(mean_loss(trained.task, own[MODEL], held_out))
+        loss, *of_received = trained.finish[VALIDATION]
+        lowest = before[LOSS] if before else of_received[0]
         if loss < lowest:
             own.update({LOSS: loss, WAITED: 0})
             return False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from undergrowth.core import Context, LoopClient, Packet, Sampler, Shard, State, Steps, Task
-from undergrowth.core.client import Batch, Carry
+from undergrowth.core.client import Batch, Carry, Loop
 from undergrowth.core.names import BUFFERS, FINISH, MODEL, PARAMETERS
 from undergrowth.learning.servers import uploaded_weights
 from undergrowth.methods.bhfl.node_optimiser import ReceivedModel
@@ -48,8 +49,14 @@ class LeafClient(LoopClient):
         carry, steps = self.work.begin(task, packet, shard, own.get("leaf", {}), context)
         return {**carry, FINISH: {**carry.get(FINISH, {}), START: packet, MEMORY: memory}}, steps
 
+    def before_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        return self.work.before_steps(task, loops)
+
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         return self.work.step(task, carry, batch)
+
+    def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        return self.work.after_steps(task, loops)
 
     def finish(
         self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Context, Packet, State, Task, View
-from undergrowth.core.names import MODEL, SAMPLES, X, Y
+from undergrowth.core.names import MODEL, SAMPLES, TEACHER, X, Y
 from undergrowth.core.reducers import Reducer
 from undergrowth.core.server import Plan, Server
 from undergrowth.learning import Adam, GradientClient, LossInputs, Objective, Trained, train_on_server
-from undergrowth.learning.distillation import TEACHER, public_data
+from undergrowth.learning.distillation import public_data
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.pruning import prune
 from undergrowth.learning.quantisation import dequantise, quantise

@@ -1,0 +1,173 @@
+"""Interleaved adaptation against a plain loop of its formulas, its limits, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import undergrowth as ug
+from tests.methods.tiny_federation import (
+    EPOCHS,
+    SHARDS,
+    TASK,
+    Weights,
+    assert_same,
+    cross_entropy,
+    descend,
+    device_context,
+    initial,
+    mean,
+    module_with,
+    shuffles,
+    simulate,
+    weights_of,
+)
+from undergrowth.core import Context, InputError, Packet, Shard, View
+from undergrowth.core.names import MODEL
+from undergrowth.methods import FedAvg, Interleaved
+
+ROUNDS, EVERY, VALIDATION, ALONE_EPOCHS = 4, 2, 0.25, 3
+OPTIONS: dict[str, Any] = {"every": EVERY, "validation": VALIDATION, "alone_epochs": ALONE_EPOCHS, "budget": 0.5}
+
+
+def parts(device: str) -> tuple[Shard, Shard]:
+    """The training and the validation samples of a device."""
+    shard = SHARDS[device]
+    order = torch.randperm(len(shard), generator=device_context(device, 0, 0).generator("validation"))
+    held_out = round(VALIDATION * len(shard))
+    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
+
+
+def trained(weights: Weights, device: str, context: Context, epochs: int = EPOCHS, pull: float = 0.0) -> Weights:
+    """The weights after training on the device's training part; `pull`: towards `weights`."""
+    module, (training, _) = module_with(weights), parts(device)
+
+    def loss(module: torch.nn.Module, rows: Tensor) -> Tensor:
+        distances = [(value - weights[name]).square().sum() for name, value in module.named_parameters()]
+        return cross_entropy(training)(module, rows) + pull / 2 * torch.stack(distances).sum()
+
+    descend(module, shuffles(context, len(training), epochs), loss)
+    return weights_of(module)
+
+
+def loss_of(weights: Weights, device: str) -> float:
+    held_out = parts(device)[1]
+    with torch.no_grad():
+        return float(functional.cross_entropy(module_with(weights).eval()(held_out.x), held_out.y))
+
+
+@dataclass
+class Reference:
+    """The loop of the formulas. `adapted`: who adapted, in order; `better`: those of them who keep the result."""
+
+    hand_back: bool
+    epochs: int
+    pull: float
+    model: Weights = field(default_factory=initial)
+    personal: dict[str, Weights] = field(default_factory=dict)
+    adapted: list[str] = field(default_factory=list)
+    better: list[str] = field(default_factory=list)
+
+    def run(self) -> Reference:
+        first = {device: device_context(device, 0) for device in SHARDS}
+        alone = {k: loss_of(trained(initial(), k, at, ALONE_EPOCHS), k) for k, at in first.items()}
+        sizes = {device: len(parts(device)[0]) for device in SHARDS}
+        for number in range(ROUNDS):
+            before = {device: loss_of(self.model, device) for device in SHARDS}
+            models = [trained(self.model, device, device_context(device, number)) for device in SHARDS]
+            self.model = mean(models, list(sizes.values()))
+            if (number + 1) % EVERY == 0:
+                self.personal = {k: v for k, v in self.personal.items() if loss_of(v, k) < before[k]}
+                below = sorted((alone[k] - before[k], k) for k in SHARDS if before[k] > alone[k])
+                self.adapt([device for _, device in below[:2]], number, sizes)
+        return self
+
+    def adapt(self, devices: list[str], number: int, sizes: dict[str, int]) -> None:
+        contexts = {device: device_context(device, number, number + 1) for device in devices}
+        found = {k: trained(self.model, k, at, self.epochs, self.pull) for k, at in contexts.items()}
+        better = {k: v for k, v in found.items() if loss_of(v, k) < loss_of(self.model, k)}
+        self.adapted += devices
+        self.better += better
+        self.personal = {k: v for k, v in self.personal.items() if k not in devices} | better
+        if self.hand_back:
+            self.model = mean([better.get(k, self.model) for k in SHARDS], list(sizes.values()))
+
+
+@pytest.mark.parametrize(
+    ("how", "epochs", "hand_back"), [("fine-tune", 2, True), ("fine-tune", 12, False), ("ditto:0.9", 2, True)]
+)
+def test_interleaved(how: str, epochs: int, hand_back: bool) -> None:
+    method = Interleaved(how, hand_back=hand_back, adapt_epochs=epochs, **OPTIONS)
+    expected = Reference(hand_back, epochs, 0.9 if how == "ditto:0.9" else 0.0).run()
+    state, own = simulate(method, ROUNDS)
+    assert_same(state[MODEL], expected.model)
+    for device in SHARDS:
+        assert_same(method.personal(TASK, state, own[device], device), expected.personal.get(device, expected.model))
+    # Not a trivial case: the budget leaves one out, and after many epochs some do not keep the result.
+    assert len(expected.adapted) == 4 and expected.better and (epochs == 2 or len(expected.better) < 4)
+
+
+def test_without_a_budget_it_is_fedavg_bit_for_bit() -> None:
+    found, expected = (simulate(method, 3)[0][MODEL] for method in (Interleaved(budget=0.0, every=1), FedAvg()))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_without_handing_back_adaptation_changes_nothing_but_the_devices_models() -> None:
+    """The federated model is that of the same rounds without an adaptation, bit for bit."""
+    never = {**OPTIONS, "every": ROUNDS + 1}
+    (found, own), (expected, _) = (
+        simulate(Interleaved(hand_back=False, **options), ROUNDS) for options in (OPTIONS, never)
+    )
+    assert any(each.get(MODEL) for each in own.values())
+    assert all(torch.equal(found[MODEL][name], value) for name, value in expected[MODEL].items())
+
+
+@pytest.mark.parametrize(("budget", "chosen"), [(0.1, ["b"]), (0.5, ["b", "d"]), (1.0, ["b", "d", "a"])])
+def test_those_that_are_furthest_below_adapt_within_the_budget(budget: float, chosen: list[str]) -> None:
+    """c is not below, e trained in an earlier round only, and a and d are equally far below b."""
+    method = Interleaved(budget=budget)
+    losses = {"a": (1.5, 1.0), "b": (3.0, 1.0), "c": (1.0, 1.0), "d": (2.0, 1.0), "e": (9.0, 1.0)}
+    heard = {device: {"federated": f, "alone": a} for device, (f, a) in losses.items()}
+    view = View(tuple(losses), heard=heard, phase="adapt", answered=("a", "b", "c", "d"))
+    state = {MODEL: initial(), "seed": "1"}
+    plan = method.server.plan(TASK, state, view, Context(0, "root", 4))
+    assert list(plan.packets) == chosen
+
+
+def test_a_device_without_validation_samples_never_adapts() -> None:
+    method = Interleaved(validation=0.1, every=1)
+    one = SHARDS["a"].take(torch.arange(2))
+    down = Packet(initial(), tags={"phase": "compare", "seed": "1"})
+    task = replace(TASK, train=replace(TASK.train, batch=2))
+    up, own = method.client.local(task, down, one, {}, device_context("a", 0))
+    assert up.scalars["federated"] == up.scalars["alone"] == own["alone"] == 0.0
+
+
+def test_the_work_of_an_adaptation_is_booked(tmp_path: Path) -> None:
+    """Up to the second round all runs do the same work; then one adapts, and one of these sends the result."""
+    settings: dict[str, Any] = {
+        "data_options": {"train_samples": 200}, "partition": "dirichlet:0.3", "clients": 4, "model": "logistic",
+        "rounds": 2, "lr": 0.01, "engine": "serial", "out": tmp_path, "progress": False,
+    }  # fmt: skip
+    never, kept, back = (
+        ug.run("interleaved", options={"every": every, "budget": 1.0, "hand_back": hand_back}, **settings)
+        for every, hand_back in ((3, False), (2, False), (2, True))
+    )
+    model = 4 * (64 * 10 + 10)
+    devices, tags = divmod(kept.ledger.bytes_down - never.ledger.bytes_down, model)
+    assert 0 < devices <= 4 and tags < 100  # the model once more for each device that adapts
+    assert kept.ledger.flops > never.ledger.flops and back.ledger.flops == kept.ledger.flops
+    assert back.ledger.bytes_up - kept.ledger.bytes_up == devices * model
+
+
+def test_a_wrong_adaptation_is_refused() -> None:
+    with pytest.raises(InputError, match=r"method\.how 'fine' is not known; did you mean 'fine-tune'"):
+        ug.run("interleaved", options={"how": "fine"})
+    with pytest.raises(InputError, match=r"method\.how 'alone' is not known"):
+        ug.run("interleaved", options={"how": "alone"})
