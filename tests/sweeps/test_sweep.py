@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import undergrowth as ug
+from tests.fleet_files import fleet_file
 from undergrowth.core import InputError
 from undergrowth.runs import Store
 from undergrowth.sweeps import worker, worker_pool
@@ -120,6 +121,14 @@ def test_a_run_of_an_own_model_is_reused_until_its_source_changes(
     first = ug.sweep(raw)
     assert ug.sweep(raw).runs == first.runs and len(executed) == 1
     Path("swept_model.py").write_text(f"{source}\n# changed\n", encoding="utf-8")
+    assert ug.sweep(raw).runs != first.runs and len(executed) == 2
+
+
+def test_a_run_of_a_fleet_file_is_reused_until_the_file_changes(executed: list[Any], tmp_path: Path) -> None:
+    raw = {**SMALL, "fleet": fleet_file(tmp_path, sensor={"share": 1.0})}
+    first = ug.sweep(raw)
+    assert ug.sweep(raw).runs == first.runs and len(executed) == 1
+    fleet_file(tmp_path, sensor={"share": 1.0, "flops": 2e9})
     assert ug.sweep(raw).runs != first.runs and len(executed) == 2
 
 
