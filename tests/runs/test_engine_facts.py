@@ -96,7 +96,7 @@ class Multiplied(nn.Module):
         ({"model": "mlp", "method": "fedfsc"}, {}, True),
         ({"model": "mlp", "method": "moon"}, {}, True),
         ({"model": "mlp", "method": "fedkad", "public": 0.1}, {}, True),
-        ({"model": {"name": "lstm", "hidden": 8, "vocabulary": 7}, "data": {}}, {"data": Tokens()}, False),
+        ({"model": {"name": "lstm", "hidden": 8, "vocabulary": 7}, "data": {}}, {"data": Tokens()}, True),
         ({}, {"model": Multiplied}, False),
     ],
     ids=["cnn", "batch normalisation", "two updates", "own state", "public data", "lstm", "unknown layer"],

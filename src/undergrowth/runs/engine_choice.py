@@ -18,6 +18,9 @@ CALL = 15e-6  # a tensor operation of one client
 STACKED_CALL = 25e-6  # the same operation of a whole stack
 FLOP = 14e-12
 STACKED_CONVOLUTION = 4e-12  # added to a FLOP of a convolutional model in a stack
+STACKED_RECURRENCE = 9e-12  # the same for a model with LSTM layers
+FUSED_RECURRENCE = 1 / 30  # calls of an LSTM layer, which is one operation, for each that is counted: all of a loop
+STACKED_LOOP = 1 / 6  # the same in a stack, where the layer is a loop with fewer operations than are counted
 WEIGHT = 1e-9  # a step reads and writes each weight
 STACKED_WEIGHT = 0.5e-9  # added to that in a stack, which does not fit into a core's cache
 INPUT = 5e-9  # a step gathers each value of its batch
@@ -46,6 +49,7 @@ class Facts:
     gpu: bool = False  # the run is on a GPU
     stacks: bool = True  # many clients can be computed at once
     convolves: bool = False  # the model has convolutions
+    recurrent: bool = False  # the model has LSTM layers
     forks: bool = True  # worker processes can be started
 
     def __str__(self) -> str:
@@ -99,10 +103,11 @@ def client_seconds(facts: Facts, stack: int | None = None) -> float:
     """Seconds of one client's job, alone or in a stack of that many."""
     seconds = CLIENT + FLOP * facts.flops + facts.steps * (WEIGHT * facts.weights + INPUT * facts.inputs)
     if stack is None:
-        return seconds + CALL * facts.calls
+        return seconds + CALL * facts.calls * (FUSED_RECURRENCE if facts.recurrent else 1)
     seconds += STACKED_WEIGHT * facts.steps * facts.weights
     seconds += STACKED_CONVOLUTION * facts.flops if facts.convolves else 0.0
-    return seconds + (STACK + STACKED_CALL * facts.calls) / stack
+    seconds += STACKED_RECURRENCE * facts.flops if facts.recurrent else 0.0
+    return seconds + (STACK + STACKED_CALL * facts.calls * (STACKED_LOOP if facts.recurrent else 1)) / stack
 
 
 def stack_size(facts: Facts, clients: int) -> int:

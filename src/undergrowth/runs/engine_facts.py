@@ -41,6 +41,7 @@ def count_facts(federation: Federation) -> Facts:
         gpu=torch.device(federation.world.torch_device).type == "cuda",
         stacks=can_stack(federation, down),
         convolves=any(len(shape) > 3 for shape in shapes),
+        recurrent=any(isinstance(layer, torch.nn.LSTM) for layer in task.model.module.modules()),
         # Beside a GPU, torch refuses to train in a process that was forked after its parent has traced a backward pass.
         forks=hasattr(os, "fork") and not torch.cuda.is_available(),
     )
