@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from undergrowth.cli.output import AsJson, OutFolder, console, print_json
 
 _MIN_WIDTH_FOR_COSTS = 105  # terminal columns; a narrower terminal gets only the first columns of the table
 _NARROW_COLUMNS = 6
+
+
+def _rounds(row: dict[str, Any]) -> str:
+    """The finished rounds and the planned ones, unless a limit of the run ended it before these."""
+    from undergrowth.report.tables import count
+
+    done = count(row["rounds_done"])
+    return done if row["status"] == "done" and row["rounds_done"] != row["rounds"] else f"{done}/{row['rounds']}"
 
 
 def list_runs(out: OutFolder = "runs", json: AsJson = False) -> None:
@@ -32,7 +42,7 @@ def list_runs(out: OutFolder = "runs", json: AsJson = False) -> None:
     columns = ("run", "status", "rounds", title, "devices", "model", "data", "sent", "simulated")
     shown = [
         (
-            row["run"], row["status"], f"{count(row['rounds_done'])}/{row['rounds']}", named_score(row, title),
+            row["run"], row["status"], _rounds(row), named_score(row, title),
             count(row["clients"]), row["model"], row["data"],
             size((row["bytes_down"] or 0) + (row["bytes_up"] or 0)), duration(row["simulated_seconds"]),
         )[:shown_columns]
