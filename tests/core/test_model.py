@@ -56,6 +56,16 @@ def test_a_call_is_an_evaluation_even_after_training(staged: Model, inputs: Tens
         assert torch.equal(staged(weights, inputs), expected)
 
 
+@pytest.mark.parametrize("training", [True, False, "low"])
+def test_a_mode_that_others_set_does_not_reach_a_run(staged: Model, inputs: Tensor, training: str | bool) -> None:
+    weights = worn(staged, inputs)
+    expected = staged.run(weights, inputs, training=training)
+    for mode in (True, False):
+        staged.module.train(mode)
+        found = staged.run(weights, inputs, training=training)
+        assert torch.equal(found.logits, expected.logits) and same(dict(found.buffers), dict(expected.buffers))
+
+
 def test_the_module_keeps_nothing_of_a_run(staged: Model, inputs: Tensor) -> None:
     own = copy.deepcopy(staged.module.state_dict())
     staged.run(staged.initial(1), inputs, training=True)

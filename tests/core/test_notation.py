@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from undergrowth.core import InputError
-from undergrowth.core.notation import Form, Number, parse
+from undergrowth.core.notation import Form, Number, parse, parse_with_word
 
 FORMS = {
     "plain": Form(),
     "entropy": Form((Number("FRACTION", above=0, at_most=1), Number("T", above=0, default=0.1)), "entropy:0.5"),
     "few": Form((Number("N", at_least=1, whole=True),)),
+    "trace": Form(example="trace:phones.csv", rest="FILE"),
+    "natural": Form(example="natural:writer", rest="FIELD", rest_optional=True),
 }
 
 
@@ -25,6 +27,13 @@ FORMS = {
 )
 def test_names_and_numbers(text: str, parsed: tuple[str, list[float]]) -> None:
     assert parse("train.selector", text, FORMS) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"), [("trace: C:/a b.csv ", "C:/a b.csv"), ("natural", ""), ("natural:role", "role"), ("plain", "")]
+)
+def test_a_text_after_the_name(text: str, rest: str) -> None:
+    assert parse_with_word("train.selector", text, FORMS) == (text.partition(":")[0], [], rest)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +52,9 @@ def test_names_and_numbers(text: str, parsed: tuple[str, list[float]]) -> None:
         ("entropy:1:inf", "must be entropy:FRACTION"),
         ("few:1.5", "must be few:N with N a whole number of at least 1"),
         ("few:1:2", "must be few:N"),
+        ("trace", "train.selector 'trace' must be trace:FILE, such as trace:phones.csv"),
+        ("trace: ", "must be trace:FILE"),
+        ("natural:", "must be natural[:FIELD], such as natural:writer"),
     ],
 )
 def test_what_is_refused(text: str, sentence: str) -> None:

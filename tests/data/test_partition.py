@@ -171,7 +171,7 @@ def test_a_device_of_a_large_population_is_found_by_name() -> None:
         ("quantity:-1", "SIGMA a finite number of at least 0"),
         ("quantity:inf", "of at least 0"),
         ("iid:3", "'iid:3' must be iid"),
-        ("natural:", "natural:FIELD"),
+        ("natural:", r"natural\[:FIELD\]"),
         ("natural", "has no field to group by"),
         (3, "partition is 3"),
         (None, "partition is None"),

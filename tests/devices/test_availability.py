@@ -109,8 +109,8 @@ def test_the_memory_of_a_large_fleet_is_one_number_per_device():
         ("diurnl", "'diurnl' is not known; did you mean 'diurnal'"),
         ("", "'' is not known; choose one of: always, diurnal, trace"),
         ("always:2", "'always:2' must be always$"),
-        ("trace:", "'trace:'; name the file"),
-        ("trace", "'trace'; name the file"),
+        ("trace:", "'trace:' must be trace:FILE"),
+        ("trace", "'trace' must be trace:FILE"),
         *(
             (f"diurnal:{fraction}", f"'diurnal:{fraction}' must be diurnal.*a finite number above 0 and of at most 1")
             for fraction in ("0", "-0.5", "1.01", "nan", "inf", "half", "")

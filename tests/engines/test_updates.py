@@ -37,14 +37,6 @@ DATA = double_data("digits", train_samples=400)
 POPULATION = partition_dataset(DATA, "dirichlet:0.5", 6, 0, holdout=0)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @dataclass(frozen=True)
 class Personal(GradientClient):
     """Trains the last layer of a personal model, and sends only the number of its samples."""

@@ -24,14 +24,6 @@ POPULATION = partition_dataset(DATA, "dirichlet:0.5", 7, 0, holdout=0)
 RTOL, ATOL = 1e-9, 1e-10  # in float64, whatever the CPU
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def outcomes(
     engine: SerialEngine | VectorEngine,
     method: Method,

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.core.conftest import Staged
 from undergrowth.core import Model, Shard, Steps, Task, Train
-
-
-class Net(nn.Sequential):
-    levels = {"low": "second", "head": "out"}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        super().__init__(
-            OrderedDict(
-                first=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU()),
-                second=nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU()),
-                out=nn.Linear(5, 3),
-            )
-        )
 
 
 @pytest.fixture
 def task() -> Task:
-    return Task(Model(Net), classes=3, train=Train(rounds=10, epochs=2, batch=5, lr=0.05))
+    return Task(Model(Staged), classes=3, train=Train(rounds=10, epochs=2, batch=5, lr=0.05))
 
 
 @pytest.fixture
@@ -48,7 +35,7 @@ def plain_training() -> Callable[..., dict[str, Tensor]]:
     def train(
         weights: dict[str, Tensor], steps: Steps, make: Callable[..., torch.optim.Optimizer]
     ) -> dict[str, Tensor]:
-        net = Net()
+        net = Staged()
         net.load_state_dict(weights)
         optimiser = make(net.parameters())
         for batch in steps:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,14 +13,6 @@ from undergrowth.engines.vector.carries import stack_carries, unstack
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.learning.batch_statistics import MomentsReducer, StatisticsClient, statistics_names
 from undergrowth.models import builder
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def flat() -> nn.Module:

@@ -12,32 +12,14 @@ from torch.nn import functional
 from undergrowth.core import Context, InputError, NodePlace, Packet, pack, unpack
 from undergrowth.methods import BHFL, FedAvg, FedProx, HierFAVG
 
-from .tiny_federation import (
-    BATCH,
-    LR,
-    SEED,
-    SHARDS,
-    TASK,
-    Weights,
-    assert_same,
-    cross_entropy,
-    descend,
-    device_context,
-    initial,
-    mean,
-    module_with,
-    shuffles,
-    simulate,
-    train,
-    weights_of,
-)
+from . import tiny_federation as tiny
 from .tiny_trees import STAR, THREE_LEVELS, TWO_LEVELS, run_tree, simulation
 
 REPLACING: dict[str, Any] = {"down": "average", "eta_down": 1.0}
-BUFFERS = {name for name in initial() if "running" in name or "num_batches" in name}
+BUFFERS = {name for name in tiny.initial() if "running" in name or "num_batches" in name}
 
 
-def move(model: Weights, towards: Weights, rate: float, downward: bool = False) -> dict[str, torch.Tensor]:
+def move(model: tiny.Weights, towards: tiny.Weights, rate: float, downward: bool = False) -> dict[str, torch.Tensor]:
     """model + rate·(towards − model); upward, statistics are those received. Counters are the larger one."""
     moved = {}
     for name, value in model.items():
@@ -50,20 +32,20 @@ def move(model: Weights, towards: Weights, rate: float, downward: bool = False) 
     return moved
 
 
-def mixed(main: Weights, second: Weights, share: float) -> dict[str, torch.Tensor]:
+def mixed(main: tiny.Weights, second: tiny.Weights, share: float) -> dict[str, torch.Tensor]:
     """(1 − share)·main + share·second; residuals do not touch statistics."""
     return {k: v if k in BUFFERS else (1 - share) * v + share * second[k] for k, v in main.items()}
 
 
-def norm_of_change(model: Weights, after: Weights) -> float:
+def norm_of_change(model: tiny.Weights, after: tiny.Weights) -> float:
     return float(sum(((after[k] - model[k]) ** 2).sum() for k in model if k not in BUFFERS) ** 0.5)
 
 
 def test_bhfl() -> None:
     """Algorithm 1 with the corrected line 9: two levels, one residual up (largest change) and one down (to devices)."""
     up, down, share, rounds, edge_rounds = 0.8, 0.6, 0.3, 2, 2
-    edges, public = {"left": ("a", "b"), "right": ("c",)}, TASK.public
-    kept: dict[str, Weights] = {"root": initial()}  # W_q
+    edges, public = {"left": ("a", "b"), "right": ("c",)}, tiny.TASK.public
+    kept: dict[str, tiny.Weights] = {"root": tiny.initial()}  # W_q
     for number in range(rounds):
         root, at_edges, sizes, to_root = kept["root"], [], [], []
         for edge, devices in edges.items():
@@ -71,47 +53,49 @@ def test_bhfl() -> None:
             for local in range(edge_rounds):
                 turn, trained, counts = edge_rounds * number + local, {}, {}
                 for device in devices:
-                    start: Weights = model
+                    start: tiny.Weights = model
                     if device in kept:  # the device merges its parent and the root's model
                         target = mixed(model, root, share)
                         start = move(kept[device], {**target, **{k: model[k] for k in BUFFERS}}, down, True)
-                    trained[device] = train(start, device, device_context(device, turn))
-                    counts[device] = float(len(SHARDS[device]))
+                    trained[device] = tiny.train(start, device, tiny.device_context(device, turn))
+                    counts[device] = float(len(tiny.SHARDS[device]))
                 kept |= trained
                 largest = max(devices, key=lambda each: norm_of_change(model, trained[each]))
-                model = move(model, mean(list(trained.values()), list(counts.values())), up)  # line 18
+                model = move(model, tiny.mean(list(trained.values()), list(counts.values())), up)  # line 18
             kept[edge] = model
             at_edges.append(model)
             sizes.append(sum(counts.values()))
             to_root.append((trained[largest], counts[largest]))
-        residual = mean([each for each, _ in to_root], [count for _, count in to_root])
-        merged = move(root, mixed(mean(at_edges, sizes), residual, share), up)
-        module = module_with(merged)  # line 19: the root trains on its proxy data, without momentum
-        order = shuffles(Context(SEED, "root", number), len(public), 1)
-        descend(module, order, cross_entropy(public), torch.optim.SGD(module.parameters(), LR), BATCH)
-        kept["root"] = weights_of(module)
+        residual = tiny.mean([each for each, _ in to_root], [count for _, count in to_root])
+        merged = move(root, mixed(tiny.mean(at_edges, sizes), residual, share), up)
+        module = tiny.module_with(merged)  # line 19: the root trains on its proxy data, without momentum
+        order = tiny.shuffles(Context(tiny.SEED, "root", number), len(public), 1)
+        tiny.descend(
+            module, order, tiny.cross_entropy(public), torch.optim.SGD(module.parameters(), tiny.LR), tiny.BATCH
+        )
+        kept["root"] = tiny.weights_of(module)
     method = BHFL(
         eta_up=up, eta_down=down, residual_weight=share, rounds_per_level=edge_rounds, residuals="norm:1",
         residuals_down="devices", proxy="before",
     )  # fmt: skip
     tree = run_tree(method, rounds)
     found = {name: node.state["model"] for name, node in tree.nodes.items()}
-    found |= {device: tree.world.states.get(device)["model"] for device in SHARDS}
+    found |= {device: tree.world.states.get(device)["model"] for device in tiny.SHARDS}
     for name, weights in kept.items():
-        assert_same(found[name], weights)
+        tiny.assert_same(found[name], weights)
 
 
 @pytest.mark.parametrize(("tree", "rounds_per_level"), [(STAR, 1), (TWO_LEVELS, 1), (THREE_LEVELS, 2)])
 def test_with_replacement_downward_it_is_hierfavg(tree: Any, rounds_per_level: int) -> None:
     expected = run_tree(HierFAVG(rounds_per_level), 2, tree).root.state["model"]
     found = run_tree(BHFL(rounds_per_level=rounds_per_level, **REPLACING), 2, tree)
-    assert_same(found.root.state["model"], expected)
+    tiny.assert_same(found.root.state["model"], expected)
 
 
 def test_in_a_star_with_replacement_it_is_the_leafs_method() -> None:
     for leaf, method in (("fedavg", FedAvg()), ({"name": "fedprox", "mu": 0.3}, FedProx(mu=0.3))):
-        expected, _ = simulate(method, 2)
-        assert_same(run_tree(BHFL(leaf=leaf, **REPLACING), 2, STAR).root.state["model"], expected["model"])
+        expected, _ = tiny.simulate(method, 2)
+        tiny.assert_same(run_tree(BHFL(leaf=leaf, **REPLACING), 2, STAR).root.state["model"], expected["model"])
 
 
 def booked(method: BHFL, children: Any = THREE_LEVELS) -> dict[tuple[str, str], tuple[int, int]]:
@@ -125,7 +109,7 @@ def booked(method: BHFL, children: Any = THREE_LEVELS) -> dict[tuple[str, str], 
 def test_residuals_cost_bytes_on_every_link_that_they_cross_and_none_otherwise() -> None:
     plain, none = booked(BHFL()), booked(BHFL(residuals="norm:0"))
     assert plain == none
-    model = Packet(initial()).nbytes
+    model = Packet(tiny.initial()).nbytes
     assert set(plain.values()) == {(model, model + 8)}
     residual, marked = model + 16, model + 16  # with samples and hops; an answer of a node says that it is one
     both = booked(BHFL(residuals="norm:1", residuals_down="all"))
@@ -151,24 +135,24 @@ def test_a_rate_of_zero_changes_nothing(kind: str) -> None:
     at_root = {"up": (kind, "average"), "down": "average" if kind.startswith("inter") else kind}
     still = run_tree(BHFL(eta_up=0.0, residuals="norm:1", **at_root), 2)
     for name in ("root", "left", "right"):
-        assert_same(still.nodes[name].state["model"], initial())
+        tiny.assert_same(still.nodes[name].state["model"], tiny.initial())
     alone = run_tree(BHFL(eta_down=0.0, residuals_down="all", **{**at_root, "up": "average"}), 2)
-    weights: Weights = initial()
+    weights: tiny.Weights = tiny.initial()
     for number in range(2):  # the device goes on with its own model, as if it were alone
-        weights = train(weights, "c", device_context("c", number))
-    assert_same(alone.world.states.get("c")["model"], weights)
+        weights = tiny.train(weights, "c", tiny.device_context("c", number))
+    tiny.assert_same(alone.world.states.get("c")["model"], weights)
 
 
 def test_the_root_takes_part_in_its_childrens_training_beside_them() -> None:
-    public = TASK.public
+    public = tiny.TASK.public
     assert public is not None
-    module, model = module_with(initial()), initial()
-    order = shuffles(Context(SEED, "root", 0), len(public), 1)
-    descend(module, order, cross_entropy(public), torch.optim.SGD(module.parameters(), LR), BATCH)
-    trained = [train(model, device, device_context(device, 0)) for device in SHARDS]
-    sizes = [float(len(shard)) for shard in SHARDS.values()]
-    expected = mean([*trained, weights_of(module)], [*sizes, float(len(public))])
-    assert_same(run_tree(BHFL(proxy="beside"), 1, STAR).root.state["model"], expected)
+    module, model = tiny.module_with(tiny.initial()), tiny.initial()
+    order = tiny.shuffles(Context(tiny.SEED, "root", 0), len(public), 1)
+    tiny.descend(module, order, tiny.cross_entropy(public), torch.optim.SGD(module.parameters(), tiny.LR), tiny.BATCH)
+    trained = [tiny.train(model, device, tiny.device_context(device, 0)) for device in tiny.SHARDS]
+    sizes = [float(len(shard)) for shard in tiny.SHARDS.values()]
+    expected = tiny.mean([*trained, tiny.weights_of(module)], [*sizes, float(len(public))])
+    tiny.assert_same(run_tree(BHFL(proxy="beside"), 1, STAR).root.state["model"], expected)
 
 
 def test_asynchronous_children_are_the_same_after_a_restart_and_do_not_wait_for_each_other() -> None:
@@ -190,13 +174,13 @@ def test_asynchronous_children_are_the_same_after_a_restart_and_do_not_wait_for_
 def test_an_asynchronous_node_weighs_by_age_and_steps_less_for_stale_models() -> None:
     """One answer a round: a (1 s) arrives at 1, 2, 3 s, b (2.5 s) at 2.5 s with an age of two versions."""
     method = BHFL(execution="asynchronous", eta_up=0.5, eta_down=1.0, staleness="polynomial:1")
-    model, history = initial(), [initial()]
+    model, history = tiny.initial(), [tiny.initial()]
     for arrival, (device, version, turn) in enumerate([("a", 0, 0), ("a", 1, 1), ("b", 0, 0), ("a", 2, 2)]):
-        trained = train(history[version], device, Context(SEED, device, version, turn))
+        trained = tiny.train(history[version], device, Context(tiny.SEED, device, version, turn))
         model = move(model, trained, 0.5 / (1 + arrival - version))
         history.append(model)
     found = run_tree(method, 4, {"root": ("a", "b")}, paces={"a": 1.0, "b": 2.5})
-    assert_same(found.root.state["model"], model)
+    tiny.assert_same(found.root.state["model"], model)
 
 
 def test_a_node_that_was_cut_off_is_missing_and_merges_its_parents_model_when_it_is_back() -> None:
@@ -209,23 +193,23 @@ def test_a_node_that_was_cut_off_is_missing_and_merges_its_parents_model_when_it
         arrived += [end.arrived for end in ends]
     assert arrived == [("left", "right"), ("right",), ("left", "right")]
     before, root = models[0], models[1]["root"]
-    assert_same(models[1]["left"], before["left"])
+    tiny.assert_same(models[1]["left"], before["left"])
     edge = move(before["left"], root, 0.6, True)
-    trained = train(move(before["a"], edge, 0.6, True), "a", device_context("a", 1))
-    assert_same(models[2]["left"], trained)
+    trained = tiny.train(move(before["a"], edge, 0.6, True), "a", tiny.device_context("a", 1))
+    tiny.assert_same(models[2]["left"], trained)
 
 
 def test_the_weight_of_an_interpolation_follows_the_slope_of_the_loss_on_proxy_data() -> None:
-    public, rate, alpha = TASK.public, 0.4, torch.tensor(0.5, dtype=torch.float64)
+    public, rate, alpha = tiny.TASK.public, 0.4, torch.tensor(0.5, dtype=torch.float64)
     assert public is not None
-    model = initial()
+    model = tiny.initial()
     for number in range(2):
-        trained = [train(model, device, device_context(device, number)) for device in SHARDS]
-        target = mean(trained, [float(len(shard)) for shard in SHARDS.values()])
+        trained = [tiny.train(model, device, tiny.device_context(device, number)) for device in tiny.SHARDS]
+        target = tiny.mean(trained, [float(len(shard)) for shard in tiny.SHARDS.values()])
 
-        def loss(weight: torch.Tensor, model: Weights = model, target: Weights = target) -> torch.Tensor:
+        def loss(weight: torch.Tensor, model: tiny.Weights = model, target: tiny.Weights = target) -> torch.Tensor:
             mixture = {k: v if k in BUFFERS else v + weight * (target[k] - v) for k, v in model.items()}
-            module = module_with(mixture).eval()
+            module = tiny.module_with(mixture).eval()
             return functional.cross_entropy(module(public.x), public.y)
 
         step = 1e-5
@@ -258,7 +242,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 def test_proxy_data_must_be_where_it_is_used() -> None:
     with pytest.raises(InputError, match="public: bhfl needs data that the server holds"):
-        BHFL(proxy="before").notes(replace(TASK, public=None))
+        BHFL(proxy="before").notes(replace(tiny.TASK, public=None))
     with pytest.raises(InputError, match="a node at depth 1 has none"):
         BHFL(up="interpolation").server_at(1)
     BHFL(up="interpolation").server_for(NodePlace(1, proxy=True))

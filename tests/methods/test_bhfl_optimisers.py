@@ -7,7 +7,7 @@ import math
 import torch
 
 from undergrowth.core import Model, Packet, Task
-from undergrowth.methods.bhfl.node_optimiser import Input, NodeOptimiser
+from undergrowth.methods.bhfl.node_optimiser import NodeOptimiser, ReceivedModel
 from undergrowth.methods.bhfl.residuals import ResidualSelector
 
 TASK = Task(Model(lambda: torch.nn.Linear(1, 1, bias=False).double()), classes=1)
@@ -26,9 +26,9 @@ def merged(text: str) -> list[float]:
     """The model after each merge, from 1.0."""
     model, memory, found = weights(1.0), {}, []
     for received, residuals in zip(RECEIVED, RESIDUALS, strict=True):
-        inputs = [Input(weights(value), samples, hops) for value, samples, hops in residuals]
+        inputs = [ReceivedModel(weights(value), samples, hops) for value, samples, hops in residuals]
         optimiser = NodeOptimiser(text, RATE, SHARE)
-        model, memory = optimiser.merge(TASK, model, Input(weights(received), 20.0), inputs, memory)
+        model, memory = optimiser.merge(TASK, model, ReceivedModel(weights(received), 20.0), inputs, memory)
         found.append(float(model[NAME]))
     return found
 
@@ -115,7 +115,7 @@ def test_selectors() -> None:
     uploads = {"a": upload(4, 1, 10, 0.1), "b": upload(3, 2, 10, 0.3), "c": upload(1, 0.5, 10, 0.2)}
     # changes (3, 0), (2, 1), (0, −0.5): the mean change is along (5, 0.5), from which c points away most, then b
 
-    def select(text: str) -> dict[str, Input]:
+    def select(text: str) -> dict[str, ReceivedModel]:
         return ResidualSelector(text).select(TWO, "edge", model, uploads)
 
     assert list(select("norm:1")) == ["a"] and list(select("norm:2")) == ["a", "b"]

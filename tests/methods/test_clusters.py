@@ -13,31 +13,19 @@ from torch import Tensor
 from torch.nn import functional
 
 import undergrowth as ug
+from tests.methods import tiny_federation as tiny
 from tests.methods.planted import PlantedPopulation, recovery
-from tests.methods.tiny_federation import (
-    SHARDS,
-    TASK,
-    Weights,
-    assert_same,
-    device_context,
-    initial,
-    mean,
-    module_with,
-    server_context,
-    simulate,
-    train,
-)
 from undergrowth.core import Collect, InputError, Method, Packet, add_upload
 from undergrowth.learning.cluster_models import MAX_DIRECTION, directions
 from undergrowth.methods import IFCA, Auxo, FedAvg, KMeansClusters
 from undergrowth.methods.auxo import CALMING, best_clusters
 
-PARAMETERS = TASK.model.parameters
-SIZES = {device: float(len(shard)) for device, shard in SHARDS.items()}
+PARAMETERS = tiny.TASK.model.parameters
+SIZES = {device: float(len(shard)) for device, shard in tiny.SHARDS.items()}
 ROUNDS = 3
 
 
-def direction(start: Weights, end: Weights) -> Tensor:
+def direction(start: tiny.Weights, end: tiny.Weights) -> Tensor:
     change = torch.cat([(end[name] - start[name]).flatten() for name in PARAMETERS])
     return change / change.norm()
 
@@ -65,16 +53,16 @@ class ReferenceClusters:
     """Σ n·w / Σ n in every cluster, the same over clusters for the parent, and a step of every cluster towards it."""
 
     def __init__(self, parent_weight: float) -> None:
-        self.parent, self.models, self.samples = initial(), {}, {}
+        self.parent, self.models, self.samples = tiny.initial(), {}, {}
         self.parent_weight = parent_weight
 
-    def average(self, trained: Mapping[str, Weights], clusters: Mapping[str, str]) -> None:
+    def average(self, trained: Mapping[str, tiny.Weights], clusters: Mapping[str, str]) -> None:
         for cluster in set(clusters.values()):
             own = [device for device in trained if clusters[device] == cluster]
-            self.models[cluster] = mean([trained[device] for device in own], [SIZES[device] for device in own])
+            self.models[cluster] = tiny.mean([trained[device] for device in own], [SIZES[device] for device in own])
             self.samples[cluster] = sum(SIZES[device] for device in own)
         counted = [cluster for cluster in self.models if self.samples[cluster]]
-        self.parent = mean([self.models[each] for each in counted], [self.samples[each] for each in counted])
+        self.parent = tiny.mean([self.models[each] for each in counted], [self.samples[each] for each in counted])
         p = self.parent_weight
         for cluster, model in self.models.items():
             if p:
@@ -84,34 +72,41 @@ class ReferenceClusters:
 
 
 def assert_same_clusters(state: Any, expected: ReferenceClusters) -> None:
-    assert_same(state["model"], expected.parent)
+    tiny.assert_same(state["model"], expected.parent)
     assert state["clusters"].keys() == expected.models.keys()
     for name, kept in state["clusters"].items():
-        assert_same(kept["weights"], expected.models[name])
+        tiny.assert_same(kept["weights"], expected.models[name])
 
 
 @pytest.mark.parametrize("parent_weight", [0.0, 0.3])
 def test_kmeans_clusters(parent_weight: float) -> None:
     expected = ReferenceClusters(parent_weight)
-    trained = {device: train(expected.parent, device, device_context(device, 0)) for device in SHARDS}
+    trained = {device: tiny.train(expected.parent, device, tiny.device_context(device, 0)) for device in tiny.SHARDS}
     members = best_division({device: direction(expected.parent, end) for device, end in trained.items()}, 2)
     expected.average(trained, members)
     for number in range(1, ROUNDS):
         start = dict(expected.models)
-        trained = {device: train(start[members[device]], device, device_context(device, number)) for device in SHARDS}
+        trained = {
+            device: tiny.train(start[members[device]], device, tiny.device_context(device, number))
+            for device in tiny.SHARDS
+        }
         expected.average(trained, members)
     method = KMeansClusters(k=2, parent_weight=parent_weight)
-    state, own = simulate(method, ROUNDS)
+    state, own = tiny.simulate(method, ROUNDS)
     assert_same_clusters(state, expected)
     assert state["members"] == members
-    for device in SHARDS:
-        assert_same(method.personal(TASK, state, own[device], device), expected.models[members[device]])
+    for device in tiny.SHARDS:
+        tiny.assert_same(method.personal(tiny.TASK, state, own[device], device), expected.models[members[device]])
 
 
-def least_loss(models: Mapping[str, Weights], device: str) -> str:
+def least_loss(models: Mapping[str, tiny.Weights], device: str) -> str:
     def loss(name: str) -> float:
         with torch.no_grad():
-            return float(functional.cross_entropy(module_with(models[name]).eval()(SHARDS[device].x), SHARDS[device].y))
+            return float(
+                functional.cross_entropy(
+                    tiny.module_with(models[name]).eval()(tiny.SHARDS[device].x), tiny.SHARDS[device].y
+                )
+            )
 
     return min(models, key=loss)
 
@@ -120,26 +115,31 @@ def least_loss(models: Mapping[str, Weights], device: str) -> str:
 def test_ifca(start: str) -> None:
     expected, first = ReferenceClusters(0.0), 0
     if start == "kmeans":
-        trained = {device: train(expected.parent, device, device_context(device, 0)) for device in SHARDS}
+        trained = {
+            device: tiny.train(expected.parent, device, tiny.device_context(device, 0)) for device in tiny.SHARDS
+        }
         moves = {device: direction(expected.parent, end) for device, end in trained.items()}
         expected.average(trained, best_division(moves, 2))
         first = 1
     else:
-        other = TASK.model.initial(server_context(0).key("model 1"))
-        expected.models, expected.samples = {"0": initial(), "1": other}, {"0": 0.0, "1": 0.0}
+        other = tiny.TASK.model.initial(tiny.server_context(0).key("model 1"))
+        expected.models, expected.samples = {"0": tiny.initial(), "1": other}, {"0": 0.0, "1": 0.0}
     for number in range(first, ROUNDS):
-        chosen = {device: least_loss(expected.models, device) for device in SHARDS}
+        chosen = {device: least_loss(expected.models, device) for device in tiny.SHARDS}
         models = dict(expected.models)
-        trained = {device: train(models[chosen[device]], device, device_context(device, number)) for device in SHARDS}
+        trained = {
+            device: tiny.train(models[chosen[device]], device, tiny.device_context(device, number))
+            for device in tiny.SHARDS
+        }
         expected.average(trained, chosen)
     method = IFCA(k=2, start=start)
-    state, own = simulate(method, ROUNDS)
+    state, own = tiny.simulate(method, ROUNDS)
     assert_same_clusters(state, expected)
-    for device in SHARDS:
-        assert_same(method.personal(TASK, state, own[device], device), expected.models[chosen[device]])
+    for device in tiny.SHARDS:
+        tiny.assert_same(method.personal(tiny.TASK, state, own[device], device), expected.models[chosen[device]])
 
 
-def noisy_upload(start: Weights, towards: int, seed: int) -> dict[str, Tensor]:
+def noisy_upload(start: tiny.Weights, towards: int, seed: int) -> dict[str, Tensor]:
     """A model that moved from `start` in one of several directions, and a little at random."""
     goal, noise = (torch.Generator().manual_seed(number) for number in (towards, 1000 + seed))
     return {
@@ -156,11 +156,13 @@ def test_auxo() -> None:
     """Two rounds at the server: one cluster splits into two; then a member, and two that explore, come back."""
     method = Auxo(gain=0.2, explore=0.5)
     server, devices = method.server, [f"d{number}" for number in range(6)]
-    state = server.init(TASK, server_context(0))
+    state = server.init(tiny.TASK, tiny.server_context(0))
     start = state["model"]
     sizes = {device: float(10 + number) for number, device in enumerate(devices)}
     trained = {device: noisy_upload(start, number % 2, number) for number, device in enumerate(devices)}
-    state = server.step(TASK, state, uploads_of(trained, dict.fromkeys(devices, "parent"), sizes), server_context(0))
+    state = server.step(
+        tiny.TASK, state, uploads_of(trained, dict.fromkeys(devices, "parent"), sizes), tiny.server_context(0)
+    )
 
     moves = {device: direction(start, end) for device, end in trained.items()}
     halves = [devices[0::2], devices[1::2]]
@@ -168,8 +170,8 @@ def test_auxo() -> None:
     assert (scatter(list(moves.values())) - after * 5 / 4) / 6 >= 0.2
     rewards: dict[str, dict[str, float]] = {}
     for name, half in zip(("00", "01"), halves, strict=True):
-        expected = mean([trained[device] for device in half], [sizes[device] for device in half])
-        assert_same(state["clusters"][name]["weights"], expected)
+        expected = tiny.mean([trained[device] for device in half], [sizes[device] for device in half])
+        tiny.assert_same(state["clusters"][name]["weights"], expected)
         centre = sum(moves[device] for device in half) / len(half)
         rewards |= {device: {name: reward(moves[device], centre)} for device in half}
     assert_same_rewards(state["rewards"], rewards)
@@ -179,22 +181,22 @@ def test_auxo() -> None:
     models = {name: kept["weights"] for name, kept in state["clusters"].items()}
     tried = {"d0": "00", "d1": "00", "d2": "01"}
     trained = {device: noisy_upload(models[name], int(device[1]) % 2, 9) for device, name in tried.items()}
-    state = server.step(TASK, state, uploads_of(trained, tried, sizes), server_context(1))
+    state = server.step(tiny.TASK, state, uploads_of(trained, tried, sizes), tiny.server_context(1))
     moves = {device: direction(models[name], trained[device]) for device, name in tried.items()}
     rewards["d0"]["00"] = (rewards["d0"]["00"] + reward(moves["d0"], moves["d0"])) / 2
     rewards["d1"]["00"] = reward(moves["d1"], moves["d0"])
     rewards["d2"]["01"] = reward(moves["d2"], moves["d2"])
     assert rewards["d1"]["00"] < 0
     assert_same_rewards(state["rewards"], rewards)
-    assert_same(state["clusters"]["00"]["weights"], trained["d0"])
-    assert_same(state["clusters"]["01"]["weights"], trained["d2"])
-    assert_same(state["model"], mean([trained["d0"], trained["d2"]], [sizes["d0"], sizes["d2"]]))
+    tiny.assert_same(state["clusters"]["00"]["weights"], trained["d0"])
+    tiny.assert_same(state["clusters"]["01"]["weights"], trained["d2"])
+    tiny.assert_same(state["model"], tiny.mean([trained["d0"], trained["d2"]], [sizes["d0"], sizes["d2"]]))
     assert state["members"] == next_clusters(rewards, ["00", "01"], 1)
-    assert_same(method.personal(TASK, state, {}, "d1"), trained["d2"])
-    assert_same(method.personal(TASK, state, {}, "unknown"), state["model"])
+    tiny.assert_same(method.personal(tiny.TASK, state, {}, "d1"), trained["d2"])
+    tiny.assert_same(method.personal(tiny.TASK, state, {}, "unknown"), state["model"])
 
 
-def uploads_of(trained: Mapping[str, Weights], clusters: Mapping[str, str], sizes: Mapping[str, float]) -> Packet:
+def uploads_of(trained: Mapping[str, tiny.Weights], clusters: Mapping[str, str], sizes: Mapping[str, float]) -> Packet:
     total: Packet | None = None
     for device, weights in trained.items():
         tensors = {f"{clusters[device]}/{name}": value for name, value in weights.items()}
@@ -217,7 +219,7 @@ def assert_same_rewards(found: Mapping[str, Mapping[str, float]], expected: Mapp
 
 def next_clusters(rewards: Mapping[str, Mapping[str, float]], names: list[str], number: int) -> dict[str, str]:
     """The cluster of the highest reward, or a random one. Of two siblings, one that was not tried has half."""
-    draws = torch.rand(len(rewards), 2, generator=server_context(number).generator("explore"))
+    draws = torch.rand(len(rewards), 2, generator=tiny.server_context(number).generator("explore"))
     found = {}
     for (device, known), (first, second) in zip(sorted(rewards.items()), draws.tolist(), strict=True):
         values = {name: known.get(name, 0.5 * max(known.values())) for name in names}
@@ -244,19 +246,19 @@ ONE_CLUSTER: list[Method] = [
 @pytest.mark.parametrize("method", ONE_CLUSTER, ids=repr)
 def test_one_cluster_is_fedavg(method: Method) -> None:
     """Also when clusters are replaced by their parent's model after every round."""
-    assert_same(simulate(method, 2)[0]["model"], simulate(FedAvg(), 2)[0]["model"])
+    tiny.assert_same(tiny.simulate(method, 2)[0]["model"], tiny.simulate(FedAvg(), 2)[0]["model"])
 
 
 def test_a_newcomer_joins_the_cluster_in_the_direction_of_its_update() -> None:
     server = KMeansClusters(k=2).server
-    state = server.init(TASK, server_context(0))
+    state = server.init(tiny.TASK, tiny.server_context(0))
 
-    def step(state: Any, trained: Mapping[str, Weights], number: int) -> Any:
+    def step(state: Any, trained: Mapping[str, tiny.Weights], number: int) -> Any:
         total: Packet | None = None
         for device, weights in trained.items():
             part = Packet.join({state["members"].get(device, "parent"): Packet(weights)})
             total = add_upload(server.reducer, total, device, Packet(part.tensors, {"samples": 10.0}))
-        return server.step(TASK, state, total, server_context(number))
+        return server.step(tiny.TASK, state, total, tiny.server_context(number))
 
     state = step(state, {device: noisy_upload(state["model"], int(device[1]) % 2, 3) for device in ("d0", "d1")}, 0)
     parent, models = state["model"], {name: kept["weights"] for name, kept in state["clusters"].items()}
@@ -266,8 +268,8 @@ def test_a_newcomer_joins_the_cluster_in_the_direction_of_its_update() -> None:
     }
     state = step(state, {"d0": models["0"], "d7": near}, 1)
     assert state["members"] == {"d0": "0", "d1": "1", "d7": "1"}
-    assert_same(state["clusters"]["1"]["weights"], near)
-    assert_same(state["clusters"]["0"]["weights"], models["0"])
+    tiny.assert_same(state["clusters"]["1"]["weights"], near)
+    tiny.assert_same(state["clusters"]["0"]["weights"], models["0"])
 
 
 def test_projected_directions_keep_cosines() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "fedkad": {"pretrain_epochs": 2, "server_lr": 0.02, "server_epochs": 1},
     "fedat": {"beta": 0.1, "transfer_lr": 0.02, "metadata_lr": 0.02, "transfer_epochs": 1, "metadata_epochs": 1},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tree(method: str, out: Path, **sections: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -79,14 +78,6 @@ def run_both(method: Method, public: Any, rounds: int, seed: int, out: Path) -> 
     dropped, kept = ug.run(FedAvg(), **settings), ug.run(method, **settings)
     assert dropped.history[-1]["late"] == 6 and kept.history[-1]["late"] <= 1
     return dropped, kept
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow

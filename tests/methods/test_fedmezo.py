@@ -13,21 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import undergrowth as ug
-from tests.methods.tiny_federation import (
-    BATCH,
-    EPOCHS,
-    SHARDS,
-    TASK,
-    Weights,
-    assert_same,
-    device_context,
-    initial,
-    mean,
-    module_with,
-    server_context,
-    shuffles,
-    simulate,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import Answer, Context, Model, Node, Packet, RunError, Sampler, Shard, Task, View
 from undergrowth.learning.directions import derive, normals
 from undergrowth.learning.zeroth_order import direction, shift
@@ -35,7 +21,7 @@ from undergrowth.methods import DistMeZO, FedMeZO
 from undergrowth.methods.fedmezo.client import FedMeZOClient
 from undergrowth.methods.fedmezo.replica import RoundOf
 
-PARAMETERS, CPU = TASK.model.parameters, torch.device("cpu")
+PARAMETERS, CPU = tiny.TASK.model.parameters, torch.device("cpu")
 EPSILON, STEP = 1e-3, 0.05
 
 
@@ -44,7 +30,7 @@ EPSILON, STEP = 1e-3, 0.05
 
 def z_of(key: Tensor, number: int) -> dict[str, Tensor]:
     """Direction `number` of a key, as tensors of the model."""
-    shapes = [(name, TASK.model.shapes[name]) for name in PARAMETERS]
+    shapes = [(name, tiny.TASK.model.shapes[name]) for name in PARAMETERS]
     along = direction(key, number)
     return {
         name: normals(derive(along, place), 0, shape.numel()).view(shape).double()
@@ -52,34 +38,34 @@ def z_of(key: Tensor, number: int) -> dict[str, Tensor]:
     }
 
 
-def moved(weights: Weights, z: Weights, scale: float) -> dict[str, Tensor]:
+def moved(weights: tiny.Weights, z: tiny.Weights, scale: float) -> dict[str, Tensor]:
     return {name: value + scale * z[name] if name in z else value for name, value in weights.items()}
 
 
-def loss(weights: Weights, x: Tensor, y: Tensor) -> float:
+def loss(weights: tiny.Weights, x: Tensor, y: Tensor) -> float:
     with torch.no_grad():
-        return float(functional.cross_entropy(module_with(weights).eval()(x), y))
+        return float(functional.cross_entropy(tiny.module_with(weights).eval()(x), y))
 
 
-def slope(weights: Weights, z: Weights, x: Tensor, y: Tensor) -> float:
+def slope(weights: tiny.Weights, z: tiny.Weights, x: Tensor, y: Tensor) -> float:
     return (loss(moved(weights, z, EPSILON), x, y) - loss(moved(weights, z, -EPSILON), x, y)) / (2 * EPSILON)
 
 
 def asked(number: int, sample: float) -> list[str]:
     count = round(3 * sample)
-    picked = torch.randperm(3, generator=server_context(number).generator("sample"))[:count].sort().values
-    return list(SHARDS) if count == 3 else [list(SHARDS)[place] for place in picked.tolist()]
+    picked = torch.randperm(3, generator=tiny.server_context(number).generator("sample"))[:count].sort().values
+    return list(tiny.SHARDS) if count == 3 else [list(tiny.SHARDS)[place] for place in picked.tolist()]
 
 
 @pytest.mark.parametrize("start", ["sent", "seed"])
 @pytest.mark.parametrize("sample", [1.0, 0.67])
 def test_fedmezo(sample: float, start: str) -> None:
-    task = replace(TASK, train=replace(TASK.train, sample=sample, schedule="linear"))
-    state, _ = simulate(FedMeZO(directions=3, epsilon=EPSILON, step_size=STEP, initial=start), 3, task)
-    w, seed = initial(), server_context(0).key("model")
+    task = replace(tiny.TASK, train=replace(tiny.TASK.train, sample=sample, schedule="linear"))
+    state, _ = tiny.simulate(FedMeZO(directions=3, epsilon=EPSILON, step_size=STEP, initial=start), 3, task)
+    w, seed = tiny.initial(), tiny.server_context(0).key("model")
     for number in range(3):
         key = RoundOf(seed, number).key(CPU)
-        shards = [SHARDS[device] for device in asked(number, sample)]
+        shards = [tiny.SHARDS[device] for device in asked(number, sample)]
         directions = [z_of(key, place) for place in range(3)]
         slopes = []
         for z in directions:
@@ -87,26 +73,28 @@ def test_fedmezo(sample: float, start: str) -> None:
             slopes.append(total / sum(len(shard) for shard in shards))
         for g, z in zip(slopes, directions, strict=True):
             w = moved(w, z, -STEP * (1 - number / 3) * g / 3)
-    assert_same(state["model"], w)
+    tiny.assert_same(state["model"], w)
 
 
 def test_distmezo() -> None:
-    state, _ = simulate(DistMeZO(epsilon=EPSILON, step_size=STEP), 2)
-    w = initial()
+    state, _ = tiny.simulate(DistMeZO(epsilon=EPSILON, step_size=STEP), 2)
+    w = tiny.initial()
     for number in range(2):
         models = []
-        for device, shard in SHARDS.items():
-            context, own = device_context(device, number), w
+        for device, shard in tiny.SHARDS.items():
+            context, own = tiny.device_context(device, number), w
             key = torch.tensor(context.key("directions"))
-            for rows in [rows for order in shuffles(context, len(shard), EPOCHS) for rows in order.split(BATCH)]:
+            for rows in [
+                rows for order in tiny.shuffles(context, len(shard), tiny.EPOCHS) for rows in order.split(tiny.BATCH)
+            ]:
                 key = derive(key, 0)
                 directions = [z_of(key, place) for place in range(2)]
                 slopes = [slope(own, z, shard.x[rows], shard.y[rows]) for z in directions]
                 for g, z in zip(slopes, directions, strict=True):
                     own = moved(own, z, -STEP * g / 2)
             models.append(own)
-        w = mean(models, [len(shard) for shard in SHARDS.values()])
-    assert_same(state["model"], w)
+        w = tiny.mean(models, [len(shard) for shard in tiny.SHARDS.values()])
+    tiny.assert_same(state["model"], w)
 
 
 # What must hold ----------------------------------------------------------------------------------------------------
@@ -154,7 +142,7 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 70), nn.Tanh(), nn.Linear(70, 3))
 
 
-FLOAT32 = {name: Shard(shard.x.float(), shard.y) for name, shard in SHARDS.items()}
+FLOAT32 = {name: Shard(shard.x.float(), shard.y) for name, shard in tiny.SHARDS.items()}
 
 
 @pytest.mark.parametrize(("start", "first"), [("seed", False), ("seed", True), ("sent", True), ("sent", False)])
@@ -251,7 +239,7 @@ def test_frozen_parameters_stay_and_are_not_perturbed() -> None:
 
 @pytest.mark.parametrize("upload", [{}, {"slopes": torch.zeros(3)}])
 def test_an_upload_without_a_slope_for_each_direction_is_refused(upload: dict[str, Tensor]) -> None:
-    problem = FedMeZO().server.check(TASK, Packet(upload))
+    problem = FedMeZO().server.check(tiny.TASK, Packet(upload))
     assert problem is not None and "a slope for each of 2 directions is needed" in problem
 
 

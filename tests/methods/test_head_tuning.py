@@ -13,26 +13,9 @@ from torch.nn import functional
 
 import undergrowth as ug
 from tests.double_precision import DoubleDataset, double_data, double_model
-from tests.methods.tiny_federation import (
-    EPOCHS,
-    SHARDS,
-    Weights,
-    assert_same,
-    cross_entropy,
-    descend,
-    device_context,
-    initial,
-    mean,
-    module_with,
-    shuffles,
-    simulate,
-    train,
-    weights_of,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import InputError
 from undergrowth.methods import FT, LP, FedNCM, FedNCMFT
-
-SIZES = [len(shard) for shard in SHARDS.values()]
 
 
 def pooled_head(module: nn.Sequential, x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
@@ -47,50 +30,52 @@ def pooled_head(module: nn.Sequential, x: torch.Tensor, y: torch.Tensor, classes
 
 
 def test_fedncm() -> None:
-    x, y = (torch.cat([getattr(shard, part) for shard in SHARDS.values()]) for part in ("x", "y"))
-    expected = initial()
-    rows = pooled_head(module_with(initial()), x, y, 3)
+    x, y = (torch.cat([getattr(shard, part) for shard in tiny.SHARDS.values()]) for part in ("x", "y"))
+    expected = tiny.initial()
+    rows = pooled_head(tiny.module_with(tiny.initial()), x, y, 3)
     expected |= {"head.weight": rows, "head.bias": torch.zeros(3, dtype=torch.float64)}
-    assert_same(simulate(FedNCM(), 1)[0]["model"], expected)
-    assert_same(simulate(FedNCM(), 3)[0]["model"], expected)  # nobody is asked, and nothing counted, twice
+    tiny.assert_same(tiny.simulate(FedNCM(), 1)[0]["model"], expected)
+    tiny.assert_same(tiny.simulate(FedNCM(), 3)[0]["model"], expected)  # nobody is asked, and nothing counted, twice
 
 
 def test_lp() -> None:
     """Only the last layer is trained, on features in evaluation mode."""
-    model = initial()
+    model = tiny.initial()
     for number in range(2):
-        tuned: list[Weights] = []
-        for device, shard in SHARDS.items():
-            module = module_with(model)
+        tuned: list[tiny.Weights] = []
+        for device, shard in tiny.SHARDS.items():
+            module = tiny.module_with(model)
             with torch.no_grad():
                 features = module.eval()[:-1](shard.x)
-            orders = shuffles(device_context(device, number), len(shard))
-            descend(
+            orders = tiny.shuffles(tiny.device_context(device, number), len(shard))
+            tiny.descend(
                 module.head,
                 orders,
                 lambda head, rows, f=features, y=shard.y: functional.cross_entropy(head(f[rows]), y[rows]),  # type: ignore[misc]
             )
-            tuned.append(weights_of(module))
-        model = mean(tuned, SIZES)
+            tuned.append(tiny.weights_of(module))
+        model = tiny.mean(tuned, tiny.SIZES)
     for cached in (True, False):
-        assert_same(simulate(LP(cache_features=cached), 2)[0]["model"], model)
+        tiny.assert_same(tiny.simulate(LP(cache_features=cached), 2)[0]["model"], model)
 
 
-def fine_tuned(model: Weights) -> Weights:
+def fine_tuned(model: tiny.Weights) -> tiny.Weights:
     for number in range(2):
         trained = [
-            train(model, device, device_context(device, number), cross_entropy(shard), epochs=EPOCHS)
-            for device, shard in SHARDS.items()
+            tiny.train(
+                model, device, tiny.device_context(device, number), tiny.cross_entropy(shard), epochs=tiny.EPOCHS
+            )
+            for device, shard in tiny.SHARDS.items()
         ]
-        model = mean(trained, SIZES)
+        model = tiny.mean(trained, tiny.SIZES)
     return model
 
 
 def test_ft() -> None:
     """The rounds of both are FedAvg's; fedncm-ft has a phase before them, see below."""
-    expected = fine_tuned(initial())
+    expected = fine_tuned(tiny.initial())
     for method in (FT(), FedNCMFT()):
-        assert_same(simulate(method, 2)[0]["model"], expected)
+        tiny.assert_same(tiny.simulate(method, 2)[0]["model"], expected)
 
 
 # Runs --------------------------------------------------------------------------------------------------------

@@ -18,21 +18,7 @@ from torch.nn import functional
 
 import undergrowth as ug
 from tests.double_precision import ATOL, RTOL
-from tests.methods.tiny_federation import (
-    LR,
-    MOMENTUM,
-    SHARDS,
-    TASK,
-    Weights,
-    build,
-    device_context,
-    initial,
-    mean,
-    seed_from,
-    server_context,
-    shuffles,
-    simulate,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import InputError, Model
 from undergrowth.data import Dataset
 from undergrowth.learning.adapters import Adapters, WithAdapters, add_adapters
@@ -41,62 +27,63 @@ from undergrowth.methods.slora.sparse_adapters import low_rank, sparse_model
 from undergrowth.models import builder, check_tensors
 
 LAYERS = ("lower.0", "lower.3", "upper.2")
-SIZES = [len(shard) for shard in SHARDS.values()]
 RANK, ALPHA = 2, 3.0
-ADAPTED = replace(TASK, model=Model(WithAdapters(build, Adapters(RANK, ALPHA, LAYERS))))
-BASE = deepcopy(TASK.model.module).eval()  # what is frozen has the same values wherever a model is built
+ADAPTED = replace(tiny.TASK, model=Model(WithAdapters(tiny.build, Adapters(RANK, ALPHA, LAYERS))))
+BASE = deepcopy(tiny.TASK.model.module).eval()  # what is frozen has the same values wherever a model is built
 
 
 # Plain loops -------------------------------------------------------------------------------------------------
 
 
-def train_changes(changes: Callable[[Weights], Mapping[str, Tensor]], start: Weights, rounds: range) -> Weights:
+def train_changes(
+    changes: Callable[[tiny.Weights], Mapping[str, Tensor]], start: tiny.Weights, rounds: range
+) -> tiny.Weights:
     """FedAvg of what `start` holds. `changes`: what that adds to the weights of the layers."""
     weights = dict(start)
     for number in rounds:
         trained = []
-        for device, shard in SHARDS.items():
+        for device, shard in tiny.SHARDS.items():
             own = {name: value.clone().requires_grad_() for name, value in weights.items()}
-            optimiser = torch.optim.SGD(own.values(), LR, MOMENTUM)
-            orders = shuffles(device_context(device, number), len(shard))
-            for rows in (rows for order in orders for rows in order.split(TASK.train.batch)):
+            optimiser = torch.optim.SGD(own.values(), tiny.LR, tiny.MOMENTUM)
+            orders = tiny.shuffles(tiny.device_context(device, number), len(shard))
+            for rows in (rows for order in orders for rows in order.split(tiny.TASK.train.batch)):
                 optimiser.zero_grad()
                 outputs = functional_call(BASE, merged(changes(own), own), (shard.x[rows],))
                 functional.cross_entropy(outputs, shard.y[rows]).backward()
                 optimiser.step()
             trained.append({name: value.detach() for name, value in own.items()})
-        weights = mean(trained, SIZES)
+        weights = tiny.mean(trained, tiny.SIZES)
     return weights
 
 
-def merged(changes: Mapping[str, Tensor], weights: Weights) -> dict[str, Tensor]:
+def merged(changes: Mapping[str, Tensor], weights: tiny.Weights) -> dict[str, Tensor]:
     """The plain model: changed layers, and the head in `weights`."""
     plain = {name: value.detach() for name, value in BASE.state_dict().items()}
     plain |= {f"{layer}.weight": plain[f"{layer}.weight"] + change for layer, change in changes.items()}
     return plain | {name: weights[name] for name in ("head.weight", "head.bias")}
 
 
-def products(weights: Weights) -> dict[str, Tensor]:
+def products(weights: tiny.Weights) -> dict[str, Tensor]:
     return {each: ALPHA / RANK * weights[f"{each}.lora_B"] @ weights[f"{each}.lora_A"] for each in LAYERS}
 
 
-def assert_same_model(found: Weights, expected: Weights) -> None:
+def assert_same_model(found: tiny.Weights, expected: tiny.Weights) -> None:
     """The same plain model. A and B themselves may differ by the sign of singular vectors."""
     torch.testing.assert_close(merged(products(found), found), merged(products(expected), expected))
 
 
 def test_lora() -> None:
-    start = initial(ADAPTED.model)
+    start = tiny.initial(ADAPTED.model)
     assert set(start) == {f"{each}.lora_{part}" for each in LAYERS for part in "AB"} | {"head.weight", "head.bias"}
     expected = train_changes(products, start, range(2))
-    found, own = simulate(LoRA(), 2, ADAPTED)
+    found, own = tiny.simulate(LoRA(), 2, ADAPTED)
     torch.testing.assert_close(found["model"], expected)
     assert not any(own.values())
 
 
 def test_slora() -> None:
-    method, task = SLoRA(density=0.4, stage1_share=0.5), replace(ADAPTED, train=replace(TASK.train, rounds=4))
-    generator = torch.Generator().manual_seed(seed_from(server_context(0), "mask"))
+    method, task = SLoRA(density=0.4, stage1_share=0.5), replace(ADAPTED, train=replace(tiny.TASK.train, rounds=4))
+    generator = torch.Generator().manual_seed(tiny.seed_from(tiny.server_context(0), "mask"))
     masks = {}
     for layer in LAYERS:
         mask = torch.zeros_like(BASE.get_submodule(layer).weight)
@@ -104,25 +91,25 @@ def test_slora() -> None:
         mask.view(-1)[torch.randperm(mask.numel(), generator=generator)[:count]] = 1
         masks[layer] = mask
 
-    def masked(weights: Weights) -> dict[str, Tensor]:
+    def masked(weights: tiny.Weights) -> dict[str, Tensor]:
         return {layer: weights[layer] * mask for layer, mask in masks.items()}
 
-    head = {name: value for name, value in initial(ADAPTED.model).items() if name.startswith("head")}
+    head = {name: value for name, value in tiny.initial(ADAPTED.model).items() if name.startswith("head")}
     tuned = train_changes(masked, {**{each: torch.zeros_like(masks[each]) for each in LAYERS}, **head}, range(2))
     start = {name: value for name, value in tuned.items() if name.startswith("head")}
     for layer, change in masked(tuned).items():
         left, singular, right = torch.linalg.svd(change, full_matrices=False)
         root = torch.diag((singular[:RANK] * RANK / ALPHA).sqrt())
         start |= {f"{layer}.lora_A": root @ right[:RANK], f"{layer}.lora_B": left[:, :RANK] @ root}
-    assert_same_model(simulate(method, 2, task)[0]["model"], start)
-    assert_same_model(simulate(method, 4, task)[0]["model"], train_changes(products, start, range(2, 4)))
+    assert_same_model(tiny.simulate(method, 2, task)[0]["model"], start)
+    assert_same_model(tiny.simulate(method, 4, task)[0]["model"], train_changes(products, start, range(2, 4)))
 
 
 def test_with_full_rank_stage_two_starts_from_the_model_of_stage_one() -> None:
     """The best approximation of every lower rank is that of the singular vectors; a higher one adds nothing."""
-    x = SHARDS["b"].x
+    x = tiny.SHARDS["b"].x
     for rank in (1, 6, 9):
-        model = Model(WithAdapters(build, Adapters(rank, 5.0, LAYERS)))
+        model = Model(WithAdapters(tiny.build, Adapters(rank, 5.0, LAYERS)))
         sparse = sparse_model(model, 0.5, seed=3)
         weights = {name: torch.randn_like(value) for name, value in sparse.initial(0).items()}
         second = low_rank(model, sparse, weights, model.initial(1))
@@ -197,10 +184,10 @@ def test_a_stack_shares_the_frozen_model_and_gives_what_single_devices_give(meth
 
 
 def test_files_with_and_without_adapters_are_loaded() -> None:
-    plain, adapted = build(), add_adapters(build(), Adapters(RANK))
+    plain, adapted = tiny.build(), add_adapters(tiny.build(), Adapters(RANK))
     found = check_tensors(adapted, plain.state_dict(), "the file")
     adapted.load_state_dict(found)
-    x = SHARDS["a"].x
+    x = tiny.SHARDS["a"].x
     torch.testing.assert_close(adapted.eval()(x), plain.eval()(x))  # B is zero
     assert check_tensors(adapted, adapted.state_dict(), "the file").keys() == adapted.state_dict().keys()
     with pytest.raises(InputError, match=r"lower\.0\.weight .* is not in the file"):

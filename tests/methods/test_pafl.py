@@ -12,19 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import undergrowth as ug
-from tests.methods.tiny_federation import (
-    SHARDS,
-    TASK,
-    Loss,
-    Weights,
-    assert_same,
-    device_context,
-    initial,
-    mean,
-    module_with,
-    simulate,
-    train,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import InputError, Packet
 from undergrowth.core.names import MODEL
 from undergrowth.learning import Objective, Proximal, SoftTargets, TaskLoss
@@ -32,13 +20,12 @@ from undergrowth.methods import FedAvg, FedProx, PaFL
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.own_objects import changed_sources, source_records
 
-SIZES = [len(shard) for shard in SHARDS.values()]
 LAM, ALPHA, T = 3.0, 0.6, 2.0
 
 
-def fisher(received: Weights, device: str) -> dict[str, Tensor]:
+def fisher(received: tiny.Weights, device: str) -> dict[str, Tensor]:
     """The mean over samples of the squared gradient of log p(y | x)."""
-    module, shard = module_with(received).eval(), SHARDS[device]
+    module, shard = tiny.module_with(received).eval(), tiny.SHARDS[device]
     total = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
     for x, y in zip(shard.x, shard.y, strict=True):
         module.zero_grad()
@@ -48,9 +35,9 @@ def fisher(received: Weights, device: str) -> dict[str, Tensor]:
     return total
 
 
-def loss_of_round(term: str, form: str, mu: float, received: Weights, device: str) -> Loss:
+def loss_of_round(term: str, form: str, mu: float, received: tiny.Weights, device: str) -> tiny.Loss:
     """μ·L + (1 − μ)·D with D of eqs. 5 and 6 of the paper; the reference model is in evaluation mode."""
-    shard, information, reference = SHARDS[device], fisher(received, device), module_with(received).eval()
+    shard, information, reference = tiny.SHARDS[device], fisher(received, device), tiny.module_with(received).eval()
 
     def loss(module: nn.Module, rows: Tensor) -> Tensor:
         z = module(shard.x[rows])
@@ -74,22 +61,24 @@ def loss_of_round(term: str, form: str, mu: float, received: Weights, device: st
 )
 def test_pafl(term: str, form: str, mu: float) -> None:
     """Plain training in rounds 0 and 1 of 4, then the loss of the adaptation."""
-    model = initial()
+    model = tiny.initial()
     for number in range(4):
         weight = 1.0 if number < 2 else mu
         trained = [
-            train(model, device, device_context(device, number), loss_of_round(term, form, weight, model, device))
-            for device in SHARDS
+            tiny.train(
+                model, device, tiny.device_context(device, number), loss_of_round(term, form, weight, model, device)
+            )
+            for device in tiny.SHARDS
         ]
-        model = mean(trained, SIZES)
-    task = replace(TASK, train=replace(TASK.train, rounds=4))
+        model = tiny.mean(trained, tiny.SIZES)
+    task = replace(tiny.TASK, train=replace(tiny.TASK.train, rounds=4))
     method = PaFL(term=term, form=form, mu=mu, lam=LAM, alpha=ALPHA, temperature=T)
-    assert_same(simulate(method, 4, task)[0][MODEL], model)
+    tiny.assert_same(tiny.simulate(method, 4, task)[0][MODEL], model)
 
 
 @pytest.mark.parametrize("term", ["h_kd", "h_ewc"])
 def test_with_all_weight_on_the_plain_loss_it_is_fedavg_bit_for_bit(term: str) -> None:
-    found, average = (simulate(method, 3)[0][MODEL] for method in (PaFL(term=term, mu=1.0, start=0.0), FedAvg()))
+    found, average = (tiny.simulate(method, 3)[0][MODEL] for method in (PaFL(term=term, mu=1.0, start=0.0), FedAvg()))
     assert all(torch.equal(found[name], value) for name, value in average.items())
 
 
@@ -99,7 +88,7 @@ def test_with_all_weight_on_the_plain_loss_it_is_fedavg_bit_for_bit(term: str) -
 def test_the_switch_is_in_the_right_round(rounds: int, start: float, first: int) -> None:
     """Packets name the first round with the loss of this one, and weigh the same from round to round."""
     method = PaFL(start=start)
-    task = replace(TASK, train=replace(TASK.train, rounds=rounds))
+    task = replace(tiny.TASK, train=replace(tiny.TASK.train, rounds=rounds))
     since = [method.server._since(number, rounds) for number in range(rounds)]
     assert since == ["0" if number < first else str(first) for number in range(rounds)]
     for number in range(rounds):
@@ -109,9 +98,9 @@ def test_the_switch_is_in_the_right_round(rounds: int, start: float, first: int)
 
 
 def test_the_model_is_that_of_fedavg_until_the_switch() -> None:
-    task = replace(TASK, train=replace(TASK.train, rounds=4))
+    task = replace(tiny.TASK, train=replace(tiny.TASK.train, rounds=4))
     for rounds, equal in ((2, True), (3, False)):
-        found, average = (simulate(method, rounds, task)[0][MODEL] for method in (PaFL(), FedAvg()))
+        found, average = (tiny.simulate(method, rounds, task)[0][MODEL] for method in (PaFL(), FedAvg()))
         assert all(torch.equal(found[name], value) for name, value in average.items()) == equal
 
 
@@ -121,12 +110,14 @@ def proximal_schedule(round: int, rounds: int) -> tuple[float, Objective]:
 
 def test_a_schedule_of_the_user_can_make_it_fedprox() -> None:
     """0.5·L + 0.5·(L + 0.7·‖·‖²) is FedProx with mu = 0.7."""
-    assert_same(simulate(PaFL(term=proximal_schedule), 2)[0][MODEL], simulate(FedProx(mu=0.7), 2)[0][MODEL])
+    tiny.assert_same(
+        tiny.simulate(PaFL(term=proximal_schedule), 2)[0][MODEL], tiny.simulate(FedProx(mu=0.7), 2)[0][MODEL]
+    )
 
 
 def test_a_schedule_that_returns_something_else_is_refused() -> None:
     with pytest.raises(InputError, match=r"method\.term: the schedule returned \(2, .* from 0 to 1, and an Objective"):
-        simulate(PaFL(term=lambda round, rounds: (2, SoftTargets(1.0))), 1)
+        tiny.simulate(PaFL(term=lambda round, rounds: (2, SoftTargets(1.0))), 1)
 
 
 def test_an_unknown_term_is_refused(tmp_path: Path) -> None:

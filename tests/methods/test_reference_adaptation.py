@@ -10,75 +10,59 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.methods.tiny_federation import (
-    EPOCHS,
-    SHARDS,
-    TASK,
-    Loss,
-    Weights,
-    assert_same,
-    cross_entropy,
-    descend,
-    device_context,
-    initial,
-    module_with,
-    seed_from,
-    server_context,
-    shuffles,
-    simulate,
-    train,
-    weights_of,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import Context, Packet, Shard
 from undergrowth.learning import elastic_loss
 from undergrowth.methods import Adapt, FedProx, Local
 from undergrowth.methods.adapt.rules import AdaptationClient, split_samples
 
 ROUNDS = 2
-LossOf = Callable[[str, Weights], Loss]  # the loss of a device, with the federated model
+LossOf = Callable[[str, tiny.Weights], tiny.Loss]  # the loss of a device, with the federated model
 
 
-def adapted(method: Adapt) -> dict[str, Weights]:
+def adapted(method: Adapt) -> dict[str, tiny.Weights]:
     """The model of every device after adaptation; the federated one has not changed."""
-    state, own = simulate(method, ROUNDS)
-    assert all(torch.equal(state["model"][name], value) for name, value in initial().items()) or method.how == "alone"
-    return {device: method.personal(TASK, state, own[device], device) for device in SHARDS}
+    state, own = tiny.simulate(method, ROUNDS)
+    assert (
+        all(torch.equal(state["model"][name], value) for name, value in tiny.initial().items()) or method.how == "alone"
+    )
+    return {device: method.personal(tiny.TASK, state, own[device], device) for device in tiny.SHARDS}
 
 
-def reference(loss_of: LossOf) -> dict[str, Weights]:
+def reference(loss_of: LossOf) -> dict[str, tiny.Weights]:
     """Every device trains from the federated model."""
-    found: dict[str, Weights] = {}
-    for device in SHARDS:
-        weights: Weights = initial()
+    found: dict[str, tiny.Weights] = {}
+    for device in tiny.SHARDS:
+        weights: tiny.Weights = tiny.initial()
         for number in range(ROUNDS):
-            weights = train(weights, device, device_context(device, number), loss_of(device, initial()))
+            weights = tiny.train(weights, device, tiny.device_context(device, number), loss_of(device, tiny.initial()))
         found[device] = weights
     return found
 
 
-def plain(device: str, federated: Weights) -> Loss:
-    return cross_entropy(SHARDS[device])
+def plain(device: str, federated: tiny.Weights) -> tiny.Loss:
+    return tiny.cross_entropy(tiny.SHARDS[device])
 
 
-def pulled(device: str, federated: Weights, strength: float, importance: Weights) -> Loss:
+def pulled(device: str, federated: tiny.Weights, strength: float, importance: tiny.Weights) -> tiny.Loss:
     """L(v) + (λ/2)·Σ F_i·(v_i − w_i)²."""
 
     def loss(module: nn.Module, rows: Tensor) -> Tensor:
         distances = [
             (importance[name] * (value - federated[name]).square()).sum() for name, value in module.named_parameters()
         ]
-        return cross_entropy(SHARDS[device])(module, rows) + strength / 2 * torch.stack(distances).sum()
+        return tiny.cross_entropy(tiny.SHARDS[device])(module, rows) + strength / 2 * torch.stack(distances).sum()
 
     return loss
 
 
-def ditto(device: str, federated: Weights) -> Loss:
+def ditto(device: str, federated: tiny.Weights) -> tiny.Loss:
     return pulled(device, federated, 0.7, {name: torch.ones_like(value) for name, value in federated.items()})
 
 
-def fisher(device: str, federated: Weights) -> dict[str, Tensor]:
+def fisher(device: str, federated: tiny.Weights) -> dict[str, Tensor]:
     """The mean over the device's samples of the squared gradient of log p(y | x), in evaluation mode."""
-    module, shard = module_with(federated).eval(), SHARDS[device]
+    module, shard = tiny.module_with(federated).eval(), tiny.SHARDS[device]
     total = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
     for x, y in zip(shard.x, shard.y, strict=True):
         module.zero_grad()
@@ -88,15 +72,15 @@ def fisher(device: str, federated: Weights) -> dict[str, Tensor]:
     return total
 
 
-def ewc(device: str, federated: Weights) -> Loss:
+def ewc(device: str, federated: tiny.Weights) -> tiny.Loss:
     return pulled(device, federated, 20.0, fisher(device, federated))
 
 
 def distillation(task: float, teacher: float, temperature: float = 2.0) -> LossOf:
     """`task`·L(v) + `teacher`·KL(softmax(w(x)/T) ‖ softmax(v(x)/T))."""
 
-    def loss_of(device: str, federated: Weights) -> Loss:
-        shard, guide = SHARDS[device], module_with(federated).eval()
+    def loss_of(device: str, federated: tiny.Weights) -> tiny.Loss:
+        shard, guide = tiny.SHARDS[device], tiny.module_with(federated).eval()
 
         def loss(module: nn.Module, rows: Tensor) -> Tensor:
             logits = module(shard.x[rows])
@@ -112,69 +96,73 @@ def distillation(task: float, teacher: float, temperature: float = 2.0) -> LossO
 def test_adapt() -> None:
     """Fine-tuning: plain training from the federated model, round after round."""
     found, expected = adapted(Adapt()), reference(plain)
-    for device in SHARDS:
-        assert_same(found[device], expected[device])
+    for device in tiny.SHARDS:
+        tiny.assert_same(found[device], expected[device])
 
 
 @pytest.mark.parametrize(("how", "loss_of"), [("ditto:0.7", ditto), ("ewc:20", ewc)], ids=["ditto", "ewc"])
 def test_terms_compare_with_the_federated_model_in_every_round(how: str, loss_of: LossOf) -> None:
     found, expected = adapted(Adapt(how)), reference(loss_of)
-    for device in SHARDS:
-        assert_same(found[device], expected[device])
+    for device in tiny.SHARDS:
+        tiny.assert_same(found[device], expected[device])
 
 
 @pytest.mark.parametrize(("form", "weights"), [("cited", (0.4, 0.6 * 4)), ("printed", (0.6 * 4, 0.4))])
 def test_distillation(form: str, weights: tuple[float, float]) -> None:
     found, expected = adapted(Adapt("kd:2:0.6", form=form)), reference(distillation(*weights))
-    for device in SHARDS:
-        assert_same(found[device], expected[device])
+    for device in tiny.SHARDS:
+        tiny.assert_same(found[device], expected[device])
 
 
 def test_freeze_trains_the_last_layer_and_changes_nothing_else() -> None:
     found = adapted(Adapt("freeze"))
-    for device, shard in SHARDS.items():
-        module = module_with(initial()).eval()
+    for device, shard in tiny.SHARDS.items():
+        module = tiny.module_with(tiny.initial()).eval()
         for number in range(ROUNDS):
-            orders = shuffles(device_context(device, number), len(shard))
-            descend(module, orders, cross_entropy(shard), torch.optim.SGD(module.head.parameters(), 0.1, 0.5))
-        assert_same(found[device], weights_of(module))
-        changed = {name for name, value in initial().items() if not torch.equal(found[device][name], value)}
+            orders = tiny.shuffles(tiny.device_context(device, number), len(shard))
+            tiny.descend(module, orders, tiny.cross_entropy(shard), torch.optim.SGD(module.head.parameters(), 0.1, 0.5))
+        tiny.assert_same(found[device], tiny.weights_of(module))
+        changed = {name for name, value in tiny.initial().items() if not torch.equal(found[device][name], value)}
         assert changed == {"head.weight", "head.bias"}
 
 
 def test_alone_is_the_method_local() -> None:
     found = adapted(Adapt("alone"))
-    state, own = simulate(Local(), ROUNDS)
-    for device in SHARDS:
-        assert_same(found[device], Local().personal(TASK, state, own[device], device))
-    start = TASK.model.initial(seed_from(server_context(0), "model"))
-    assert_same(found["a"], train(train(start, "a", device_context("a", 0)), "a", device_context("a", 1)))
+    state, own = tiny.simulate(Local(), ROUNDS)
+    for device in tiny.SHARDS:
+        tiny.assert_same(found[device], Local().personal(tiny.TASK, state, own[device], device))
+    start = tiny.TASK.model.initial(tiny.seed_from(tiny.server_context(0), "model"))
+    tiny.assert_same(
+        found["a"], tiny.train(tiny.train(start, "a", tiny.device_context("a", 0)), "a", tiny.device_context("a", 1))
+    )
 
 
 def test_distillation_with_all_weight_on_the_task_is_fine_tuning() -> None:
     found, fine_tuned = adapted(Adapt("kd:6:0")), adapted(Adapt())
-    for device in SHARDS:
+    for device in tiny.SHARDS:
         assert all(torch.equal(found[device][name], value) for name, value in fine_tuned[device].items())
 
 
 def test_consolidation_with_equal_importance_is_fedprox() -> None:
     """With F = 1 one job from the received model is what a device of FedProx does with the same weight."""
     client = AdaptationClient(objective=elastic_loss(0.3), options=Adapt(), keeps_federated=True)
-    ones = {name: torch.ones_like(initial()[name]) for name in TASK.model.parameters}
-    own = {"information": ones, "federated": initial(), "model": initial()}
-    for device, shard in SHARDS.items():
-        context = device_context(device, 0)
-        _, kept = client.local(TASK, Packet(initial()), shard, own, context)
-        expected, _ = FedProx(mu=0.3).client.local(TASK, Packet(initial()), shard, {}, context)
-        assert_same(kept["model"], expected.tensors)
+    ones = {name: torch.ones_like(tiny.initial()[name]) for name in tiny.TASK.model.parameters}
+    own = {"information": ones, "federated": tiny.initial(), "model": tiny.initial()}
+    for device, shard in tiny.SHARDS.items():
+        context = tiny.device_context(device, 0)
+        _, kept = client.local(tiny.TASK, Packet(tiny.initial()), shard, own, context)
+        expected, _ = FedProx(mu=0.3).client.local(tiny.TASK, Packet(tiny.initial()), shard, {}, context)
+        tiny.assert_same(kept["model"], expected.tensors)
 
 
 def test_ditto_without_a_pull_is_fine_tuning_and_with_a_strong_one_the_federated_model() -> None:
     found, fine_tuned, near = adapted(Adapt("ditto:0")), adapted(Adapt()), adapted(Adapt("ditto:9"))
-    for device in SHARDS:
-        assert_same(found[device], fine_tuned[device])
+    for device in tiny.SHARDS:
+        tiny.assert_same(found[device], fine_tuned[device])
         far, close = (
-            sum(float((each[device][name] - initial()[name]).square().sum()) for name in TASK.model.parameters)
+            sum(
+                float((each[device][name] - tiny.initial()[name]).square().sum()) for name in tiny.TASK.model.parameters
+            )
             for each in (fine_tuned, near)
         )
         assert close < 0.1 * far
@@ -185,38 +173,38 @@ def test_ditto_without_a_pull_is_fine_tuning_and_with_a_strong_one_the_federated
 
 def parts(device: str, fraction: float) -> tuple[Shard, Shard]:
     """The training and the validation samples of a device."""
-    shard = SHARDS[device]
-    order = torch.randperm(len(shard), generator=device_context(device, 0, 0).generator("validation"))
+    shard = tiny.SHARDS[device]
+    order = torch.randperm(len(shard), generator=tiny.device_context(device, 0, 0).generator("validation"))
     held_out = round(fraction * len(shard))
     return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
 
 
-def loss_on(weights: Weights, shard: Shard) -> float:
+def loss_on(weights: tiny.Weights, shard: Shard) -> float:
     with torch.no_grad():
-        return float(functional.cross_entropy(module_with(weights).eval()(shard.x), shard.y))
+        return float(functional.cross_entropy(tiny.module_with(weights).eval()(shard.x), shard.y))
 
 
 @pytest.mark.parametrize("lr", [0.1, 3.0], ids=["improving", "diverging"])
 def test_a_device_keeps_its_best_model_and_stops(lr: float) -> None:
     rounds, patience = 6, 2
-    task = replace(TASK, train=replace(TASK.train, lr=lr))
+    task = replace(tiny.TASK, train=replace(tiny.TASK.train, lr=lr))
     method = Adapt(validation=0.25, patience=patience)
-    state, own = simulate(method, rounds, task=task)
+    state, own = tiny.simulate(method, rounds, task=task)
     asked: list[int] = []
-    for device in SHARDS:
+    for device in tiny.SHARDS:
         training, held_out = parts(device, 0.25)
-        weights = best = initial()
+        weights = best = tiny.initial()
         lowest, waited, done = loss_on(best, held_out), 0, 0
         while done < rounds and waited < patience:
-            module = module_with(weights)
+            module = tiny.module_with(weights)
             optimiser = torch.optim.SGD(module.parameters(), lr, 0.5)
-            orders = shuffles(device_context(device, done), len(training), EPOCHS)
-            descend(module, orders, cross_entropy(training), optimiser)
-            weights, done = weights_of(module), done + 1
+            orders = tiny.shuffles(tiny.device_context(device, done), len(training), tiny.EPOCHS)
+            tiny.descend(module, orders, tiny.cross_entropy(training), optimiser)
+            weights, done = tiny.weights_of(module), done + 1
             found = loss_on(weights, held_out)
             best, lowest, waited = (weights, found, 0) if found < lowest else (best, lowest, waited + 1)
         asked.append(done)
-        assert_same(method.personal(task, state, own[device], device), best)
+        tiny.assert_same(method.personal(task, state, own[device], device), best)
     assert min(asked) < rounds or lr == 0.1  # with the large rate, a device has stopped early
 
 

@@ -11,30 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.methods.tiny_federation import (
-    EPOCHS,
-    LR,
-    MOMENTUM,
-    SEED,
-    SHARDS,
-    TASK,
-    Loss,
-    Weights,
-    assert_same,
-    build,
-    cross_entropy,
-    descend,
-    device_context,
-    initial,
-    mean,
-    module_with,
-    seed_from,
-    server_context,
-    shuffles,
-    simulate,
-    train,
-    weights_of,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import Context, Model, Shard
 from undergrowth.methods import Central, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Local, Moon
 from undergrowth.methods.fedopt import FedOpt
@@ -42,64 +19,64 @@ from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 
-SIZES = [len(shard) for shard in SHARDS.values()]
-
 
 def test_local() -> None:
     """Every device trains its own model, all from the same weights."""
-    state, own = simulate(Local(), 2)
-    start = TASK.model.initial(seed_from(server_context(0), "model"))
-    models = Local().models(TASK, state, own)
-    for device in SHARDS:
+    state, own = tiny.simulate(Local(), 2)
+    start = tiny.TASK.model.initial(tiny.seed_from(tiny.server_context(0), "model"))
+    models = Local().models(tiny.TASK, state, own)
+    for device in tiny.SHARDS:
         weights = start
         for number in range(2):
-            weights = train(weights, device, device_context(device, number))
-        assert_same(models[device], weights)
+            weights = tiny.train(weights, device, tiny.device_context(device, number))
+        tiny.assert_same(models[device], weights)
 
 
 class TinyPopulation:
-    devices, name, shape, classes = tuple(SHARDS), "tiny", (4,), 3
+    devices, name, shape, classes = tuple(tiny.SHARDS), "tiny", (4,), 3
 
     def train(self, device: str) -> Shard:
-        return SHARDS[device]
+        return tiny.SHARDS[device]
 
     def test(self, device: str) -> Shard:
-        return SHARDS[device].take(torch.arange(2))
+        return tiny.SHARDS[device].take(torch.arange(2))
 
     def central_test(self) -> Shard:
-        return SHARDS["a"]
+        return tiny.SHARDS["a"]
 
     def size(self, device: str) -> int:
-        return len(SHARDS[device])
+        return len(tiny.SHARDS[device])
 
 
 def test_central(tmp_path: Path) -> None:
     """One model is trained on the samples of all devices."""
-    settings = {"rounds": 2, "epochs": EPOCHS, "batch": 5, "lr": LR, "momentum": MOMENTUM}
-    raw = {"train": settings, "run": {"seed": SEED, "out": str(tmp_path), "engine": "serial"}}
-    federation = federate(parse_experiment(raw), Central(), TinyPopulation(), build)
+    settings = {"rounds": 2, "epochs": tiny.EPOCHS, "batch": 5, "lr": tiny.LR, "momentum": tiny.MOMENTUM}
+    raw = {"train": settings, "run": {"seed": tiny.SEED, "out": str(tmp_path), "engine": "serial"}}
+    federation = federate(parse_experiment(raw), Central(), TinyPopulation(), tiny.build)
     federation.driver.start()
     for _ in federation.driver.rounds():
         pass
     own = {"pool": federation.world.states.get("pool")}
     model = Central().models(federation.task, federation.driver.root.state, own)["pool"]
 
-    everything = Shard(*(torch.cat([getattr(shard, part) for shard in SHARDS.values()]) for part in ("x", "y")))
+    everything = Shard(*(torch.cat([getattr(shard, part) for shard in tiny.SHARDS.values()]) for part in ("x", "y")))
     server = federation.driver.root.name
-    module = module_with(TASK.model.initial(seed_from(Context(SEED, server, 0), "model")))
+    module = tiny.module_with(tiny.TASK.model.initial(tiny.seed_from(Context(tiny.SEED, server, 0), "model")))
     for number in range(2):
-        orders = shuffles(device_context("pool", number), len(everything))
-        descend(module, orders, cross_entropy(everything), batch=5)
-    assert_same(model, weights_of(module))
+        orders = tiny.shuffles(tiny.device_context("pool", number), len(everything))
+        tiny.descend(module, orders, tiny.cross_entropy(everything), batch=5)
+    tiny.assert_same(model, tiny.weights_of(module))
 
 
-def federated_average(rounds: int, train_device: Callable[[Weights, str, int], Weights], server_lr: float = 1.0):
+def federated_average(
+    rounds: int, train_device: Callable[[tiny.Weights, str, int], tiny.Weights], server_lr: float = 1.0
+):
     """w ← w + η·(Σ n_k·w_k / Σ n − w); buffers are averaged."""
-    model = initial()
+    model = tiny.initial()
     for number in range(rounds):
-        average = mean([train_device(model, device, number) for device in SHARDS], SIZES)
+        average = tiny.mean([train_device(model, device, number) for device in tiny.SHARDS], tiny.SIZES)
         model = {
-            name: value + server_lr * (average[name] - value) if name in TASK.model.parameters else average[name]
+            name: value + server_lr * (average[name] - value) if name in tiny.TASK.model.parameters else average[name]
             for name, value in model.items()
         }
     return model
@@ -108,17 +85,17 @@ def federated_average(rounds: int, train_device: Callable[[Weights, str, int], W
 @pytest.mark.parametrize("server_lr", [1.0, 0.3])
 def test_fedavg(server_lr: float) -> None:
     expected = federated_average(
-        2, lambda w, device, number: train(w, device, device_context(device, number)), server_lr
+        2, lambda w, device, number: tiny.train(w, device, tiny.device_context(device, number)), server_lr
     )
-    assert_same(simulate(FedAvg(server_lr=server_lr), 2)[0]["model"], expected)
+    tiny.assert_same(tiny.simulate(FedAvg(server_lr=server_lr), 2)[0]["model"], expected)
 
 
-def proximal(shard: Shard, received: Weights, mu: float) -> Loss:
+def proximal(shard: Shard, received: tiny.Weights, mu: float) -> tiny.Loss:
     """Cross-entropy + (μ/2)·‖w_k − w‖²."""
 
     def loss(module: nn.Module, rows: Tensor) -> Tensor:
         distance = sum((value - received[name]).square().sum() for name, value in module.named_parameters())
-        return cross_entropy(shard)(module, rows) + mu / 2 * distance
+        return tiny.cross_entropy(shard)(module, rows) + mu / 2 * distance
 
     return loss
 
@@ -127,12 +104,12 @@ def proximal(shard: Shard, received: Weights, mu: float) -> Loss:
 def test_fedprox(limits: dict[str, int]) -> None:
     """A straggler sends the model after the steps that it could do, and counts for all its samples."""
 
-    def train_device(received: Weights, device: str, number: int) -> Weights:
-        loss = proximal(SHARDS[device], received, mu=0.7)
-        return train(received, device, device_context(device, number), loss, steps=limits.get(device))
+    def train_device(received: tiny.Weights, device: str, number: int) -> tiny.Weights:
+        loss = proximal(tiny.SHARDS[device], received, mu=0.7)
+        return tiny.train(received, device, tiny.device_context(device, number), loss, steps=limits.get(device))
 
-    task = replace(TASK, train=replace(TASK.train, deadline=2.0))
-    assert_same(simulate(FedProx(mu=0.7), 2, task, limits)[0]["model"], federated_average(2, train_device))
+    task = replace(tiny.TASK, train=replace(tiny.TASK.train, deadline=2.0))
+    tiny.assert_same(tiny.simulate(FedProx(mu=0.7), 2, task, limits)[0]["model"], federated_average(2, train_device))
 
 
 @pytest.mark.parametrize(
@@ -143,24 +120,26 @@ def test_stragglers_that_train_fewer_epochs(kind: type[FedAvg | FedProx], reduce
     settings = {"f_n": 0.34, "reduced_epochs": reduced, "random_epochs": random}
     method = kind(**settings, **({"mu": 0.7} if kind is FedProx else {}))
 
-    def train_device(received: Weights, device: str, number: int) -> Weights:
-        full = min(SHARDS, key=lambda each: Context(SEED, each, number).key("straggler"))
-        generator = Context(SEED, device, number).generator("epochs")
-        few = int(torch.randint(reduced, EPOCHS + 1, (), generator=generator)) if random else reduced
-        loss = proximal(SHARDS[device], received, 0.7 if kind is FedProx else 0.0)
-        epochs = EPOCHS if device == full else few
-        return train(received, device, device_context(device, number), loss, epochs=epochs)
+    def train_device(received: tiny.Weights, device: str, number: int) -> tiny.Weights:
+        full = min(tiny.SHARDS, key=lambda each: Context(tiny.SEED, each, number).key("straggler"))
+        generator = Context(tiny.SEED, device, number).generator("epochs")
+        few = int(torch.randint(reduced, tiny.EPOCHS + 1, (), generator=generator)) if random else reduced
+        loss = proximal(tiny.SHARDS[device], received, 0.7 if kind is FedProx else 0.0)
+        epochs = tiny.EPOCHS if device == full else few
+        return tiny.train(received, device, tiny.device_context(device, number), loss, epochs=epochs)
 
-    assert_same(simulate(method, 2)[0]["model"], federated_average(2, train_device))
+    tiny.assert_same(tiny.simulate(method, 2)[0]["model"], federated_average(2, train_device))
 
 
 # Optimisers at the server ------------------------------------------------------------------------------------
 
 
-def changes(model: Weights, number: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def changes(model: tiny.Weights, number: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Δ = Σ n_k·(w_k − w) / Σ n of the parameters, and the mean buffers."""
-    average = mean([train(model, device, device_context(device, number)) for device in SHARDS], SIZES)
-    parameters = TASK.model.parameters
+    average = tiny.mean(
+        [tiny.train(model, device, tiny.device_context(device, number)) for device in tiny.SHARDS], tiny.SIZES
+    )
+    parameters = tiny.TASK.model.parameters
     return (
         {name: average[name] - model[name] for name in parameters},
         {name: value for name, value in average.items() if name not in parameters},
@@ -168,30 +147,30 @@ def changes(model: Weights, number: int) -> tuple[dict[str, Tensor], dict[str, T
 
 
 def test_fedavgm() -> None:
-    model = initial()
-    velocity = {name: torch.zeros_like(model[name]) for name in TASK.model.parameters}
+    model = tiny.initial()
+    velocity = {name: torch.zeros_like(model[name]) for name in tiny.TASK.model.parameters}
     for number in range(3):
         delta, buffers = changes(model, number)
         velocity = {name: 0.8 * velocity[name] + delta[name] for name in delta}
         model = {**model, **buffers, **{name: model[name] + 0.5 * velocity[name] for name in delta}}
-    assert_same(simulate(FedAvgM(momentum=0.8, server_lr=0.5), 3)[0]["model"], model)
+    tiny.assert_same(tiny.simulate(FedAvgM(momentum=0.8, server_lr=0.5), 3)[0]["model"], model)
 
 
 def assert_adaptive(method: FedOpt, square: Callable[[Tensor, Tensor], Tensor]) -> None:
     """m ← β1·m + (1 − β1)·Δ; v by `square`; w ← w + η·m / (√v + τ)."""
-    model, beta1, tau = initial(), method.beta1, method.tau
-    m = {name: torch.zeros_like(model[name]) for name in TASK.model.parameters}
-    v = {name: torch.full_like(model[name], tau**2) for name in TASK.model.parameters}
+    model, beta1, tau = tiny.initial(), method.beta1, method.tau
+    m = {name: torch.zeros_like(model[name]) for name in tiny.TASK.model.parameters}
+    v = {name: torch.full_like(model[name], tau**2) for name in tiny.TASK.model.parameters}
     for number in range(3):
         delta, buffers = changes(model, number)
         m = {name: beta1 * m[name] + (1 - beta1) * delta[name] for name in delta}
         v = {name: square(v[name], delta[name]) for name in delta}
         step = {name: method.server_lr * m[name] / (v[name].sqrt() + tau) for name in delta}
         model = {**model, **buffers, **{name: model[name] + step[name] for name in delta}}
-    state, _ = simulate(method, 3)
-    assert_same(state["square"], v)
-    assert_same(state["mean"], m)
-    assert_same(state["model"], model)
+    state, _ = tiny.simulate(method, 3)
+    tiny.assert_same(state["square"], v)
+    tiny.assert_same(state["mean"], m)
+    tiny.assert_same(state["model"], model)
 
 
 def test_fedadam() -> None:
@@ -219,7 +198,7 @@ def test_defaults_of_the_server_optimisers_are_those_of_the_paper() -> None:
 # MOON --------------------------------------------------------------------------------------------------------
 
 
-def moon_features(weights: Weights, x: Tensor, projection: bool) -> Tensor:
+def moon_features(weights: tiny.Weights, x: Tensor, projection: bool) -> Tensor:
     """z: the activated hidden layer, or what a projection of two layers makes of it."""
     z = functional.relu(functional.linear(x, weights["hidden1.0.weight"], weights["hidden1.0.bias"]))
     if not projection:
@@ -235,11 +214,13 @@ def test_moon(projection: int | None) -> None:
     recipe = builder("mlp", (4,), 3, hidden=(6,), projection=projection)
     model = Model(lambda: recipe().double())
 
-    def train_device(received: Weights, previous: Weights, device: str, number: int) -> dict[str, Tensor]:
-        shard, context = SHARDS[device], device_context(device, number)
+    def train_device(received: tiny.Weights, previous: tiny.Weights, device: str, number: int) -> dict[str, Tensor]:
+        shard, context = tiny.SHARDS[device], tiny.device_context(device, number)
         w = {name: value.clone().requires_grad_() for name, value in received.items()}
-        optimiser = torch.optim.SGD(w.values(), LR, MOMENTUM)
-        for rows in [rows for order in shuffles(context, len(shard)) for rows in order.split(TASK.train.batch)]:
+        optimiser = torch.optim.SGD(w.values(), tiny.LR, tiny.MOMENTUM)
+        for rows in [
+            rows for order in tiny.shuffles(context, len(shard)) for rows in order.split(tiny.TASK.train.batch)
+        ]:
             z, z_glob, z_prev = (moon_features(each, shard.x[rows], head) for each in (w, received, previous))
             near, far = (torch.exp(functional.cosine_similarity(z, other) / temperature) for other in (z_glob, z_prev))
             contrastive = -torch.log(near / (near + far)).mean()
@@ -249,12 +230,14 @@ def test_moon(projection: int | None) -> None:
             optimiser.step()
         return {name: value.detach() for name, value in w.items()}
 
-    expected = initial(model)
+    expected = tiny.initial(model)
     previous: dict[str, dict[str, Tensor]] = {}
     for number in range(3):
-        previous = {device: train_device(expected, previous.get(device, expected), device, number) for device in SHARDS}
-        expected = mean(list(previous.values()), SIZES)
-    state, own = simulate(Moon(mu=mu, temperature=temperature), 3, replace(TASK, model=model))
-    assert_same(state["model"], expected)
+        previous = {
+            device: train_device(expected, previous.get(device, expected), device, number) for device in tiny.SHARDS
+        }
+        expected = tiny.mean(list(previous.values()), tiny.SIZES)
+    state, own = tiny.simulate(Moon(mu=mu, temperature=temperature), 3, replace(tiny.TASK, model=model))
+    tiny.assert_same(state["model"], expected)
     for device, kept in own.items():
-        assert_same(kept["model"], previous[device])
+        tiny.assert_same(kept["model"], previous[device])

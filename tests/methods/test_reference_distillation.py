@@ -10,32 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.methods.tiny_federation import (
-    EPOCHS,
-    LR,
-    MOMENTUM,
-    SHARDS,
-    TASK,
-    Loss,
-    Weights,
-    assert_same,
-    build,
-    cross_entropy,
-    descend,
-    device_context,
-    initial,
-    module_with,
-    seed_from,
-    server_context,
-    shuffles,
-    simulate,
-    weights_of,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import Model, Shard
 from undergrowth.methods import FedKAD, FedMD
 
-LADDER = {"small": Model(partial(build, 3)), "large": Model(partial(build, 7))}
-TWO_SIZES = replace(TASK, ladder=LADDER)
+LADDER = {"small": Model(partial(tiny.build, 3)), "large": Model(partial(tiny.build, 7))}
+TWO_SIZES = replace(tiny.TASK, ladder=LADDER)
 MODELS = {"a": LADDER["small"], "b": LADDER["large"], "c": LADDER["small"]}  # assigned in turn
 SAMPLES, PRETRAIN_EPOCHS, DIGEST_EPOCHS = 10, 3, 2
 SERVER = {"server_lr": 0.05, "server_epochs": 3, "server_batch": 5}  # ten public samples: two batches
@@ -52,15 +32,15 @@ def distance(loss: str, z: Tensor, t: Tensor) -> Tensor:
 
 def public_samples(number: int) -> Shard:
     """The public samples of a round, drawn anew by the server."""
-    assert TASK.public is not None
-    generator = torch.Generator().manual_seed(seed_from(server_context(number), "public"))
-    return TASK.public.take(torch.randperm(len(TASK.public), generator=generator)[:SAMPLES])
+    assert tiny.TASK.public is not None
+    generator = torch.Generator().manual_seed(tiny.seed_from(tiny.server_context(number), "public"))
+    return tiny.TASK.public.take(torch.randperm(len(tiny.TASK.public), generator=generator)[:SAMPLES])
 
 
 def first_models() -> dict[str, nn.Module]:
     """The devices' models before the first round."""
-    seed = seed_from(server_context(0), "device models")
-    return {device: module_with(model.initial(seed), model) for device, model in MODELS.items()}
+    seed = tiny.seed_from(tiny.server_context(0), "device models")
+    return {device: tiny.module_with(model.initial(seed), model) for device, model in MODELS.items()}
 
 
 def logits_of(module: nn.Module, x: Tensor) -> Tensor:
@@ -70,31 +50,31 @@ def logits_of(module: nn.Module, x: Tensor) -> Tensor:
     return logits
 
 
-def train_on_server(module: nn.Module, number: int, loss: Loss) -> None:
-    orders = shuffles(server_context(number), SAMPLES, SERVER["server_epochs"])
+def train_on_server(module: nn.Module, number: int, loss: tiny.Loss) -> None:
+    orders = tiny.shuffles(tiny.server_context(number), SAMPLES, SERVER["server_epochs"])
     optimiser = torch.optim.SGD(module.parameters(), SERVER["server_lr"])
-    descend(module, orders, loss, optimiser, batch=5)
+    tiny.descend(module, orders, loss, optimiser, batch=5)
 
 
 @LOSSES
 def test_fedmd(loss: str) -> None:
     """Digest: learn the last consensus. Revisit: train on the own data. Then send logits of new public samples."""
-    devices, model = first_models(), module_with(initial())
+    devices, model = first_models(), tiny.module_with(tiny.initial())
     consensus = shown = None
     for number in range(3):
         logits = []
-        for device, shard in SHARDS.items():
-            module, context = devices[device], device_context(device, number)
-            optimiser = torch.optim.SGD(module.parameters(), LR, MOMENTUM)
+        for device, shard in tiny.SHARDS.items():
+            module, context = devices[device], tiny.device_context(device, number)
+            optimiser = torch.optim.SGD(module.parameters(), tiny.LR, tiny.MOMENTUM)
             if consensus is not None and shown is not None:
 
                 def digest(module: nn.Module, rows: Tensor, t: Tensor = consensus, x: Tensor = shown.x) -> Tensor:
                     return distance(loss, module(x[rows]), t[rows])
 
                 # Batches of four: the last of ten samples has two.
-                descend(module, shuffles(context, SAMPLES, DIGEST_EPOCHS, "digest"), digest, optimiser)
-            epochs = EPOCHS if number else PRETRAIN_EPOCHS
-            descend(module, shuffles(context, len(shard), epochs), cross_entropy(shard), optimiser)
+                tiny.descend(module, tiny.shuffles(context, SAMPLES, DIGEST_EPOCHS, "digest"), digest, optimiser)
+            epochs = tiny.EPOCHS if number else PRETRAIN_EPOCHS
+            tiny.descend(module, tiny.shuffles(context, len(shard), epochs), tiny.cross_entropy(shard), optimiser)
             logits.append(logits_of(module, public_samples(number).x))
         shown, consensus = public_samples(number), sum(logits) / len(logits)
 
@@ -103,11 +83,11 @@ def test_fedmd(loss: str) -> None:
 
         train_on_server(model, number, distil)
     method = FedMD(loss=loss, digest_epochs=DIGEST_EPOCHS, **OPTIONS)
-    state, own = simulate(method, 3, TWO_SIZES)
-    assert_same(state["known"].tensors, {"consensus": consensus})
-    assert_same(state["model"], weights_of(model))
+    state, own = tiny.simulate(method, 3, TWO_SIZES)
+    tiny.assert_same(state["known"].tensors, {"consensus": consensus})
+    tiny.assert_same(state["model"], tiny.weights_of(model))
     for device, module in devices.items():
-        assert_same(own[device]["weights"], weights_of(module))
+        tiny.assert_same(own[device]["weights"], tiny.weights_of(module))
 
 
 def prototypes(module: nn.Module, shard: Shard) -> dict[int, Tensor]:
@@ -118,14 +98,18 @@ def prototypes(module: nn.Module, shard: Shard) -> dict[int, Tensor]:
     return {label: maps[shard.y == label].mean(0) for label in shard.y.unique().tolist()}
 
 
-def fedkad(rounds: int, loss: str, beta: float, device_beta: float, classes: str) -> tuple[Weights, dict[str, Weights]]:
+def fedkad(
+    rounds: int, loss: str, beta: float, device_beta: float, classes: str
+) -> tuple[tiny.Weights, dict[str, tiny.Weights]]:
     """The global model and the devices' models; `classes`: the cross-entropy is the mean over classes or their sum."""
-    devices, model = first_models(), module_with(initial())
+    devices, model = first_models(), tiny.module_with(tiny.initial())
     for number in range(rounds):
         sent, logits, public = [], [], public_samples(number)
-        for device, shard in SHARDS.items():
-            orders = shuffles(device_context(device, number), len(shard), EPOCHS if number else PRETRAIN_EPOCHS)
-            descend(devices[device], orders, cross_entropy(shard))
+        for device, shard in tiny.SHARDS.items():
+            orders = tiny.shuffles(
+                tiny.device_context(device, number), len(shard), tiny.EPOCHS if number else PRETRAIN_EPOCHS
+            )
+            tiny.descend(devices[device], orders, tiny.cross_entropy(shard))
             sent.append(prototypes(devices[device], shard))
             logits.append(logits_of(devices[device], public.x))
         consensus = sum(logits) / len(logits)
@@ -146,20 +130,20 @@ def fedkad(rounds: int, loss: str, beta: float, device_beta: float, classes: str
         train_on_server(model, number, partial(teach, weight=beta))
         for module in devices.values():
             train_on_server(module, number, partial(teach, weight=device_beta))
-    return weights_of(model), {device: weights_of(module) for device, module in devices.items()}
+    return tiny.weights_of(model), {device: tiny.weights_of(module) for device, module in devices.items()}
 
 
-def assert_equals_loop(method: FedKAD, expected: tuple[Weights, dict[str, Weights]]) -> None:
-    state, _ = simulate(method, 2, TWO_SIZES)
-    assert_same(state["model"], expected[0])
+def assert_equals_loop(method: FedKAD, expected: tuple[tiny.Weights, dict[str, tiny.Weights]]) -> None:
+    state, _ = tiny.simulate(method, 2, TWO_SIZES)
+    tiny.assert_same(state["model"], expected[0])
     for device, weights in expected[1].items():
-        assert_same(state["devices"][device]["weights"], weights)
+        tiny.assert_same(state["devices"][device]["weights"], weights)
 
 
 @LOSSES
 def test_fedkad(loss: str) -> None:
     """Device c does not hold class 2: it has no part in that prototype."""
-    assert 2 not in SHARDS["c"].y and 2 in SHARDS["a"].y
+    assert 2 not in tiny.SHARDS["c"].y and 2 in tiny.SHARDS["a"].y
     method = FedKAD(beta=0.7, loss=loss, level="mid", **OPTIONS)
     assert_equals_loop(method, fedkad(2, loss, 0.7, 0.7, "mean"))
 
@@ -170,7 +154,7 @@ def test_fedkad_with_the_sum_over_classes_and_another_beta_for_devices() -> None
 
 
 def test_a_class_that_no_device_holds_has_no_prototype(monkeypatch: pytest.MonkeyPatch) -> None:
-    for device, shard in list(SHARDS.items()):
-        monkeypatch.setitem(SHARDS, device, replace(shard, y=shard.y.clamp_max(1)))
+    for device, shard in list(tiny.SHARDS.items()):
+        monkeypatch.setitem(tiny.SHARDS, device, replace(shard, y=shard.y.clamp_max(1)))
     method = FedKAD(beta=0.7, prototype_reduction="sum", level="mid", **OPTIONS)
     assert_equals_loop(method, fedkad(2, "l1", 0.7, 0.7, "sum"))

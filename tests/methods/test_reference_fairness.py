@@ -13,28 +13,15 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.methods.tiny_federation import (
-    LR,
-    SHARDS,
-    TASK,
-    Weights,
-    assert_same,
-    cross_entropy,
-    device_context,
-    initial,
-    mean,
-    module_with,
-    simulate,
-    train,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import Model, Packet, TiltedMean, WeightedMean, add_upload
 from undergrowth.core.names import MODEL
 from undergrowth.learning import AveragingServer
 from undergrowth.methods import FedAvg, QFedAvg, Term
 
-SIZES = {device: len(shard) for device, shard in SHARDS.items()}
+SIZES = {device: len(shard) for device, shard in tiny.SHARDS.items()}
 ROUNDS = 300  # until the convex problem is solved
-PARAMETERS = TASK.model.parameters
+PARAMETERS = tiny.TASK.model.parameters
 
 
 class UniformFedAvg(FedAvg):
@@ -43,17 +30,17 @@ class UniformFedAvg(FedAvg):
     server = AveragingServer(reducer=WeightedMean(None))  # type: ignore[assignment]
 
 
-def loss_of(model: Weights, device: str) -> float:
+def loss_of(model: tiny.Weights, device: str) -> float:
     """F_k(w): the loss over all samples, in evaluation mode."""
-    shard = SHARDS[device]
+    shard = tiny.SHARDS[device]
     with torch.no_grad():
-        return float(functional.cross_entropy(module_with(model).eval()(shard.x), shard.y))
+        return float(functional.cross_entropy(tiny.module_with(model).eval()(shard.x), shard.y))
 
 
-def proximal(device: str, received: Weights, mu: float) -> Callable[..., Tensor]:
+def proximal(device: str, received: tiny.Weights, mu: float) -> Callable[..., Tensor]:
     def loss(module: nn.Module, rows: Tensor) -> Tensor:
         distance = sum((value - received[name]).square().sum() for name, value in module.named_parameters())
-        return cross_entropy(SHARDS[device])(module, rows) + mu / 2 * distance
+        return tiny.cross_entropy(tiny.SHARDS[device])(module, rows) + mu / 2 * distance
 
     return loss
 
@@ -61,31 +48,33 @@ def proximal(device: str, received: Weights, mu: float) -> Callable[..., Tensor]
 @pytest.mark.parametrize(("q", "weighting", "mu"), [(0.5, "samples", 0.0), (5.0, "uniform", 0.7)])
 def test_qfedavg(q: float, weighting: str, mu: float) -> None:
     """Δw = L·(w − w_k), Δ_k = F^q·Δw, h_k = q·F^(q−1)·‖Δw‖² + L·F^q, w ← w − ΣΔ_k / Σh_k; buffers: mean by h_k."""
-    model = initial()
+    model = tiny.initial()
     for number in range(2):
         deltas, hs, trained = [], [], []
-        for device in SHARDS:
+        for device in tiny.SHARDS:
             n = SIZES[device] if weighting == "samples" else 1
-            w_k = train(model, device, device_context(device, number), proximal(device, model, mu))
+            w_k = tiny.train(model, device, tiny.device_context(device, number), proximal(device, model, mu))
             f = loss_of(model, device)
-            step = {name: (model[name] - w_k[name]) / LR for name in PARAMETERS}
+            step = {name: (model[name] - w_k[name]) / tiny.LR for name in PARAMETERS}
             norm = sum(float((value**2).sum()) for value in step.values())
             deltas.append({name: n * f**q * value for name, value in step.items()})
-            hs.append(n * (q * f ** (q - 1) * norm + f**q / LR))
+            hs.append(n * (q * f ** (q - 1) * norm + f**q / tiny.LR))
             trained.append(w_k)
         moved = {name: model[name] - sum(delta[name] for delta in deltas) / sum(hs) for name in PARAMETERS}
-        model = {**mean(trained, hs), **moved}
-    assert_same(simulate(QFedAvg(q=q, weighting=weighting, mu=mu), 2)[0][MODEL], model)
+        model = {**tiny.mean(trained, hs), **moved}
+    tiny.assert_same(tiny.simulate(QFedAvg(q=q, weighting=weighting, mu=mu), 2)[0][MODEL], model)
 
 
 @pytest.mark.parametrize(("t", "weighting"), [(1.5, "samples"), (-20.0, "uniform")])
 def test_term(t: float, weighting: str) -> None:
     """w ← Σ p_k·exp(t·F_k)·w_k / Σ p·exp(t·F)."""
-    model = initial()
+    model = tiny.initial()
     for number in range(2):
-        weights = [math.exp(t * loss_of(model, k)) * (SIZES[k] if weighting == "samples" else 1) for k in SHARDS]
-        model = mean([train(model, device, device_context(device, number)) for device in SHARDS], weights)
-    assert_same(simulate(Term(t=t, weighting=weighting), 2)[0][MODEL], model)
+        weights = [math.exp(t * loss_of(model, k)) * (SIZES[k] if weighting == "samples" else 1) for k in tiny.SHARDS]
+        model = tiny.mean(
+            [tiny.train(model, device, tiny.device_context(device, number)) for device in tiny.SHARDS], weights
+        )
+    tiny.assert_same(tiny.simulate(Term(t=t, weighting=weighting), 2)[0][MODEL], model)
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -93,7 +82,7 @@ def test_term(t: float, weighting: str) -> None:
 def test_without_fairness_it_is_fedavg(kind: type[QFedAvg | Term], weighting: str) -> None:
     method = kind(**({"q": 0.0} if kind is QFedAvg else {"t": 1e-13}), weighting=weighting)
     average = FedAvg() if weighting == "samples" else UniformFedAvg()
-    assert_same(simulate(method, 3)[0][MODEL], simulate(average, 3)[0][MODEL])
+    tiny.assert_same(tiny.simulate(method, 3)[0][MODEL], tiny.simulate(average, 3)[0][MODEL])
 
 
 @pytest.mark.parametrize("t", [-20.0, 20.0])
@@ -116,7 +105,7 @@ def test_large_q_stays_in_the_range_of_single_precision(loss: float) -> None:
     """F^15 of these losses does not fit into float32, but neither weights nor changes need it."""
     shift = torch.full((3,), -loss if loss > 1 else 60.0)
     shift[0] = loss if loss > 1 else -60.0
-    build = TASK.model.build
+    build = tiny.TASK.model.build
 
     def biased() -> nn.Module:
         module = build().float()
@@ -126,30 +115,30 @@ def test_large_q_stays_in_the_range_of_single_precision(loss: float) -> None:
         return module
 
     method = QFedAvg(q=15.0)
-    task = replace(TASK, model=Model(biased))
-    shards = {device: replace(shard, x=shard.x.float()) for device, shard in SHARDS.items()}
+    task = replace(tiny.TASK, model=Model(biased))
+    shards = {device: replace(shard, x=shard.x.float()) for device, shard in tiny.SHARDS.items()}
     model = task.model.initial(0)
     ups = [
-        method.client.local(task, Packet(model), shard, {}, device_context(device, 0))[0]
+        method.client.local(task, Packet(model), shard, {}, tiny.device_context(device, 0))[0]
         for device, shard in shards.items()
     ]
     partial = None
     for device, up in zip(shards, ups, strict=True):
         partial = add_upload(method.server.reducer, partial, device, up)
     assert partial is not None and 0 < partial.scalars["h"] < math.inf
-    after = method.server.step(task, {MODEL: model}, partial, device_context("root", 0))[MODEL]
+    after = method.server.step(task, {MODEL: model}, partial, tiny.device_context("root", 0))[MODEL]
     assert all(value.isfinite().all() for value in after.values())
     assert not torch.equal(after["head.bias"], model["head.bias"])
 
 
 def test_the_variance_of_losses_falls_with_q_on_a_convex_problem() -> None:
     """Multinomial regression with a full batch per round, run to the end, against a direct optimiser of q-FFL."""
-    train_settings = replace(TASK.train, rounds=ROUNDS, epochs=1, batch=32, lr=1.0, momentum=0.0)
-    task = replace(TASK, model=Model(lambda: nn.Linear(4, 3).double()), train=train_settings)
+    train_settings = replace(tiny.TASK.train, rounds=ROUNDS, epochs=1, batch=32, lr=1.0, momentum=0.0)
+    task = replace(tiny.TASK, model=Model(lambda: nn.Linear(4, 3).double()), train=train_settings)
     p = np.array(list(SIZES.values())) / sum(SIZES.values())
 
     def losses(weight: Tensor, bias: Tensor) -> Tensor:
-        logits = [(functional.linear(shard.x, weight, bias), shard.y) for shard in SHARDS.values()]
+        logits = [(functional.linear(shard.x, weight, bias), shard.y) for shard in tiny.SHARDS.values()]
         return torch.stack([functional.cross_entropy(*each) for each in logits])
 
     def optimum(q: float) -> np.ndarray:
@@ -166,7 +155,7 @@ def test_the_variance_of_losses_falls_with_q_on_a_convex_problem() -> None:
 
     variances = []
     for q in (0.0, 1.0, 5.0):
-        model = simulate(QFedAvg(q=q), ROUNDS, task)[0][MODEL]
+        model = tiny.simulate(QFedAvg(q=q), ROUNDS, task)[0][MODEL]
         found = losses(model["weight"], model["bias"]).numpy()
         np.testing.assert_allclose(found, optimum(q), atol=5e-4)
         variances.append(float(np.var(found)))

@@ -8,21 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.methods.tiny_federation import (
-    EPOCHS,
-    SEED,
-    SHARDS,
-    Weights,
-    assert_same,
-    cross_entropy,
-    descend,
-    device_context,
-    initial,
-    mean,
-    module_with,
-    simulate,
-    train,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import Context
 from undergrowth.methods import FedFSC, FedFSCPlus, FSCProx
 
@@ -31,23 +17,23 @@ SHOTS, FEW_SHOT_EPOCHS = 2, 3
 FEW_SHOT = {"shots": SHOTS, "few_shot_epochs": FEW_SHOT_EPOCHS}
 
 
-def few_shot_classifier(base: Weights, device: str, context: Context) -> dict[str, Tensor]:
+def few_shot_classifier(base: tiny.Weights, device: str, context: Context) -> dict[str, Tensor]:
     """θ_fs,k: the last layer, trained on `SHOTS` samples of every class on frozen features."""
-    shard, generator = SHARDS[device], context.generator("order")
+    shard, generator = tiny.SHARDS[device], context.generator("order")
     orders = []
     for _ in range(FEW_SHOT_EPOCHS):
         shuffled = torch.randperm(len(shard), generator=generator)
         drawn = torch.cat([shuffled[shard.y[shuffled] == label][:SHOTS] for label in range(3)]).sort().values
         orders.append(drawn[torch.randperm(len(drawn), generator=generator)])
-    module = module_with(base).eval()
+    module = tiny.module_with(base).eval()
     optimiser = torch.optim.SGD(module.head.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3)
-    descend(module, orders, cross_entropy(shard), optimiser, batch=4)
+    tiny.descend(module, orders, tiny.cross_entropy(shard), optimiser, batch=4)
     return {name: module.state_dict()[name].clone() for name in HEAD}
 
 
 def able_devices(number: int, f_n: float) -> list[str]:
     """The devices that are not stragglers in this round, by the draw that all methods share."""
-    drawn = sorted(SHARDS, key=lambda device: Context(SEED, device, number).key("straggler"))
+    drawn = sorted(tiny.SHARDS, key=lambda device: Context(tiny.SEED, device, number).key("straggler"))
     return drawn[: round(f_n * len(drawn))]
 
 
@@ -55,38 +41,38 @@ def assert_equals_loop(
     method: Any, rounds: int, *, everybody: bool, reduced: int = 0, mu: float = 0.0, towards: str = ""
 ) -> None:
     """Runs `method` and the loop. `everybody`: all devices do both updates; else stragglers do the few-shot update."""
-    base, composed, anchor = initial(), initial(), None
-    turns = dict.fromkeys(SHARDS, 0)
+    base, composed, anchor = tiny.initial(), tiny.initial(), None
+    turns = dict.fromkeys(tiny.SHARDS, 0)
     for number in range(rounds):
-        able = list(SHARDS) if everybody else able_devices(number, f_n=2 / 3)
+        able = list(tiny.SHARDS) if everybody else able_devices(number, f_n=2 / 3)
         full, sizes, classifiers = [], [], []
-        for device, shard in SHARDS.items():
+        for device, shard in tiny.SHARDS.items():
             does_full = device in able or reduced > 0
             does_few_shot = number > 0 and towards != "base" and (everybody or device not in able)
-            context = device_context(device, number, turns[device])
+            context = tiny.device_context(device, number, turns[device])
             turns[device] += does_full or does_few_shot
             if does_full:
                 centre = base if towards == "base" else anchor
 
                 def loss(module: nn.Module, rows: Tensor, shard: Any = shard, centre: Any = centre) -> Tensor:
-                    named, plain = dict(module.named_parameters()), cross_entropy(shard)(module, rows)
+                    named, plain = dict(module.named_parameters()), tiny.cross_entropy(shard)(module, rows)
                     pull = sum((named[name] - centre[name]).square().sum() for name in HEAD) if centre and mu else 0.0
                     return plain + mu * pull
 
-                epochs = EPOCHS if device in able else reduced
-                full.append(train(base, device, context, loss, epochs=epochs))
+                epochs = tiny.EPOCHS if device in able else reduced
+                full.append(tiny.train(base, device, context, loss, epochs=epochs))
                 sizes.append(len(shard))
             if does_few_shot:
                 classifiers.append(few_shot_classifier(base, device, context))
         if classifiers:
-            anchor = mean(classifiers)
+            anchor = tiny.mean(classifiers)
             composed = {**base, **anchor}
-        base = mean(full, sizes)
-    state, own = simulate(method, rounds)
+        base = tiny.mean(full, sizes)
+    state, own = tiny.simulate(method, rounds)
     models = method.models(None, state, own)
-    assert_same(models["base"] if "base" in models else models["global"], base)
+    tiny.assert_same(models["base"] if "base" in models else models["global"], base)
     if anchor is not None:
-        assert_same(models["few-shot"] if "few-shot" in models else models["global"], composed)
+        tiny.assert_same(models["few-shot"] if "few-shot" in models else models["global"], composed)
 
 
 def test_fedfsc() -> None:

@@ -12,37 +12,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import undergrowth as ug
-from tests.methods.tiny_federation import (
-    LR,
-    SHARDS,
-    TASK,
-    Weights,
-    assert_same,
-    cross_entropy,
-    device_context,
-    initial,
-    mean,
-    seed_from,
-    server_context,
-    shuffles,
-    simulate,
-    train,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import Context, InputError, Model, Packet, Steps
 from undergrowth.core.names import MODEL
 from undergrowth.methods import APFL, L2GD, Ditto, FedAvg, FedPer
 from undergrowth.methods.l2gd import draw_counts, first_steps
 
-SIZES = [len(shard) for shard in SHARDS.values()]
-PARAMETERS = TASK.model.parameters
+PARAMETERS = tiny.TASK.model.parameters
 
 
-def towards(device: str, centre: Weights, lam: float) -> Callable[..., Tensor]:
+def towards(device: str, centre: tiny.Weights, lam: float) -> Callable[..., Tensor]:
     """Cross-entropy + (λ/2)·‖v − centre‖²."""
 
     def loss(module: nn.Module, rows: Tensor) -> Tensor:
         distance = sum((value - centre[name]).square().sum() for name, value in module.named_parameters())
-        return cross_entropy(SHARDS[device])(module, rows) + lam / 2 * distance
+        return tiny.cross_entropy(tiny.SHARDS[device])(module, rows) + lam / 2 * distance
 
     return loss
 
@@ -52,47 +36,49 @@ def towards(device: str, centre: Weights, lam: float) -> Callable[..., Tensor]:
 
 def test_ditto() -> None:
     """The federated model is FedAvg's; v_k continues from its last value, towards the model of this round."""
-    lam, model, personal = 0.6, initial(), dict.fromkeys(SHARDS, initial())
+    lam, model, personal = 0.6, tiny.initial(), dict.fromkeys(tiny.SHARDS, tiny.initial())
     for number in range(3):
-        contexts = {device: device_context(device, number) for device in SHARDS}
-        personal = {k: train(personal[k], k, at, towards(k, model, lam), epochs=1) for k, at in contexts.items()}
-        model = mean([train(model, device, at) for device, at in contexts.items()], SIZES)
+        contexts = {device: tiny.device_context(device, number) for device in tiny.SHARDS}
+        personal = {k: tiny.train(personal[k], k, at, towards(k, model, lam), epochs=1) for k, at in contexts.items()}
+        model = tiny.mean([tiny.train(model, device, at) for device, at in contexts.items()], tiny.SIZES)
     method = Ditto(lam=lam, personal_epochs=1)
-    state, own = simulate(method, 3)
-    assert_same(state[MODEL], model)
-    for device in SHARDS:
-        assert_same(method.personal(TASK, state, own[device], device), personal[device])
-    assert_same(method.personal(TASK, state, {}, "new"), model)
+    state, own = tiny.simulate(method, 3)
+    tiny.assert_same(state[MODEL], model)
+    for device in tiny.SHARDS:
+        tiny.assert_same(method.personal(tiny.TASK, state, own[device], device), personal[device])
+    tiny.assert_same(method.personal(tiny.TASK, state, {}, "new"), model)
 
 
 def test_ditto_without_a_pull_gives_the_model_that_a_device_trains_alone() -> None:
-    _, own = simulate(Ditto(lam=0.0), 3)
-    for device in SHARDS:
-        alone = initial()
+    _, own = tiny.simulate(Ditto(lam=0.0), 3)
+    for device in tiny.SHARDS:
+        alone = tiny.initial()
         for number in range(3):
-            alone = train(alone, device, device_context(device, number))
-        assert_same(own[device]["model"], alone)
+            alone = tiny.train(alone, device, tiny.device_context(device, number))
+        tiny.assert_same(own[device]["model"], alone)
 
 
 def test_ditto_with_a_strong_pull_gives_the_federated_model() -> None:
     """Steps of length lr·λ = 1 end at the received model, but for lr times a gradient."""
-    task = replace(TASK, model=Model(lambda: nn.Linear(4, 3).double()), train=replace(TASK.train, momentum=0.0))
-    before = simulate(FedAvg(), 2, task)[0][MODEL]
-    _, own = simulate(Ditto(lam=1e7, personal_lr=1e-7), 3, task)
-    for device in SHARDS:
+    task = replace(
+        tiny.TASK, model=Model(lambda: nn.Linear(4, 3).double()), train=replace(tiny.TASK.train, momentum=0.0)
+    )
+    before = tiny.simulate(FedAvg(), 2, task)[0][MODEL]
+    _, own = tiny.simulate(Ditto(lam=1e7, personal_lr=1e-7), 3, task)
+    for device in tiny.SHARDS:
         for name, value in before.items():
             torch.testing.assert_close(own[device]["model"][name], value, rtol=0, atol=1e-6)
 
 
 def test_ditto_refuses_a_pull_at_which_its_steps_diverge() -> None:
     with pytest.raises(InputError, match=r"method\.lam 30: with a learning rate of 0\.1 .* below 30"):
-        simulate(Ditto(lam=30.0), 1)
+        tiny.simulate(Ditto(lam=30.0), 1)
 
 
 def test_a_personal_model_that_is_not_finite_is_refused() -> None:
     method = Ditto(lam=0.0, personal_lr=1e300)
-    up, _ = method.client.local(TASK, Packet(initial()), SHARDS["b"], {}, device_context("b", 0))
-    assert "of the personal model, 'lower" in str(method.server.check(TASK, up))
+    up, _ = method.client.local(tiny.TASK, Packet(tiny.initial()), tiny.SHARDS["b"], {}, tiny.device_context("b", 0))
+    assert "of the personal model, 'lower" in str(method.server.check(tiny.TASK, up))
 
 
 # FedPer ------------------------------------------------------------------------------------------------------
@@ -102,26 +88,18 @@ HEAD = ("head.",)
 
 def test_fedper() -> None:
     """All layers below the split are averaged; a device continues with its own layers above it."""
-    model = TASK.model.initial(seed_from(server_context(0), "model"))
-    heads = {device: {name: value for name, value in model.items() if name.startswith(HEAD)} for device in SHARDS}
-    for number in range(3):
-        trained = [train({**model, **heads[device]}, device, device_context(device, number)) for device in SHARDS]
-        heads = {
-            device: {name: value for name, value in weights.items() if name.startswith(HEAD)}
-            for device, weights in zip(SHARDS, trained, strict=True)
-        }
-        model = mean(trained, SIZES)
-    state, own = simulate(FedPer(), 3)
-    for device in SHARDS:
-        assert_same(own[device]["layers"], heads[device])
-        assert_same(FedPer().personal(TASK, state, own[device], device), {**model, **heads[device]})
-    assert_same(FedPer().models(TASK, state, own)["global"], model)  # with the mean of the devices' heads
+    model, heads = tiny.keep_layers(HEAD, 3)
+    state, own = tiny.simulate(FedPer(), 3)
+    for device in tiny.SHARDS:
+        tiny.assert_same(own[device]["layers"], heads[device])
+        tiny.assert_same(FedPer().personal(tiny.TASK, state, own[device], device), {**model, **heads[device]})
+    tiny.assert_same(FedPer().models(tiny.TASK, state, own)["global"], model)  # with the mean of the devices' heads
 
 
 def test_a_device_new_to_fedper_starts_with_the_initial_head() -> None:
-    state, _ = simulate(FedPer(), 2)
-    start = TASK.model.initial(seed_from(server_context(0), "model"))
-    for name, value in FedPer().personal(TASK, state, {}, "new").items():
+    state, _ = tiny.simulate(FedPer(), 2)
+    start = tiny.TASK.model.initial(tiny.seed_from(tiny.server_context(0), "model"))
+    for name, value in FedPer().personal(tiny.TASK, state, {}, "new").items():
         assert not name.startswith(HEAD) or torch.equal(value, start[name])
 
 
@@ -140,9 +118,9 @@ def test_personal_layers_never_cross_a_link(topology: str, tmp_path: Path) -> No
 
 
 def test_fedper_refuses_a_model_of_which_nothing_is_shared() -> None:
-    task = replace(TASK, model=Model(lambda: nn.Sequential(nn.Linear(4, 3)).double()))
+    task = replace(tiny.TASK, model=Model(lambda: nn.Sequential(nn.Linear(4, 3)).double()))
     with pytest.raises(InputError, match=r"method\.split 'head': no parameter of the model is below this level"):
-        simulate(FedPer(), 1, task)
+        tiny.simulate(FedPer(), 1, task)
 
 
 # APFL --------------------------------------------------------------------------------------------------------
@@ -151,60 +129,65 @@ def test_fedper_refuses_a_model_of_which_nothing_is_shared() -> None:
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_apfl(adaptive: bool) -> None:
     """v ← v − lr·α·∇F(αv + (1−α)w_k), w_k ← w_k − lr·∇F(w_k); α ← α − lr·⟨∇F, v − w_k⟩ in the first step."""
-    task = replace(TASK, model=Model(lambda: nn.Linear(4, 3).double()), train=replace(TASK.train, momentum=0.0))
-    model = initial(task.model)
-    personal, mixtures = dict.fromkeys(SHARDS, model), dict.fromkeys(SHARDS, torch.tensor(0.7, dtype=torch.float64))
+    task = replace(
+        tiny.TASK, model=Model(lambda: nn.Linear(4, 3).double()), train=replace(tiny.TASK.train, momentum=0.0)
+    )
+    model = tiny.initial(task.model)
+    personal, mixtures = (
+        dict.fromkeys(tiny.SHARDS, model),
+        dict.fromkeys(tiny.SHARDS, torch.tensor(0.7, dtype=torch.float64)),
+    )
 
-    def gradient(w: Weights, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def gradient(w: tiny.Weights, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         free = {name: value.detach().requires_grad_() for name, value in w.items()}
         loss = functional.cross_entropy(functional.linear(x, free["weight"], free["bias"]), y)
         return dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
 
     for number in range(4):
         trained = []
-        for device, shard in SHARDS.items():
+        for device, shard in tiny.SHARDS.items():
             w, v, alpha = dict(model), dict(personal[device]), mixtures[device]
-            orders = shuffles(device_context(device, number), len(shard))
-            for step, rows in enumerate(rows for order in orders for rows in order.split(TASK.train.batch)):
+            orders = tiny.shuffles(tiny.device_context(device, number), len(shard))
+            for step, rows in enumerate(rows for order in orders for rows in order.split(tiny.TASK.train.batch)):
                 mixed = {name: alpha * v[name] + (1 - alpha) * w[name] for name in w}
                 at_mixed, at_w = (gradient(each, shard.x[rows], shard.y[rows]) for each in (mixed, w))
                 slope = sum((at_mixed[name] * (v[name] - w[name])).sum() for name in w)
-                v = {name: v[name] - LR * alpha * at_mixed[name] for name in v}
-                w = {name: w[name] - LR * at_w[name] for name in w}
+                v = {name: v[name] - tiny.LR * alpha * at_mixed[name] for name in v}
+                w = {name: w[name] - tiny.LR * at_w[name] for name in w}
                 if adaptive and step == 0:
-                    alpha = (alpha - LR * slope).clamp(0, 1)
+                    alpha = (alpha - tiny.LR * slope).clamp(0, 1)
             trained.append(w)
             personal[device], mixtures[device] = v, alpha
-        model = mean(trained, SIZES)
+        model = tiny.mean(trained, tiny.SIZES)
     method = APFL(mixture=0.7, adaptive=adaptive)
-    state, own = simulate(method, 4, task)
-    assert_same(state[MODEL], model)
-    for device in SHARDS:
-        assert_same(own[device]["parameters"], personal[device])
+    state, own = tiny.simulate(method, 4, task)
+    tiny.assert_same(state[MODEL], model)
+    for device in tiny.SHARDS:
+        tiny.assert_same(own[device]["parameters"], personal[device])
         torch.testing.assert_close(own[device]["mixture"], mixtures[device])
         assert (float(mixtures[device]) != 0.7) == adaptive
         alpha = mixtures[device]
         mixed = {name: alpha * personal[device][name] + (1 - alpha) * model[name] for name in model}
-        assert_same(method.personal(task, state, own[device], device), mixed)
-    assert_same(method.personal(task, state, {}, "new"), model)
+        tiny.assert_same(method.personal(task, state, own[device], device), mixed)
+    tiny.assert_same(method.personal(task, state, {}, "new"), model)
 
 
 def test_apfl_trains_the_federated_model_of_fedavg_whatever_the_mixture() -> None:
-    state, own = simulate(APFL(mixture=0.3), 2)
-    assert_same(state[MODEL], simulate(FedAvg(), 2)[0][MODEL])
-    assert own["a"]["buffers"].keys() == set(TASK.model.buffers)
+    state, own = tiny.simulate(APFL(mixture=0.3), 2)
+    tiny.assert_same(state[MODEL], tiny.simulate(FedAvg(), 2)[0][MODEL])
+    assert own["a"]["buffers"].keys() == set(tiny.TASK.model.buffers)
 
 
 @pytest.mark.parametrize("mixture", [0.0, 1.0])
 def test_a_mixture_of_one_is_training_alone_and_one_of_zero_is_the_federated_model(mixture: float) -> None:
-    state, own = simulate(APFL(mixture=mixture), 2)
-    for device in SHARDS:
-        found = APFL(mixture=mixture).personal(TASK, state, own[device], device)
-        alone = initial()
+    state, own = tiny.simulate(APFL(mixture=mixture), 2)
+    for device in tiny.SHARDS:
+        found = APFL(mixture=mixture).personal(tiny.TASK, state, own[device], device)
+        alone = tiny.initial()
         for number in range(2):
-            alone = train(alone, device, device_context(device, number))
+            alone = tiny.train(alone, device, tiny.device_context(device, number))
         expected = alone if mixture else state[MODEL]
-        assert_same({n: found[n] for n in PARAMETERS}, {n: expected[n] for n in PARAMETERS})
+        tiny.assert_same({n: found[n] for n in PARAMETERS}, {n: expected[n] for n in PARAMETERS})
 
 
 # L2GD --------------------------------------------------------------------------------------------------------
@@ -213,28 +196,28 @@ def test_a_mixture_of_one_is_training_alone_and_one_of_zero_is_the_federated_mod
 def test_l2gd() -> None:
     """The steps of the paper one by one: some towards the mean, then some of training; all devices share the coin."""
     lam, p = 0.8, 0.3
-    theta = LR * (1 - p) * lam / p
-    mean_model, models, counts = initial(), dict.fromkeys(SHARDS, initial()), set()
+    theta = tiny.LR * (1 - p) * lam / p
+    mean_model, models, counts = tiny.initial(), dict.fromkeys(tiny.SHARDS, tiny.initial()), set()
     for number in range(4):
-        steps, moves = (int(count) for count in draw_counts(p, server_context(number)))
+        steps, moves = (int(count) for count in draw_counts(p, tiny.server_context(number)))
         counts.add((steps, moves))
-        for device, shard in SHARDS.items():
+        for device, shard in tiny.SHARDS.items():
             x = dict(models[device])
             for _ in range(moves):
                 x = {
                     name: value - theta * (value - mean_model[name]) if value.is_floating_point() else value
                     for name, value in x.items()
                 }
-            epochs = -(-steps // max(1, len(shard) // TASK.train.batch))
-            models[device] = train(x, device, device_context(device, number), epochs=epochs, steps=steps)
-        mean_model = mean(list(models.values()))
+            epochs = -(-steps // max(1, len(shard) // tiny.TASK.train.batch))
+            models[device] = tiny.train(x, device, tiny.device_context(device, number), epochs=epochs, steps=steps)
+        mean_model = tiny.mean(list(models.values()))
     method = L2GD(lam=lam, p=p)
-    state, own = simulate(method, 4)
+    state, own = tiny.simulate(method, 4)
     assert len(counts) > 1 and max(steps for steps, _ in counts) > 2
-    assert_same(state[MODEL], mean_model)
-    for device in SHARDS:
-        assert_same(method.personal(TASK, state, own[device], device), models[device])
-    assert_same(method.personal(TASK, state, {}, "new"), mean_model)
+    tiny.assert_same(state[MODEL], mean_model)
+    for device in tiny.SHARDS:
+        tiny.assert_same(method.personal(tiny.TASK, state, own[device], device), models[device])
+    tiny.assert_same(method.personal(tiny.TASK, state, {}, "new"), mean_model)
 
 
 def test_l2gd_draws_numbers_of_steps_with_the_probabilities_of_the_coin() -> None:
@@ -248,14 +231,14 @@ def test_l2gd_draws_numbers_of_steps_with_the_probabilities_of_the_coin() -> Non
 
 
 def test_l2gd_without_a_pull_leaves_the_devices_alone() -> None:
-    _, own = simulate(L2GD(lam=0.0, p=0.5), 3)
-    models = [own[device]["model"]["head.weight"] for device in SHARDS]
+    _, own = tiny.simulate(L2GD(lam=0.0, p=0.5), 3)
+    models = [own[device]["model"]["head.weight"] for device in tiny.SHARDS]
     assert not torch.allclose(models[0], models[1], atol=1e-3)
 
 
 def test_l2gd_refuses_a_step_beyond_the_mean() -> None:
     with pytest.raises(InputError, match=r"method\.lam 5: with p 0\.2 and a learning rate of 0\.1, .* at most 2\.5"):
-        simulate(L2GD(lam=5.0, p=0.2), 1)
+        tiny.simulate(L2GD(lam=5.0, p=0.2), 1)
 
 
 def test_the_first_steps_end_within_an_epoch() -> None:

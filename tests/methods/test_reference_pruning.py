@@ -9,23 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.methods.tiny_federation import (
-    BATCH,
-    SHARDS,
-    TASK,
-    Weights,
-    assert_same,
-    cross_entropy,
-    descend,
-    device_context,
-    initial,
-    mean,
-    module_with,
-    server_context,
-    shuffles,
-    simulate,
-    weights_of,
-)
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import Context, Shard, View
 from undergrowth.core.samplers import NoKnowledge
 from undergrowth.methods import FLPQSU, REFT, FedKD, PruneFL
@@ -33,19 +17,19 @@ from undergrowth.models.staged import Staged
 
 HALF = 2e-9  # F_λ in GFLOPs for devices of one FLOP a second, as in the tiny federation: P = 0.5
 SERVER = {"server_lr": 0.02, "server_epochs": 3, "server_batch": 5}
-assert TASK.public is not None
-PUBLIC: Shard = TASK.public
+assert tiny.TASK.public is not None
+PUBLIC: Shard = tiny.TASK.public
 # The linear layers whose outputs are pruned, with what else has their channels, and the layers that read them.
 LAYERS = {"lower.0": (["lower.1"], "lower.3"), "lower.3": (["upper.0"], "upper.2"), "upper.2": ([], "head")}
 
 
-def strongest(weights: Weights) -> dict[str, Tensor]:
+def strongest(weights: tiny.Weights) -> dict[str, Tensor]:
     """Of each layer the half of the outputs whose rows have the largest sums of absolute values."""
     norms = {layer: weights[f"{layer}.weight"].abs().sum(1) for layer in LAYERS}
     return {layer: each.argsort(descending=True)[: -(-len(each) // 2)].sort().values for layer, each in norms.items()}
 
 
-def smaller(weights: Weights, kept: dict[str, Tensor]) -> Any:
+def smaller(weights: tiny.Weights, kept: dict[str, Tensor]) -> Any:
     """A module with three smaller layers, and the kept rows and columns of the weights."""
     a, b, c = (len(kept[layer]) for layer in LAYERS)
     lower = nn.Sequential(nn.Linear(4, a), nn.BatchNorm1d(a), nn.ReLU(), nn.Linear(a, b))
@@ -72,7 +56,7 @@ def one_byte(logits: Tensor) -> Tensor:
 
 
 def distilled(teacher: Tensor, held: list[int], distill: str, temperature: float) -> dict[str, Tensor]:
-    student = module_with(initial())
+    student = tiny.module_with(tiny.initial())
 
     def loss(module: nn.Module, rows: Tensor) -> Tensor:
         z, t = module(PUBLIC.x[rows])[:, held], teacher[rows][:, held]
@@ -81,13 +65,13 @@ def distilled(teacher: Tensor, held: list[int], distill: str, temperature: float
         p, q = (t / temperature).softmax(1), (z / temperature).softmax(1)
         return (p * (p / q).log()).sum(1).mean()
 
-    orders = shuffles(server_context(0), len(PUBLIC), SERVER["server_epochs"])
+    orders = tiny.shuffles(tiny.server_context(0), len(PUBLIC), SERVER["server_epochs"])
     adam = torch.optim.Adam(student.parameters(), SERVER["server_lr"])
-    descend(student, orders, loss, adam, batch=5)
-    return weights_of(student)
+    tiny.descend(student, orders, loss, adam, batch=5)
+    return tiny.weights_of(student)
 
 
-def assert_distilled(found: Weights, expected: Weights) -> None:
+def assert_distilled(found: tiny.Weights, expected: tiny.Weights) -> None:
     # A bias before BatchNorm has a gradient of 0 up to rounding, and Adam divides that by 1e-8.
     torch.testing.assert_close(dict(found), dict(expected), rtol=1e-9, atol=1e-8)
 
@@ -98,7 +82,7 @@ def teacher_of(modules: dict[str, Any], quantised: bool) -> tuple[Tensor, list[i
     logits = {device: logits_of(module) for device, module in modules.items()}
     logits = {device: one_byte(each) if quantised else each for device, each in logits.items()}
     for label in range(3):
-        counts = {device: int((SHARDS[device].y == label).sum()) for device in modules}
+        counts = {device: int((tiny.SHARDS[device].y == label).sum()) for device in modules}
         if sum(counts.values()):
             held.append(label)
             teacher[:, label] = sum(counts[d] / sum(counts.values()) * logits[d][:, label] for d in modules)
@@ -107,9 +91,11 @@ def teacher_of(modules: dict[str, Any], quantised: bool) -> tuple[Tensor, list[i
 
 def trained(build: Any) -> dict[str, Any]:
     modules = {}
-    for device, shard in SHARDS.items():
+    for device, shard in tiny.SHARDS.items():
         modules[device] = build()
-        descend(modules[device], shuffles(device_context(device, 0), len(shard)), cross_entropy(shard))
+        tiny.descend(
+            modules[device], tiny.shuffles(tiny.device_context(device, 0), len(shard)), tiny.cross_entropy(shard)
+        )
     return modules
 
 
@@ -117,31 +103,31 @@ def trained(build: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("logits", ["float32", "int8"])
 def test_reft(distill: str, temperature: float, logits: str) -> None:
     """Devices train half of the channels; device c has no samples of class 2 and no say in it."""
-    assert 2 not in SHARDS["c"].y and 2 in SHARDS["a"].y
-    start = initial()
+    assert 2 not in tiny.SHARDS["c"].y and 2 in tiny.SHARDS["a"].y
+    start = tiny.initial()
     modules = trained(lambda: smaller(start, strongest(start)))
     teacher, held = teacher_of(modules, logits == "int8")
     method = REFT(f_lambda=HALF, distill=distill, temperature=temperature, logits=logits, **SERVER)
-    state, own = simulate(method, 1)
+    state, own = tiny.simulate(method, 1)
     for device, module in modules.items():
-        assert_same(own[device]["weights"], weights_of(module))
+        tiny.assert_same(own[device]["weights"], tiny.weights_of(module))
     assert_distilled(state["model"], distilled(teacher, held, distill, temperature))
 
 
 def test_fedkd() -> None:
-    teacher, held = teacher_of(trained(lambda: module_with(initial())), quantised=True)
-    state, _ = simulate(FedKD(**SERVER), 1)
+    teacher, held = teacher_of(trained(lambda: tiny.module_with(tiny.initial())), quantised=True)
+    state, _ = tiny.simulate(FedKD(**SERVER), 1)
     assert_distilled(state["model"], distilled(teacher, held, "l2", 1.0))
 
 
 @pytest.mark.parametrize("distill", ["l2", "kl"])
 def test_a_class_that_no_device_has_is_left_out_with_a_warning(distill: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for device, shard in list(SHARDS.items()):
-        monkeypatch.setitem(SHARDS, device, replace(shard, y=shard.y.clamp_max(1)))
-    teacher, held = teacher_of(trained(lambda: module_with(initial())), quantised=False)
+    for device, shard in list(tiny.SHARDS.items()):
+        monkeypatch.setitem(tiny.SHARDS, device, replace(shard, y=shard.y.clamp_max(1)))
+    teacher, held = teacher_of(trained(lambda: tiny.module_with(tiny.initial())), quantised=False)
     assert held == [0, 1]
     with pytest.warns(UserWarning, match="no device has samples of class 2: not distilled"):
-        state, _ = simulate(FedKD(distill=distill, logits="float32", **SERVER), 1)
+        state, _ = tiny.simulate(FedKD(distill=distill, logits="float32", **SERVER), 1)
     assert_distilled(state["model"], distilled(teacher, held, distill, 1.0))
 
 
@@ -156,9 +142,9 @@ class Speeds(NoKnowledge):
 def test_the_server_prunes_by_the_speed_of_each_device(f_lambda: float, removed: list[float]) -> None:
     method = REFT(f_lambda=f_lambda)
     assert [method.pruned(speed * 1e9) for speed in (10, 20, 40, 60, 100)] == removed
-    state = {"model": initial()}
+    state = {"model": tiny.initial()}
     view = View(("10", "20", "40", "60", "100"), knowledge=Speeds())
-    packets = method.server.plan(TASK, state, view, Context(0, "root", 0)).packets
+    packets = method.server.plan(tiny.TASK, state, view, Context(0, "root", 0)).packets
     for device, fraction in zip(view.idle, removed, strict=True):
         rows = [len(packets[device].tensors[f"{layer}.weight"]) for layer in LAYERS]
         assert rows == [max(1, -int(-round((1 - fraction) * count, 9) // 1)) for count in (6, 5, 6)]
@@ -167,17 +153,19 @@ def test_the_server_prunes_by_the_speed_of_each_device(f_lambda: float, removed:
 
 def test_fl_pqsu() -> None:
     """Two rounds with half of the channels; a device whose update is small keeps it."""
-    start = initial()
+    start = tiny.initial()
     kept = strongest(start)
-    model, threshold, sent = weights_of(smaller(start, kept)), 0.085, []
+    model, threshold, sent = tiny.weights_of(smaller(start, kept)), 0.085, []
     for number in range(2):
         changes, sizes = [], []
-        for device, shard in SHARDS.items():
+        for device, shard in tiny.SHARDS.items():
             module = smaller(start, kept)
             module.load_state_dict(model)
-            descend(module, shuffles(device_context(device, number), len(shard)), cross_entropy(shard))
+            tiny.descend(
+                module, tiny.shuffles(tiny.device_context(device, number), len(shard)), tiny.cross_entropy(shard)
+            )
             names = [name for name, _ in module.named_parameters()]
-            change = {name: value - model[name] for name, value in weights_of(module).items()}
+            change = {name: value - model[name] for name, value in tiny.weights_of(module).items()}
             moved, before = (sum(each[name].square().sum() for name in names).sqrt() for each in (change, model))
             sent.append(bool(moved >= threshold * before))
             if not sent[-1]:
@@ -188,46 +176,46 @@ def test_fl_pqsu() -> None:
                     change[name] = (value / step).round() * step if step else value
             changes.append(change)
             sizes.append(len(shard))
-        average = mean(changes, sizes)
+        average = tiny.mean(changes, sizes)
         model = {name: value + average[name] for name, value in model.items()}
     assert any(sent) and not all(sent), "some devices skip their upload"
-    state, _ = simulate(FLPQSU(ratio=0.5, threshold=threshold), 2)
+    state, _ = tiny.simulate(FLPQSU(ratio=0.5, threshold=threshold), 2)
     whole = state["model"]
     found = smaller(whole, kept)
-    assert_same(weights_of(found), model)
+    tiny.assert_same(tiny.weights_of(found), model)
     for layer, rows in kept.items():  # what was removed is zero
         removed = torch.ones(len(whole[f"{layer}.weight"]), dtype=torch.bool).index_fill(0, rows, False)
         assert not whole[f"{layer}.weight"][removed].any() and not whole[f"{layer}.bias"][removed].any()
-    torch.testing.assert_close(logits_of(module_with(whole)), logits_of(found))  # and has no effect
+    torch.testing.assert_close(logits_of(tiny.module_with(whole)), logits_of(found))  # and has no effect
 
 
-def prunefl(rounds: int, ratio: float, every: int, overhead: float) -> tuple[Weights, dict[str, Tensor]]:
-    model, names = initial(), [*(f"{layer}.weight" for layer in LAYERS), "head.weight"]
+def prunefl(rounds: int, ratio: float, every: int, overhead: float) -> tuple[tiny.Weights, dict[str, Tensor]]:
+    model, names = tiny.initial(), [*(f"{layer}.weight" for layer in LAYERS), "head.weight"]
     mask = {name: torch.ones_like(model[name]) for name in names}
     for number in range(rounds):
-        devices = ["a"] if number == 0 else list(SHARDS)
+        devices = ["a"] if number == 0 else list(tiny.SHARDS)
         models, gradients, sizes = [], [], []
         for device in devices:
-            shard, module = SHARDS[device], module_with(model)
+            shard, module = tiny.SHARDS[device], tiny.module_with(model)
             turn = number if device == "a" else number - 1
-            probe, gradient = module_with(model), {name: torch.zeros_like(model[name]) for name in names}
-            for rows in torch.arange(len(shard)).split(BATCH):
+            probe, gradient = tiny.module_with(model), {name: torch.zeros_like(model[name]) for name in names}
+            for rows in torch.arange(len(shard)).split(tiny.BATCH):
                 probe.zero_grad()
-                cross_entropy(shard)(probe, rows).backward()
+                tiny.cross_entropy(shard)(probe, rows).backward()
                 for name in names:
                     gradient[name] += probe.get_parameter(name).grad * len(rows) / len(shard)
-                probe = module_with(model)
+                probe = tiny.module_with(model)
             for name in names:  # removed weights have no gradient
                 module.get_parameter(name).register_hook(lambda g, left=mask[name]: g * left)
-            orders = shuffles(device_context(device, number, turn), len(shard))
-            descend(module, orders, cross_entropy(shard))
-            models.append(weights_of(module))
+            orders = tiny.shuffles(tiny.device_context(device, number, turn), len(shard))
+            tiny.descend(module, orders, tiny.cross_entropy(shard))
+            models.append(tiny.weights_of(module))
             gradients.append(gradient)
             sizes.append(len(shard))
-        model = mean(models, sizes)
+        model = tiny.mean(models, sizes)
         if number % every:
             continue
-        g = mean(gradients, sizes)
+        g = tiny.mean(gradients, sizes)
         # One entry for each weight: |w|, g², t = 1 in a linear layer, tensor and place.
         entries = [
             (float(model[name].flatten()[i].abs()), float(g[name].flatten()[i] ** 2), name, i)
@@ -254,6 +242,6 @@ def test_prunefl(ratio: float, overhead: float) -> None:
     model, mask = prunefl(4, ratio, 2, overhead)
     left = sum(float(each.sum()) for each in mask.values()) / sum(each.numel() for each in mask.values())
     assert 1 - ratio < left < 1
-    state, _ = simulate(PruneFL(ratio=ratio, every=2, overhead=overhead), 4)
-    assert_same({name: value.double() for name, value in state["masks"].items()}, mask)
-    assert_same(state["model"], model)
+    state, _ = tiny.simulate(PruneFL(ratio=ratio, every=2, overhead=overhead), 4)
+    tiny.assert_same({name: value.double() for name, value in state["masks"].items()}, mask)
+    tiny.assert_same(state["model"], model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,6 @@ CNN = {"name": "cnn", "hidden": 16}
 RESNET = {"name": "resnet-8"}
 WRN = {"name": "wrn-10-1", "norm": "group"}
 DATA = {"clients": 4, "train_samples": 400}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

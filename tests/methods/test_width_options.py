@@ -25,14 +25,6 @@ from ..learning.test_batch_statistics import reference
 THREE = pytest.mark.parametrize("method", ["heterofl", "fjord", "fedrolex"])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Net(nn.Module):
     """A convolution and a linear layer that are sliced; `scale` divides the outputs of both, as HeteroFL's scaler."""
 

@@ -43,6 +43,7 @@ def samples(seed: int, count: int) -> Shard:
 
 # No batch of four has a single sample, which BatchNorm cannot take. Device c does not have class 2.
 SHARDS = {"a": samples(1, 8), "b": samples(2, 15), "c": replace(samples(3, 6), y=torch.tensor([0, 1, 1, 0, 1, 0]))}
+SIZES = [len(shard) for shard in SHARDS.values()]
 TASK = Task(Model(build), classes=3, train=TRAIN, public=samples(4, 14))
 
 
@@ -72,8 +73,7 @@ def simulate(
     paces: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[State, dict[str, Any]]:
     """The root's state and the devices' own states after some rounds of a star on the serial engine."""
-    total = sum(len(shard) for shard in SHARDS.values())
-    root = Node("root", method.server, task, tuple(SHARDS), rounds, seed=SEED, samples=total)
+    root = Node("root", method.server, task, tuple(SHARDS), rounds, seed=SEED, samples=sum(SIZES))
     world = World(task, method.client, {"root": method.server}, Devices())
     simulation = Simulation({"root": root}, {}, SerialEngine(), world, GivenClock(limits, paces))
     simulation.start()
@@ -163,6 +163,27 @@ def mean(models: Sequence[Weights], sizes: Sequence[float] | None = None) -> dic
         else torch.stack([model[name] for model in models]).amax(0)
         for name, value in models[0].items()
     }
+
+
+def keep_layers(layers: tuple[str, ...], rounds: int) -> tuple[Weights, dict[str, Weights]]:
+    """The averaged model, and the entries whose names begin with one of `layers` of every device, which keeps them.
+
+    A device continues with its own layers, first with the initial ones.
+    """
+    model: Weights = TASK.model.initial(seed_from(server_context(0), "model"))
+    trained: dict[str, Weights] = dict.fromkeys(SHARDS, model)
+
+    def own() -> dict[str, Weights]:
+        return {
+            device: {name: value for name, value in weights.items() if name.startswith(layers)}
+            for device, weights in trained.items()
+        }
+
+    for number in range(rounds):
+        kept = own()
+        trained = {d: train({**model, **kept[d]}, d, device_context(d, number)) for d in SHARDS}
+        model = mean(list(trained.values()), SIZES)
+    return model, own()
 
 
 def assert_same(found: Weights | Packet, expected: Weights) -> None:

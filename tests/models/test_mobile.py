@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,6 @@ from undergrowth.learning import widths_of
 from undergrowth.models import builder
 
 BOTH = pytest.mark.parametrize("name", ["mobilenetv3-small", "efficientnet-b0"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from undergrowth.core import Method, Model, Node, Shard, Task, Train, pack, unpack
@@ -78,11 +77,3 @@ def fingerprint(state: Any) -> str:
 
 def accuracy(logits: Tensor) -> float:
     return float((logits.argmax(1) == POPULATION.central_test().y).float().mean())
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

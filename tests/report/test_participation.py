@@ -125,7 +125,7 @@ def test_many_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for row in run.rounds:
         number = row["round"]
         entries = [
-            Entry(number, "server", device["device"], "arrived", "", 1, 1, 1.0, 1, 2.0 * number - 2, 0.5, 1.0, 0.5, 1.0)
+            Entry(number, "server", device["device"], "arrived", "", 1, 1, 2.0 * number - 2, 0.5, 1.0, 0.5, 1.0, 1, 1.0)
             for device in run.devices
         ]
         store.finish_round("run", [row], entries, None)

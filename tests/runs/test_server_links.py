@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 
 import undergrowth as ug
-from undergrowth.core import InputError
+from undergrowth.core import Collect, InputError, Packet, WeightedMean
 from undergrowth.devices import find_link, shipped_links
 from undergrowth.runs.api import parse_arguments
 from undergrowth.runs.config import FleetSection, parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.server_links import wire_servers
+from undergrowth.runs.tree_price import Uploads
 from undergrowth.topology import NodeSettings, build_topology
 
 from ..fleet_files import fleet_file
@@ -74,6 +76,16 @@ def test_the_time_without_combining_is_that_of_the_narrowest_link(tmp_path: Path
     crossing = 2 * 0.25 + 2 * 0.5 + max(4 * MODEL / 1e5, 2 * MODEL / 1e6) + max(4 * up / 1e4, 2 * up / 1e6)
     assert root["relay_seconds"] == pytest.approx(edge["seconds"] + crossing)
     assert root["relay_bytes_down"] == 8 * MODEL
+
+
+def test_uploads_of_one_kind_have_other_bytes_with_another_reducer() -> None:
+    data = {"name": "digits", "clients": 8, "train_samples": 200}
+    federation = federate(parse_experiment({"data": data, "model": "logistic", "topology": "tree:2x4"}))
+    uploads = Uploads(federation)
+    kinds = Counter({uploads.kind(Packet(federation.task.model.initial(0))): 3})
+    assert uploads.combined_bytes(WeightedMean(), kinds) == PARTIAL
+    assert uploads.combined_bytes(Collect(), kinds) > 3 * PARTIAL
+    assert uploads.combined_bytes(WeightedMean(), kinds) == PARTIAL
 
 
 def test_a_star_has_no_tree_and_its_figures_do_not_depend_on_the_link(tmp_path: Path) -> None:

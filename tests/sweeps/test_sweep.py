@@ -196,10 +196,10 @@ def test_arguments_are_checked() -> None:
 
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool.os, "sched_getaffinity", lambda _: {0, 2, 4, 6, 8}, raising=False)
-    assert [worker_pool.share_of_cores(place, 2) for place in range(2)] == [[0, 4, 8], [2, 6]]
-    assert [worker_pool.share_of_cores(place, 7) for place in (0, 4, 5, 6)] == [[0], [8], [0], [2]]
+    assert [worker_pool.cores_of_worker(place, 2) for place in range(2)] == [[0, 4, 8], [2, 6]]
+    assert [worker_pool.cores_of_worker(place, 7) for place in (0, 4, 5, 6)] == [[0], [8], [0], [2]]
     monkeypatch.delattr(worker_pool.os, "sched_getaffinity")
-    assert worker_pool.share_of_cores(0, 2) is None
+    assert worker_pool.cores_of_worker(0, 2) is None
 
 
 def test_the_page_and_the_tables_have_the_names_of_the_variants(tmp_path: Path) -> None:

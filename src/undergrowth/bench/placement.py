@@ -41,11 +41,11 @@ def simulate(name: str, clients: int, rounds: int = ROUNDS, seed: int = 0) -> tu
     ends, bounds = [], []
     for _ in range(rounds + 1):
         batches, times = draw(generator, clients, kinds)
-        shares = policy.place(batches, kinds)
-        for worker, share in enumerate(shares):
-            for position in share:
+        assigned = policy.place(batches, kinds)
+        for worker, positions in enumerate(assigned):
+            for position in positions:
                 policy.observe(kinds[worker], batches[position], float(times[worker, position]))
-        ends.append(max(loads(shares, times)))
+        ends.append(max(loads(assigned, times)))
         bounds.append(lower_bound(times))
     return sum(ends[1:]) / rounds, sum(bounds[1:]) / rounds
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
+from undergrowth.exchange import Totals
 from undergrowth.report.personal_tables import COLUMNS, headline, personal_rows
 from undergrowth.report.run_record import learning_efficiency
+from undergrowth.report.stream_section import RECOVERY_COLUMNS, recovery_rows
 from undergrowth.report.tables import cost_table, count, facts, score, start_line, table
 from undergrowth.runs import Result
-from undergrowth.runs.store import out_option
+from undergrowth.runs.commands import out_option
+from undergrowth.runs.result import NOT_SUMMARISED
 
 JSON_KEYS = (
-    "run", "method", "data", "model", "seed", "rounds", "clients", "engine", "accuracy", "loss", "bytes_down",
-    "bytes_up", "flops", "simulated_seconds", "joules", "peak_device_bytes", "wall_seconds", "clients_per_second",
-    "model_digest",
+    "run", "method", "data", "model", "seed", "rounds", "clients", "engine", "accuracy", "loss",
+    *(field.name for field in fields(Totals) if field.name not in NOT_SUMMARISED),
+    "wall_seconds", "clients_per_second", "model_digest",
 )  # fmt: skip
 _MAX_NOTES = 10
 
@@ -49,6 +53,9 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
     if personal is not None:
         screen.print(table(COLUMNS, personal_rows(personal), right=range(1, len(COLUMNS))))
         screen.print(f"{headline(personal)}\n")
+    stream = result.stream
+    if stream is not None and stream.shifts:
+        screen.print(table(RECOVERY_COLUMNS, recovery_rows(stream.recoveries), right=range(len(RECOVERY_COLUMNS))))
     _print_notes(result.notes)
     rows = [("run", result.run), ("model", result.folder / "model.safetensors")]
     if page:
@@ -62,7 +69,7 @@ def json_summary(result: Result) -> dict[str, Any]:
     """What --json prints about a run. A run with other metrics than the accuracy also has its task and all metrics."""
     return {
         key: result.summary[key]
-        for key in (*JSON_KEYS, "task", "metrics", "start", "personal")
+        for key in (*JSON_KEYS, "task", "metrics", "start", "personal", "stream")
         if key in result.summary
     }
 

@@ -10,8 +10,11 @@ import typer
 from undergrowth.cli.output import AsJson, OutFolder, RunName, console, open_store, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
 
+    from undergrowth.report.run_record import RunRecord
     from undergrowth.runs.relative_accuracy import PersonalAccuracy
 
 _MAX_ROUNDS = 10
@@ -32,7 +35,6 @@ def show(
       undergrowth show last --devices
     """
     from undergrowth.core import InputError
-    from undergrowth.report.personal_tables import COLUMNS, TIER_COLUMNS, personal_rows, tier_rows
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
     from undergrowth.report.tables import cost_table, device_cells, device_columns, facts, score, start_line, table
@@ -70,15 +72,27 @@ def show(
     fact_rows += [(name, score(totals.get(name))) for name in names]
     screen.print(facts(fact_rows))
     screen.print(cost_table(totals))
-    if record.personal is not None:
-        screen.print(table(COLUMNS, personal_rows(record.personal), right=range(1, len(COLUMNS))))
-        if len(set(record.personal.tiers)) > 1:
-            screen.print(table(TIER_COLUMNS, tier_rows(record.personal), right=(1, *range(3, len(TIER_COLUMNS)))))
+    for each in _device_tables(record):
+        screen.print(each)
     if record.rounds:
         screen.print(_round_table(record.rounds, record.metric.name))
     screen.print(table(("setting", "value"), [item for item in record.settings.items() if item[1] is not None]))
     for note in row["notes"]:
         screen.print(f"note: {note}")
+
+
+def _device_tables(record: RunRecord) -> Iterator[Table]:
+    """Tables of the models that were compared on the devices, and of the shifts of their samples."""
+    from undergrowth.report.personal_tables import COLUMNS, TIER_COLUMNS, personal_rows, tier_rows
+    from undergrowth.report.stream_section import RECOVERY_COLUMNS, recovery_rows
+    from undergrowth.report.tables import table
+
+    if record.personal is not None:
+        yield table(COLUMNS, personal_rows(record.personal), right=range(1, len(COLUMNS)))
+        if len(set(record.personal.tiers)) > 1:
+            yield table(TIER_COLUMNS, tier_rows(record.personal), right=(1, *range(3, len(TIER_COLUMNS))))
+    if record.stream is not None and record.stream.shifts:
+        yield table(RECOVERY_COLUMNS, recovery_rows(record.stream.recoveries), right=range(len(RECOVERY_COLUMNS)))
 
 
 def _relative(personal: PersonalAccuracy) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Container, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,14 @@ class BoundModule:
     """A module, the places in it that weights are written to, and the facts about it that do not change.
 
     Parameters that require no gradient, and the buffers of frozen layers, are no weights: the module keeps its own
-    tensors for them, which all devices share. The only mutable part of a `Model`: the mode that the layers are in.
+    tensors for them, which all devices share.
     """
 
     def __init__(self, module: nn.Module, levels: Levels | None = None) -> None:
         self.module = module
         self.levels = find_levels(module) if levels is None else levels
-        self._mode: list[Any] = [None, None]  # levels and `training` of the last call of `set_mode`
+        self._layers = list(module.modules())
+        self._modes: dict[str | bool, list[bool]] = {}  # argument of `set_mode` → the mode of every layer
         self._frozen_layers = _find_frozen_layers(module)
         self._places = _find_places(module, set(self._frozen_layers))
         # A tied weight counts once, by its first name. Under its other name it would be sent a second time, never be
@@ -50,8 +50,8 @@ class BoundModule:
 
     def with_levels(self, levels: Levels) -> BoundModule:
         """The same module, with other levels."""
-        bound = copy.copy(self)  # shares `_mode`, because it shares the layers
-        bound.levels = levels
+        bound = copy.copy(self)
+        bound.levels, bound._modes = levels, {}
         return bound
 
     def set_mode(self, training: str | bool) -> None:
@@ -59,16 +59,16 @@ class BoundModule:
 
         Frozen layers are always in evaluation mode.
         """
-        if self._mode[0] is self.levels and self._mode[1] == training:
+        # The layers are compared, not the last call: other code may have changed the mode of the module.
+        if [layer.training for layer in self._layers] == self._modes.get(training):
             return
-        self._mode[:] = [None, None]  # should the next lines fail
         self.module.train(training is True)
         if isinstance(training, str):
             for name, layer in self.module.named_modules():
                 layer.training = self.levels.is_above(name, training)
         for layer in self._frozen_layers:
             layer.training = False
-        self._mode[:] = [self.levels, training]
+        self._modes[training] = [layer.training for layer in self._layers]
 
 
 def _find_frozen_layers(module: nn.Module) -> list[nn.Module]:

@@ -52,6 +52,7 @@ class Method:
     pooled: ClassVar[bool] = False  # True: one device holds the samples of all (the centralised bound)
     needs_public: ClassVar[bool] = False  # True: the server must hold data
     needs_all_classes: ClassVar[bool] = False  # True: the run warns of classes that no device holds
+    keeps_model: ClassVar[bool] = False  # True: `model` of a device's own state is the model that it uses
     begins_with: ClassVar[str] = ""  # a method whose rounds come first, as with `start.method`; empty: none
     # The fields of `NodePlace` that a topology file may set for single nodes.
     node_settings: ClassVar[frozenset[str]] = frozenset()

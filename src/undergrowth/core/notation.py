@@ -1,4 +1,7 @@
-"""Notation: settings written as a name, numbers and a word, such as ``hinge:4:2`` or ``dirichlet:0.1:capped``."""
+"""Notation: settings written as a name, numbers and a word, such as ``hinge:4:2`` or ``dirichlet:0.1:capped``.
+
+In place of numbers, a text such as the name of a file may follow: ``trace:phones.csv``.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +47,21 @@ class Number:
 
 @dataclass(frozen=True)
 class Form:
-    """The numbers that follow a name, an example for messages, and words of which one may follow the numbers."""
+    """The numbers that follow a name, an example for messages, and words of which one may follow the numbers.
+
+    A form with `rest` has no numbers. Everything after the first colon is one text, which `rest` names in messages.
+    """
 
     numbers: tuple[Number, ...] = ()
     example: str = ""
     words: tuple[str, ...] = ()
+    rest: str = ""
+    rest_optional: bool = False
 
     def usage(self, name: str) -> str:
         """How it is written: ``entropy:FRACTION[:TEMPERATURE]``."""
+        if self.rest:
+            return f"{name}[:{self.rest}]" if self.rest_optional else f"{name}:{self.rest}"
         parts = [f"[:{each.name}]" if each.default is not None else f":{each.name}" for each in self.numbers]
         return name + "".join(parts) + (f"[:{'|'.join(self.words)}]" if self.words else "")
 
@@ -66,13 +76,18 @@ def parse(field: str, text: str, forms: Mapping[str, Form]) -> tuple[str, list[f
 
 
 def parse_with_word(field: str, text: str, forms: Mapping[str, Form]) -> tuple[str, list[float], str]:
-    """Like `parse`, for forms with `words`; the third part is the word, or empty."""
+    """Like `parse`, for forms with `words` or a `rest`; the third part is the word or the rest, or empty."""
     if not isinstance(text, str):
         raise InputError(f"{field} is {text!r} and must be a text such as '{_example(forms)}'")
     name, *texts = (part.strip() for part in text.split(":"))
     if name not in forms:
         raise InputError(f"{field} '{text}' is not known; {suggest(name, forms)}")
     form, word = forms[name], ""
+    if form.rest:
+        rest = text.partition(":")[2].strip()
+        if not rest and (texts or not form.rest_optional):
+            raise InputError(f"{field} '{text}' must be {form.usage(name)}, such as {form.example}")
+        return name, [], rest
     if form.words and len(texts) == len(form.numbers) + 1:
         word = texts.pop()
         if word not in form.words:

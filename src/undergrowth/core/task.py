@@ -54,6 +54,7 @@ class Task:
     augmentation: Augmentation | None = None  # random changes of the inputs that devices train on
     assigned: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its model, if the run fixes it
     kind: TaskKind = Classification()  # what the model learns: its labels, loss and metrics
+    changing: bool = False  # whether the samples of the devices change from round to round
     # Runs the training loops of a server, many at once; None: one by one.
     run_loops: Callable[[Task, Sequence[Loop]], list[Carry]] | None = field(default=None, compare=False, repr=False)
 

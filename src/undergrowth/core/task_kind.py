@@ -115,10 +115,9 @@ class TaskKind:
 
     def guess(self, labels: Tensor) -> Guess:
         """What a model reaches that ignores its input, on samples with these labels."""
-        share = _most_common_share(labels)
-        return Guess(
-            "accuracy", share, 2 * (share * (1 - share) / len(labels)) ** 0.5, "guessing", self._blank_loss(labels)
-        )
+        fraction = _most_common_fraction(labels)
+        margin = 2 * (fraction * (1 - fraction) / len(labels)) ** 0.5
+        return Guess("accuracy", fraction, margin, "guessing", self._blank_loss(labels))
 
     def _blank_loss(self, labels: Tensor) -> float:
         raise NotImplementedError
@@ -305,7 +304,7 @@ def same_type(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return outputs.to(dtype), labels.to(dtype)
 
 
-def _most_common_share(labels: Tensor) -> float:
+def _most_common_fraction(labels: Tensor) -> float:
     """How frequent the most common label is; of matrices, the most common row."""
     _, counts = torch.unique(labels, dim=0, return_counts=True)
     return int(counts.max()) / len(labels)

@@ -9,12 +9,14 @@ from undergrowth.data.loaders.hugging_face import is_hugging_face
 from undergrowth.data.loaders.table import is_table_file
 from undergrowth.data.normalisation import normalise
 from undergrowth.data.partition import PartitionRule, parse_rule, partition_dataset
-from undergrowth.data.pooled import PooledPopulation
+from undergrowth.data.pooled import PooledPopulation, pool
 from undergrowth.data.population import PartitionedPopulation, Population
 from undergrowth.data.public import draw_public, hide_labels, remove_samples
+from undergrowth.data.stream import Stream, StreamedPopulation, fixed_at, stream_population
 
 __all__ = [
     "Array", "Dataset", "DatasetEntry", "PartitionRule", "PartitionedPopulation", "PooledPopulation", "Population",
-    "check_task_name", "describe", "draw_bubbles", "draw_public", "hide_labels", "is_hugging_face", "is_table_file",
-    "load", "names", "normalise", "parse_rule", "partition_dataset", "remove_samples",
+    "Stream", "StreamedPopulation", "check_task_name", "describe", "draw_bubbles", "draw_public", "fixed_at",
+    "hide_labels", "is_hugging_face", "is_table_file", "load", "names", "normalise", "parse_rule", "partition_dataset",
+    "pool", "remove_samples", "stream_population",
 ]  # fmt: skip

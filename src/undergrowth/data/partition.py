@@ -35,7 +35,7 @@ _FORMS = {
     "dirichlet": Form((Number("ALPHA", above=0),), "dirichlet:0.1", words=tuple(_DIRICHLET)[1:]),
     "classes": Form((Number("K", at_least=1, whole=True),), "classes:2"),
     "quantity": Form((Number("SIGMA", at_least=0),), "quantity:1.0"),
-    "natural": Form(),
+    "natural": Form(example="natural:writer", rest="FIELD", rest_optional=True),
 }
 
 
@@ -51,13 +51,9 @@ class PartitionRule:
 
 def parse_rule(rule: str) -> PartitionRule:
     """The rule of a text. Needs no data, so that a run with a wrong rule is refused early."""
-    if isinstance(rule, str):
-        name, colon, field = (part.strip() for part in rule.partition(":"))
-        if name == "natural" and colon:
-            if not field:
-                raise InputError(f"partition '{rule}' must be natural or natural:FIELD, such as natural:writer")
-            return PartitionRule(name, field=field)
     name, numbers, word = parse_with_word("partition", rule, _FORMS)
+    if name == "natural":
+        return PartitionRule(name, field=word or None)
     return PartitionRule(name, numbers[0] if numbers else 0.0, word)
 
 

@@ -6,6 +6,7 @@ import torch
 
 from undergrowth.core.shard import Shard
 from undergrowth.data.population import Population
+from undergrowth.data.stream import StreamedPopulation
 
 POOL = "pool"
 
@@ -31,6 +32,20 @@ class PooledPopulation:
 
     def size(self, device: str) -> int:
         return sum(self.population.size(name) for name in self.population.devices)
+
+
+class StreamedPool(PooledPopulation):
+    """The pool of a population whose samples change from round to round."""
+
+    population: StreamedPopulation
+
+    def at(self, round: int) -> StreamedPool:
+        return StreamedPool(self.population.at(round))
+
+
+def pool(population: Population) -> PooledPopulation:
+    """All samples of a population on one device."""
+    return StreamedPool(population) if isinstance(population, StreamedPopulation) else PooledPopulation(population)
 
 
 def _concatenate(shards: list[Shard]) -> Shard:

@@ -12,7 +12,7 @@ import numpy as np
 
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError
-from undergrowth.core.notation import Form, Number, parse
+from undergrowth.core.notation import Form, Number, parse_with_word
 from undergrowth.devices.traces import read_trace
 
 DAY = 86_400.0  # seconds
@@ -21,7 +21,7 @@ _TICKS = 1024  # per second
 _FORMS = {
     "always": Form(),
     "diurnal": Form((Number("FRACTION", above=0, at_most=1, default=0.5),), "diurnal:0.3"),
-    "trace": Form(),
+    "trace": Form(example="trace:phones.csv", rest="FILE"),
 }
 
 
@@ -111,12 +111,9 @@ class Diurnal:
 
 def build_availability(text: str, devices: Sequence[str], seed: int) -> Availability:
     """The availability that a setting describes: `always`, `diurnal[:FRACTION]` (of each day) or `trace:FILE.csv`."""
-    kind, _, file = (part.strip() for part in text.partition(":"))
+    kind, numbers, file = parse_with_word("fleet.availability", text, _FORMS)
     if kind == "trace":
-        if not file:
-            raise InputError(f"fleet.availability is '{text}'; name the file, such as 'trace:phones.csv'")
         return read_trace(file, devices)
-    kind, numbers = parse("fleet.availability", text, _FORMS)
     return AlwaysOn(devices) if kind == "always" else Diurnal(numbers[0], devices, seed)
 
 

@@ -25,10 +25,8 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from undergrowth.core.errors import InputError, suggest
-from undergrowth.devices.plain_yaml import DuplicateKeyError, load_yaml
+from undergrowth.devices.plain_yaml import load_file, load_yaml
 from undergrowth.devices.profile import Profile, find_profile, read_profile
 
 _KEYS = ("profile", "share", "count", "spread")
@@ -66,12 +64,7 @@ def shipped_fleets() -> dict[str, tuple[FleetEntry, ...]]:
 
 
 def _read_file(path: Path) -> tuple[FleetEntry, ...]:
-    try:
-        content = load_yaml(path.read_text(encoding="utf-8"))
-    except DuplicateKeyError as error:
-        raise InputError(f"fleet file '{path}' {error.problem}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"fleet file '{path}' cannot be read: {' '.join(str(error).split())}") from None
+    content = load_file(path, f"fleet file '{path}'")
     rows = content.get("devices") if isinstance(content, Mapping) else None
     if not isinstance(rows, list) or not rows or set(content) != {"devices"}:
         raise InputError(f"fleet file '{path}' must have one key, 'devices', with a list of at least one entry")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from undergrowth.core.errors import InputError
 
 
 class DuplicateKeyError(yaml.MarkedYAMLError):
@@ -29,3 +32,13 @@ class _Loader(yaml.SafeLoader):
 def load_yaml(text: str) -> Any:
     """The value of a YAML text. Raises `DuplicateKeyError`, or another `yaml.YAMLError` if it is not YAML."""
     return yaml.load(text, Loader=_Loader)  # a SafeLoader: it runs no code from the text
+
+
+def load_file(path: Path, what: str) -> Any:
+    """The value of a YAML file. Raises an `InputError` that begins with `what` if the file cannot be read."""
+    try:
+        return load_yaml(path.read_text(encoding="utf-8"))
+    except DuplicateKeyError as error:
+        raise InputError(f"{what} {error.problem}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{what} cannot be read: {' '.join(str(error).split())}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core import InputError, Packet, RunError, Shard, State, describe_error, find_non_finite
+from undergrowth.engines.samples import shards_at
 from undergrowth.engines.world import Job, World
 
 
@@ -25,7 +26,7 @@ def run_job(world: World, job: Job) -> FinishedJob:
     limit = {} if job.limit is None else {"limit": job.limit}
     own, residual = world.states.get(job.device), world.states.residual(job.device)
     try:
-        shard = world.samples.of(job.device)
+        shard = world.samples.of(job.device, job.root_round)
         up, kept = world.client.local(world.task, job.down, shard, own, job.context, **limit)
         return send_up(world, job, up, kept, residual, check_finite=True)
     except InputError:
@@ -50,6 +51,6 @@ def job_error(job: Job, shard: Shard | None, error: Exception) -> RunError:
 def count_batches(world: World, job: Job) -> int:
     """Batches that a job goes through, at least one. A placement balances these."""
     train = world.task.train
-    whole, rest = divmod(world.shards.size(job.device), train.batch)
+    whole, rest = divmod(shards_at(world.shards, job.root_round).size(job.device), train.batch)
     batches = (whole if whole and train.drop_last else whole + (rest > 0)) * train.epochs
     return max(1, batches if job.limit is None else min(batches, job.limit))

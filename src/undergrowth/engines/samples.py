@@ -19,11 +19,17 @@ SMALL_COPY_BYTES = 1 << 20  # one thread copies so much before others have start
 
 
 class Shards(Protocol):
-    """The source of the training samples of a device."""
+    """The source of the training samples of a device. If they change, `at(round)` returns those of a round."""
 
     def train(self, device: str) -> Shard: ...
 
     def size(self, device: str) -> int: ...
+
+
+def shards_at(shards: Shards, root_round: int) -> Shards:
+    """The samples of the devices in a round of the root, counted from 0."""
+    found: Shards = shards.at(root_round) if hasattr(shards, "at") else shards
+    return found
 
 
 class Samples:
@@ -34,19 +40,23 @@ class Samples:
         self._torch_device = torch_device
         self._cuda = torch.device(torch_device).type == "cuda"
         self._cached: dict[str, Shard] = {}
+        self._root_round = 0  # of the samples in `_cached`
         self._bytes_left: int | None = None  # of GPU memory for samples; None: not looked up yet
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(COPY_THREADS)
 
-    def of(self, device: str) -> Shard:
-        self.prefetch([device])
+    def of(self, device: str, root_round: int = 0) -> Shard:
+        """The samples that a device holds in a round of the root."""
+        self.prefetch([device], root_round)
         cached = self._cached.get(device)
-        return self._shards.train(device).to(self._torch_device) if cached is None else cached
+        return shards_at(self._shards, root_round).train(device).to(self._torch_device) if cached is None else cached
 
-    def prefetch(self, devices: Sequence[str]) -> None:
+    def prefetch(self, devices: Sequence[str], root_round: int = 0) -> None:
         """Copies the samples of several devices to the GPU at once, as long as there is room."""
+        if self._root_round != root_round and hasattr(self._shards, "at"):
+            self._cached, self._root_round, self._bytes_left = {}, root_round, None
         missing = [device for device in devices if device not in self._cached] if self._cuda else []
         if not missing:
             return
@@ -56,7 +66,7 @@ class Samples:
         for device in missing:
             if self._bytes_left <= 0:
                 break
-            shards.append(self._shards.train(device))
+            shards.append(shards_at(self._shards, root_round).train(device))
             self._bytes_left -= shards[-1].x.nbytes + shards[-1].y.nbytes
         if shards and all(_can_share_tensor(shard, shards[0]) for shard in shards):
             # One copy from pinned memory, which does not wait for work that the GPU was given before.

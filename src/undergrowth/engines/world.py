@@ -39,6 +39,7 @@ class Job(NamedTuple):  # a tuple, because a simulation creates millions of them
     context: Context
     combine: bool = False
     limit: int | None = None  # steps after which the client stops and sends what it has
+    root_round: int = 0  # the round of the root in which the device was asked, for samples that change
 
 
 @dataclass(frozen=True)

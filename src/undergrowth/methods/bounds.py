@@ -62,6 +62,7 @@ class Bound(Method):
 
     client = LocalClient()
     server = SeedServer()
+    keeps_model: ClassVar[bool] = True
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         trained = LazyMapping(own, lambda device: own[device]["model"])

@@ -38,7 +38,7 @@ from undergrowth.learning.zeroth_order import (
 @dataclass(frozen=True)
 class DistMeZOClient(LoopClient):
     options: ZerothOrderOptions
-    in_place: bool = False  # a device of its own changes the received model where it is
+    in_place: bool = False  # as a real device does; in a simulation, devices share tensors
 
     @property
     def ignored_settings(self) -> frozenset[str]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from undergrowth.core import Context, InputError, LoopClient, Method, Packet, State, Task, Updates, Weights, option
 from undergrowth.core.names import PROBLEM
@@ -86,6 +87,8 @@ class Ditto(Method):
     lam: float = option(0.1, "strength of the pull of the personal model towards the received one", at_least=0)
     personal_epochs: int | None = option(None, "epochs of the personal model a round; None: the run's", at_least=1)
     personal_lr: float | None = option(None, "learning rate of the personal model; None: the run's", above=0)
+
+    keeps_model: ClassVar[bool] = True
 
     @property
     def client(self) -> DittoClient:

@@ -15,7 +15,7 @@ round of FedAvg by all devices without a deadline. That is the phase `start` of 
 `start: {data: {name: cifar100}, warm_rounds: 1}`.
 
 cache_features: φ(x) never changes, so a device computes it once, keeps it, and selects and trains from there. Refused
-with `data.augment`, which changes x in every epoch.
+with `data.augment`, which changes x in every epoch, and with a stream, whose samples expire.
 
     >>> import undergrowth as ug
     >>> options = {"share": 0.5, "cache_features": True}
@@ -109,6 +109,11 @@ class FedFTServer(AveragingServer):
             raise InputError(
                 "method.cache_features true: cached features are those of inputs that never change, and data.augment "
                 "changes them in every epoch; write false, or data.augment: none"
+            )
+        if self.options.cache_features and task.changing:
+            raise InputError(
+                "method.cache_features true: cached features are those of samples that stay, and those of a stream "
+                "expire; write false, or leave out the section stream"
             )
         return super().init(task, context)
 

@@ -26,6 +26,7 @@ still in x_k and is sent with it again in the next round; error feedback would s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -123,6 +124,7 @@ class L2GD(Method):
     )
 
     client = L2GDClient()
+    keeps_model: ClassVar[bool] = True
 
     @property
     def server(self) -> L2GDServer:

@@ -133,13 +133,13 @@ def _traces(label: str, place: int, curve: Curve | None, hover: str, factor: flo
     if curve.deviation is not None:
         low, high = curve.y - curve.deviation, curve.y + curve.deviation
         traces.append({
-            "type": "scatter", "mode": "lines", "x": _plain([*x, *x[::-1]]), "y": _plain([*low, *high[::-1]]),
-            "fill": "toself", "fillcolor": _transparent(colour(place)), "line": {"width": 0, "color": colour(place)},
+            "type": "scatter", "mode": "lines", "x": plain([*x, *x[::-1]]), "y": plain([*low, *high[::-1]]),
+            "fill": "toself", "fillcolor": transparent(colour(place)), "line": {"width": 0, "color": colour(place)},
             "hoverinfo": "skip", "name": label, "legendgroup": legend_group(place),
         })  # fmt: skip
     traces.append({
         "type": "scatter", "mode": "lines+markers" if len(x) <= _MAX_ROUNDS_WITH_MARKERS else "lines",
-        "x": _plain(x), "y": _plain(curve.y), "name": label, "legendgroup": legend_group(place),
+        "x": plain(x), "y": plain(curve.y), "name": label, "legendgroup": legend_group(place),
         "line": line_style(place), "marker": {"size": 6 if curve.deviation is None else 4},
         "hovertemplate": f"{hover}{runs}<extra></extra>",
     })  # fmt: skip
@@ -158,12 +158,12 @@ def _other_models(group: Group, place: int, metric: str) -> list[dict[str, Any]]
     return [{**line, "mode": "lines", "line": {**line_style(place), "width": 1, "dash": "dot"}} for line in lines]
 
 
-def _plain(values: Any) -> list[float]:
+def plain(values: Any) -> list[float]:
     """Plain numbers of six digits, which are enough for a figure and keep pages small."""
     return [int(value) if value == int(value) else float(f"{value:.6g}") for value in values]
 
 
-def _transparent(hexadecimal: str) -> str:
+def transparent(hexadecimal: str) -> str:
     red, green, blue = (int(hexadecimal[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{_BAND_OPACITY})"
 

@@ -93,8 +93,8 @@ def change_rows(records: Sequence[RunRecord], labels: Sequence[str]) -> list[tup
 def headline(personal: PersonalAccuracy) -> str:
     """How many devices lose by joining, in one sentence."""
     below = personal.relative_distribution(FEDERATED)
-    devices, share = count(below.devices), percent(below.fraction_below_zero)
-    words = f"{count(below.below_zero)} of {devices} devices ({share}) have a better model alone than the federated one"
+    number = f"{count(below.below_zero)} of {count(below.devices)} devices ({percent(below.fraction_below_zero)})"
+    words = f"{number} have a better model alone than the federated one"
     adapted = [model for model in personal.compared if model != FEDERATED]
     found = {model: personal.relative_distribution(model) for model in adapted}
     if found:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError
+from undergrowth.exchange import ROUND_COSTS
 from undergrowth.report.figures import Figure, add_legend, axis, build_figure
 from undergrowth.report.html import Page
 from undergrowth.report.plan_tree import RELAYED, TREE_COLUMNS, tree_lines
-from undergrowth.report.tables import count, duration, energy, operations, size
+from undergrowth.report.tables import cost_cells, cost_titles, count, duration, size
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.planning import takes_part
@@ -19,7 +20,7 @@ from undergrowth.runs.planning import takes_part
 Row = dict[str, Any]
 
 COLUMNS = (
-    "method", "device class", "devices", "time", "runtime", "training", "down", "up", "computed", "energy", "verdict",
+    "method", "device class", "devices", "time", "runtime", "training", *cost_titles(ROUND_COSTS), "verdict",
     "can take part",
 )  # fmt: skip
 
@@ -33,8 +34,8 @@ def row_cells(row: Row) -> tuple[Any, ...]:
     """The formatted cells of a row, without its method."""
     return (
         row["device"], count(row["devices"]), duration(row["seconds"]), size(row["runtime_bytes"]),
-        size(row["memory_bytes"]), size(row["bytes_down"]), size(row["bytes_up"]), operations(row["flops"]),
-        energy(row["joules"]), row["verdict"], f"{count(row['fitting'])} of {count(row['devices'])}",
+        size(row["memory_bytes"]), *cost_cells(row, ROUND_COSTS), row["verdict"],
+        f"{count(row['fitting'])} of {count(row['devices'])}",
     )  # fmt: skip
 
 
@@ -153,11 +154,10 @@ def _cell_text(row: Row) -> str:
 
 
 def _hover_text(row: Row) -> str:
-    _, _, time, runtime, training, down, up, computed, joules, verdict, fitting = row_cells(row)
+    _, _, time, runtime, training, down, up, *work, verdict, fitting = row_cells(row)
     return (
         f"{verdict}: {fitting} devices can take part<br>{time}<br>memory: {runtime} runtime, {training} training<br>"
-        f"{down} down, {up} up<br>"
-        f"{computed}, {joules}"
+        f"{down} down, {up} up<br>{', '.join(work)}"
     )
 
 

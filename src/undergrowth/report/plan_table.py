@@ -23,7 +23,7 @@ def wide_table(rows: Sequence[Row]) -> Table:
     for name, members, total, together in _by_method(rows):
         shown += [(name if place == 0 else "", *row_cells(row)) for place, row in enumerate(members)]
         shown += [("", "together", total, *blank, together), ("",) * len(COLUMNS)]
-    return table(COLUMNS, shown[:-1], right=(*range(2, 10), 11))
+    return table(COLUMNS, shown[:-1], right=(*range(2, len(COLUMNS) - 2), len(COLUMNS) - 1))
 
 
 def narrow_table(rows: Sequence[Row]) -> Table:
@@ -31,9 +31,9 @@ def narrow_table(rows: Sequence[Row]) -> Table:
     shown: list[Sequence[Any]] = []
     for name, members, _, together in _by_method(rows):
         shown.append((name, *[""] * (len(_NARROW) - 2), together))
-        for device, _, time, runtime, training, down, up, computed, joules, verdict, fitting in map(row_cells, members):
+        for device, _, time, runtime, training, down, up, *work, verdict, fitting in map(row_cells, members):
             memory, traffic = f"{runtime}\n+ {training}", f"↓ {down}\n↑ {up}"
-            shown.append((f"  {device}", time, memory, traffic, f"{computed}\n{joules}", f"{verdict}\n{fitting}"))
+            shown.append((f"  {device}", time, memory, traffic, "\n".join(work), f"{verdict}\n{fitting}"))
     built = table(_NARROW, shown, right=range(1, len(_NARROW)))
     for place, column in enumerate(built.columns):
         column.no_wrap = place > 0

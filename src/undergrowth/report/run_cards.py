@@ -9,7 +9,17 @@ from undergrowth.report.groups import Group
 from undergrowth.report.html import Page, escape
 from undergrowth.report.rerun import rerun_command
 from undergrowth.report.run_record import RunRecord, shared_metric
-from undergrowth.report.tables import COSTS, NO_VALUE, duration, energy, operations, score, size, spread, start_line
+from undergrowth.report.tables import (
+    NO_VALUE,
+    SHOWN_COSTS,
+    duration,
+    energy,
+    operations,
+    score,
+    size,
+    spread,
+    start_line,
+)
 
 Column = tuple[str, str, Callable[[float | None], str]]  # total, title, formatting function
 _GROUP_COLUMNS: tuple[Column, ...] = (
@@ -60,7 +70,7 @@ def _card(record: RunRecord, label: str, place: int, folded: bool) -> str:
     totals = record.totals
     names = dict.fromkeys([record.metric.name, *totals.get("metrics", {}), "loss"])
     numbers = [(name, score(totals.get(name))) for name in names]
-    numbers += [(title, formatted(totals.get(key))) for key, title, formatted in COSTS if key in totals]
+    numbers += [(title, formatted(totals.get(key))) for key, title, formatted in SHOWN_COSTS if key in totals]
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(title)}</span></div>" for title, value in numbers)
     status = progress = ""
     if not record.done:

@@ -18,6 +18,7 @@ from undergrowth.report.personal_section import add_personal_sections
 from undergrowth.report.run_cards import add_cards, add_group_table, add_key
 from undergrowth.report.run_names import find_runs
 from undergrowth.report.run_record import RunRecord, differences, load_records, shared_metric, short_labels
+from undergrowth.report.stream_section import add_stream
 from undergrowth.report.tables import count, device_cells, device_columns
 from undergrowth.report.tree_section import add_tree
 from undergrowth.runs import Store
@@ -73,6 +74,8 @@ def build_page(
     _add_devices(page, groups)
     add_personal_sections(page, records[:_MAX_RUNS_IN_DETAIL], labels[:_MAX_RUNS_IN_DETAIL])
     for record, label in zip(records[:_MAX_RUNS_IN_DETAIL], labels, strict=False):
+        if record.stream is not None:
+            add_stream(page, label, record.stream)
         if record.row["summary"] and "tree" in record.row["summary"]:
             add_tree(page, label, record.row["summary"]["tree"])
     _add_details(page, groups)

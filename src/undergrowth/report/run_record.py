@@ -13,6 +13,7 @@ from undergrowth.runs import Store
 from undergrowth.runs.relative_accuracy import PersonalAccuracy
 from undergrowth.runs.result import main_metric, personal_accuracy
 from undergrowth.runs.start_phase import StartCosts, start_costs
+from undergrowth.runs.stream_scores import StreamScores, stream_scores
 
 _WITHOUT_EFFECT = {"run.out", "run.threads", "run.checkpoint_every"}  # settings that do not change the result
 _MAX_LABEL_PARTS = 4
@@ -32,6 +33,7 @@ class RunRecord:
     start: StartCosts | None = None  # costs of the phase before the first round, so far
     activity: DeviceActivity = field(default_factory=DeviceActivity)  # empty unless loaded with `activity=True`
     personal: PersonalAccuracy | None = None  # of local-only, federated and adapted models, if the run evaluated them
+    stream: StreamScores | None = None  # scores of the devices over time, if their samples change
     variant: str = ""  # name of its variant, on a page or in a table about a sweep
 
     @property
@@ -105,7 +107,7 @@ def load_records(
             run, row, store.rounds(run), store.devices(run), store.resume_command(run), seconds,
             store.late_seconds(run), start_costs(store.folder / run),
             load_activity(store, run) if activity else DeviceActivity(), personal_accuracy(store, run),
-            (variants or {}).get(run, ""),
+            stream_scores(store, run, row, main_metric(row)), (variants or {}).get(run, ""),
         )  # fmt: skip
         records.append(record)
     return records

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from undergrowth.core import Metric
+from undergrowth.exchange import COSTS, Cost
 
 NO_VALUE = "–"
 
@@ -93,7 +94,7 @@ def spread(mean: float | None, deviation: float | None, formatted: Callable[[flo
 
 
 # Costs of a run: key in the summary, title, formatting function.
-COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+SHOWN_COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("bytes_down", "sent to devices", size),
     ("bytes_up", "sent by devices", size),
     ("flops", "computed on devices", operations),
@@ -105,6 +106,11 @@ COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("wall_seconds", "time on this machine", duration),
     ("clients_per_second", "clients trained", rate),
 )
+# Titles of the costs of one device.
+_SHORT_TITLES = {
+    "bytes_down": "down", "bytes_up": "up", "flops": "computed", "joules": "energy", "compute_seconds": "computing",
+    "peak_device_bytes": "memory",
+}  # fmt: skip
 
 
 def table(
@@ -137,23 +143,31 @@ def facts(rows: Iterable[tuple[str, Any]]) -> Table:
 
 def device_columns(metric: str) -> tuple[str, ...]:
     """The titles of a table of devices. `metric`: the main metric of the run's task."""
-    return (
-        "device", "class", "samples", metric, "rounds", "down", "up", "computed", "energy", "computing", "memory",
-    )  # fmt: skip
+    return ("device", "class", "samples", metric, "rounds", *cost_titles(COSTS))
 
 
 def device_cells(device: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
     """What a finished run says about one of its devices, for a table with `device_columns`."""
     return (
         device["device"], device["tier"], count(device["samples"]), score(device.get(metric)), device["rounds"],
-        size(device.get("bytes_down")), size(device.get("bytes_up")), operations(device.get("flops")),
-        energy(device.get("joules")), duration(device.get("compute_seconds")), size(device.get("memory")),
+        *cost_cells(device, COSTS),
     )  # fmt: skip
+
+
+def cost_titles(costs: Iterable[Cost]) -> list[str]:
+    """The titles of a table with the costs of devices."""
+    return [_SHORT_TITLES[cost.of_run] for cost in costs]
+
+
+def cost_cells(facts: Mapping[str, Any], costs: Iterable[Cost]) -> list[str]:
+    """The costs of one device, for a table with `cost_titles`."""
+    formatted = {key: function for key, _, function in SHOWN_COSTS}
+    return [formatted[cost.of_run](facts.get(cost.of_device)) for cost in costs]
 
 
 def cost_table(totals: dict[str, Any]) -> Table:
     """The costs of a run."""
-    rows = [(title, formatted(totals.get(key))) for key, title, formatted in COSTS]
+    rows = [(title, formatted(totals.get(key))) for key, title, formatted in SHOWN_COSTS]
     return table(("cost", ""), rows, right=(1,))
 
 

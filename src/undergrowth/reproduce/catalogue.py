@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
-import yaml
-
 from undergrowth.core import InputError, suggest
+from undergrowth.devices.plain_yaml import load_yaml
 from undergrowth.reproduce.table import FIGURE, Raw, Table
 
 
@@ -21,7 +20,7 @@ def load_tables() -> dict[str, Table]:
     """All tables and figures by their first number, in numerical order; those of an appendix are last."""
     folder = resources.files(__package__) / "tables"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
-    raw = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
+    raw = {file.name.removesuffix(".yaml"): load_yaml(file.read_text(encoding="utf-8")) for file in files}
     loaded = [Table.model_validate(_with_base(each, raw)) for each in raw.values()]
     loaded.sort(key=_order)
     return {table.name: table for table in loaded}

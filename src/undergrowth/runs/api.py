@@ -51,6 +51,7 @@ def run(
     drop_last: bool | None = None,
     links: Mapping[str, Any] | None = None,
     public: float | str | Mapping[str, Any] | None = None,
+    stream: Mapping[str, Any] | None = None,
     task: str | Mapping[str, Any] | None = None,
     loss: str | Callable[..., Any] | None = None,
     metrics: Mapping[str, str | Callable[..., Any]] | None = None,
@@ -91,7 +92,8 @@ def run(
     `sampler`,
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
     their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
-    holds, such as 0.1 of the training samples. `task`: classification, regression, multi-label or next-token; by
+    holds, such as 0.1 of the training samples. `stream`: samples that arrive, expire and shift, such as {"memory": 100,
+    "arrive": 20, "shift": "sudden", "every": 10}. `task`: classification, regression, multi-label or next-token; by
     default what the data set is for. `loss`: a function of outputs and labels that returns a loss for each sample,
     instead of the task's. `metrics`: further functions of all outputs and labels that return a number, by name.
     `start`: what comes before the first round, such as {"weights": FILE}
@@ -171,6 +173,7 @@ _DICTIONARIES = {
     "data_options": '{"train_samples": 500}',
     "model_options": '{"norm": "group"}',
     "links": '{"up": "int8"}',
+    "stream": '{"memory": 100}',
     "stop": '{"simulated_seconds": 600}',
     "start": '{"warm_rounds": 1}',
     "task": '{"name": "regression"}',
@@ -182,8 +185,8 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
     settings = {name: section for section, names in _PLACES.items() for name in names}
     known = {
-        *_PLACES, *settings, *_KINDS, "links", "loss", "metrics", "personal", "public", "start", "stop", "task",
-        "topology",
+        *_PLACES, *settings, *_KINDS, "links", "loss", "metrics", "personal", "public", "start", "stop", "stream",
+        "task", "topology",
     }  # fmt: skip
     extra = set(arguments) - known - {"options", "data_options", "model_options", "callbacks", "progress"}
     for rename in RENAMES:
@@ -211,7 +214,7 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
             raw[section][name] = given[name]
     if "fleet" in given:
         raw["fleet"]["name"] = given["fleet"]
-    raw |= {name: _mapping(arguments, name) for name in ("links", "start", "stop")}
+    raw |= {name: _mapping(arguments, name) for name in ("links", "start", "stop", "stream")}
     raw["task"], objects["functions"] = _task_arguments(arguments)
     return {**raw, **{name: given[name] for name in ("personal", "public", "topology") if name in given}}, objects
 

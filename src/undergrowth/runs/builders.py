@@ -14,7 +14,6 @@ from torch import nn
 from undergrowth.core import InputError, Model, NextToken, Shard, Task, Weights, suggest
 from undergrowth.data import (
     Dataset,
-    PartitionedPopulation,
     Population,
     check_task_name,
     describe,
@@ -25,6 +24,7 @@ from undergrowth.data import (
     normalise,
     partition_dataset,
     remove_samples,
+    stream_population,
 )
 from undergrowth.models import builder, is_hugging_face_model
 from undergrowth.runs.config import DataSection, Experiment, PublicSection
@@ -38,6 +38,11 @@ DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the
 
 def build_population(experiment: Experiment, data: Dataset | Population | None) -> Population:
     """The devices and their samples. `data` replaces the data set that the experiment names."""
+    population, stream = _build_population(experiment, data), experiment.stream.stream
+    return population if stream is None else stream_population(population, stream, experiment.run.seed)
+
+
+def _build_population(experiment: Experiment, data: Dataset | Population | None) -> Population:
     section, task = experiment.data, experiment.task.name
     if data is None:
         data = _load(section, experiment, task)
@@ -145,8 +150,8 @@ def device_normalisation(experiment: Experiment, population: Population) -> bool
     """The option `normalise` for other data sets of the run, which get the devices' figures; None: as they are read."""
     if experiment.data.options.get("normalise") is None or is_reference(experiment.data.name):
         return None
-    assert isinstance(population, PartitionedPopulation)  # the option goes with a named data set
-    mean, std = population.dataset.mean, population.dataset.std
+    dataset: Dataset = population.dataset  # type: ignore[attr-defined]  # the option goes with a named data set
+    mean, std = dataset.mean, dataset.std
     return False if mean is None or std is None else {"mean": list(mean), "std": list(std)}
 
 

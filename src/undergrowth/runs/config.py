@@ -1,4 +1,4 @@
-"""An experiment: its twelve sections, and how they are validated before anything starts.
+"""An experiment: its thirteen sections, and how they are validated before anything starts.
 
 A wrong key, type or value is refused with one sentence that names it.
 """
@@ -34,6 +34,7 @@ from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.sections import Named, Section
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
+from undergrowth.runs.stream_section import StreamSection
 from undergrowth.runs.task_section import TaskSection
 
 
@@ -166,6 +167,7 @@ class RunSection(Section):
 class Experiment(Section):
     method: MethodSection = MethodSection()
     data: DataSection = DataSection()
+    stream: StreamSection = StreamSection()
     public: PublicSection = PublicSection()
     model: ModelSection = ModelSection()
     start: StartSection = StartSection()
@@ -191,7 +193,7 @@ class Experiment(Section):
 
     def with_population(self) -> Experiment:
         """The experiment for a population that is built already: with its devices, and without the public samples."""
-        update: dict[str, Any] = {"data": self.data.model_copy(update={"clients": None})}
+        update: dict[str, Any] = {"data": self.data.model_copy(update={"clients": None}), "stream": StreamSection()}
         if self.public.of_the_devices:
             update["public"] = PublicSection()
         return self.model_copy(update=update)

@@ -102,11 +102,11 @@ def _for_each_batch(model: Model, batches: Sequence[Batch], work: Callable[[Mode
     try:
         with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
             # A model writes the weights into its module while it runs, so every thread needs a module of its own.
-            shares = [
+            futures = [
                 pool.submit(_in_turn, model.for_another_thread(), batches[first::threads], work)
                 for first in range(threads)
             ]
-            by_thread = [share.result() for share in shares]
+            by_thread = [future.result() for future in futures]
     finally:
         torch.set_num_threads(before)  # the threads have changed the setting of MKL, which is one for all
     return [by_thread[place % threads][place // threads] for place in range(len(batches))]

@@ -45,12 +45,15 @@ def interval(training: float, evaluation: float, rounds: int) -> int:
 
 
 def evaluation_flops(federation: Federation) -> float:
-    """FLOPs of one pass of every model that the method evaluates over the central test set."""
-    task, root = federation.task, federation.driver.root
+    """FLOPs of one pass of every model that the method evaluates over the central test set.
+
+    If the samples of devices change, their own test samples are evaluated too; the price is that of the first model.
+    """
+    task, root, population = federation.task, federation.driver.root, federation.population
     root.initialise()
     models = [with_model(task, each) for each in federation.method.models(task, root.state, {}).values()]
     if not models:  # every device has its own model, once it has trained
-        models = [ModelWeights(task.model, task.model.initial(0))] * len(federation.population.devices)
+        models = [ModelWeights(task.model, task.model.initial(0))] * len(population.devices)
     x = federation.test.x[:_BATCH].to("meta")
     known: dict[int, int] = {}
     for model, weights in models:
@@ -58,4 +61,6 @@ def evaluation_flops(federation: Federation) -> float:
             with torch.no_grad(), Meter() as meter:
                 model.to("meta")(move_to(weights, "meta"), x)
             known[id(model)] = meter.flops
-    return sum(known[id(model)] for model, _ in models) / len(x) * len(federation.test)
+    own = sum(len(population.test(device)) for device in population.devices) if federation.changes else 0
+    total = sum(known[id(model)] for model, _ in models) * len(federation.test) + known[id(models[0].model)] * own
+    return total / len(x)

@@ -8,29 +8,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import nn
 
 from undergrowth.core import (
+    Client,
     Context,
     InputError,
+    LoopClient,
     Method,
     Model,
     Node,
+    Server,
     Shard,
     Task,
+    Updates,
     check_options,
     check_parts,
     check_task,
     suggest,
 )
-from undergrowth.data import Dataset, PooledPopulation, Population
+from undergrowth.data import Dataset, PooledPopulation, Population, StreamedPopulation, pool
 from undergrowth.devices import Failures, Fleet, LinkProfile, build_availability, build_fleet
 from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
+from undergrowth.engines.samples import shards_at
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_augmentation, build_sampler, build_selector
 from undergrowth.learning.ladder import assign_counts
+from undergrowth.learning.own_training import BETWEEN_ROUNDS, OwnTrainingClient, OwnTrainingServer
 from undergrowth.methods import METHODS
 from undergrowth.runs.builders import (
     build_ladder,
@@ -110,6 +117,20 @@ class Federation:
         """The central test set."""
         return self.population.central_test().to(self.world.torch_device)
 
+    @property
+    def changes(self) -> bool:
+        """Whether the samples of the devices change from round to round."""
+        return hasattr(self.population, "at")
+
+    def population_at(self, round: int) -> Population:
+        """The data as it is in a round of the root, counted from 0."""
+        return cast(Population, shards_at(self.population, round))
+
+    @property
+    def present(self) -> Population:
+        """The data as it was in the last round that ended; before the first one, in that one."""
+        return self.population_at(max(0, self.driver.root.round - 1))
+
     @cached_property
     def first_round(self) -> FirstRound:
         """What the server would send to each device in a typical round."""
@@ -137,7 +158,9 @@ def federate(
     with_samples = [name for name in population.devices if population.size(name) > 0]
     sample = population.train(with_samples[0]).take(torch.arange(1))
     task = replace(
-        _task(experiment, population, public, model), kind=build_kind(experiment, task_of(population), functions)
+        _task(experiment, population, public, model),
+        kind=build_kind(experiment, task_of(population), functions),
+        changing=hasattr(population, "at"),
     )
     check_task(method, _name_of(method), task)
     experiment.stop.check(task.kind)
@@ -159,9 +182,13 @@ def federate(
     nodes = _nodes(experiment, method, task, topology, {name: population.size(name) for name in with_samples})
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
+    client, own_servers = _own_training(method, population)
     device = task.model.torch_device
-    world = World(task, method.client, servers, population, States(torch_device=device), links, device)
+    world = World(task, client, servers | own_servers, population, States(torch_device=device), links, device)
     clock = build_clock(experiment, devices, population, world, sample.x.dtype)
+    root = next(node for node in nodes.values() if node.is_root)
+    if task.changing:
+        clock.root_round = lambda: root.round
     for node in nodes.values():
         node.knowledge = clock
     notes.extend(method.notes(task))
@@ -184,7 +211,7 @@ def _population(
     public = build_public(experiment, population)
     notes = list(getattr(getattr(population, "dataset", None), "notes", ()))
     if method.pooled:
-        population = PooledPopulation(population)
+        population = pool(population)
     name, devices = population.name, population.devices
     with_slash = next((device for device in devices if "/" in device), None)
     if with_slash is not None:
@@ -195,6 +222,21 @@ def _population(
     if not len(population.central_test()):
         raise InputError(f"data '{name}': the central test set is empty; it needs at least one sample")
     return population, public, notes + ([f"{empty} of {len(devices)} devices have no sample"] if empty else [])
+
+
+def _own_training(method: Method, population: Population) -> tuple[Client, dict[str, Server]]:
+    """The client of the devices, and what checks the models that they train between rounds, if they do."""
+    data = population.population if isinstance(population, PooledPopulation) else population
+    epochs = data.stream.local_epochs if isinstance(data, StreamedPopulation) else 0
+    if not epochs:
+        return method.client, {}
+    if method.pooled or not method.keeps_model or not isinstance(method.client, LoopClient | Updates):
+        known = [name for name, kind in METHODS.items() if kind.keeps_model and not kind.pooled]
+        raise InputError(
+            f"stream.local_epochs {epochs}: the devices of method {_name_of(method)} keep no model to train between "
+            f"rounds; choose one of {', '.join(known)}"
+        )
+    return OwnTrainingClient(method.client, epochs), {BETWEEN_ROUNDS: OwnTrainingServer()}
 
 
 def _missing_classes(population: Population) -> list[str]:

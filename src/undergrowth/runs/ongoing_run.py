@@ -13,7 +13,7 @@ import safetensors.torch
 
 from undergrowth.core import InputError, Metric, ModelWeights, RoundEnd, RunError, Weights, move_to
 from undergrowth.data import Population
-from undergrowth.exchange import Entry
+from undergrowth.exchange import ROUND_COST_KEYS, Entry
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
@@ -34,11 +34,12 @@ from undergrowth.runs.result import MODEL_FILE
 from undergrowth.runs.start_phase import FOLDER, start_costs
 from undergrowth.runs.stop_section import CALLBACK, ROUNDS
 from undergrowth.runs.store import Store
+from undergrowth.runs.stream_scores import OWN_SAMPLES, WORST_TENTH, stream_scores, worst_mean
 from undergrowth.runs.tree_evaluation import score_tree
+from undergrowth.simulation.own_training import OWN_TRAINING
 
 MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
 NOBODY_ASKED = "no device was asked any more"
-_COSTS_OF_A_ROUND = ("simulated_seconds", "bytes_down", "bytes_up", "flops", "joules")
 OnRound = Callable[[Mapping[str, Any], "Execution"], None]
 
 
@@ -58,6 +59,7 @@ class Execution:
         self.stopped = ""  # why a callback has ended the run
         self.scores: dict[str, float] = {}
         self._evaluated = 0  # the round of `scores`
+        self._by_device: dict[int, dict[str, float]] = {}  # rounds → scores of devices, if their samples change
         self._failure: InputError | RunError | None = None  # of a callback, raised when the round is stored
         self.wall_before = 0.0  # seconds of earlier sittings
         self.began = time.perf_counter()
@@ -142,7 +144,8 @@ class Execution:
                 kept = {"simulation": driver.snapshot(), "scores": self.scores, "wall_seconds": self.wall_seconds}
                 kept |= {"stopped": self.stopped} if self.stopped else {}
                 checkpoint = self.checkpoints.save(last, kept, self.federation.world.states)
-            self.store.finish_round(self.run, rows, entries, checkpoint)
+            self.store.finish_round(self.run, rows, entries, checkpoint, self._by_device)
+            self._by_device = {}
             if len(self.federation.notes) > noted:
                 noted = len(self.federation.notes)
                 self.store.set_status(self.run, "running", self.federation.notes)
@@ -158,22 +161,25 @@ class Execution:
         federation = self.federation
         self._note_weakness()
         self.write_model()
-        metrics = self.score_devices(federation.population)
+        population = federation.present
+        metrics = self.score_devices(population)
         others = {name: self.score_devices(part) for name, part in (self.device_scores or {}).items()}
         costs = self.store.costs_by_device(self.run)
         devices = [
             {
                 "device": name,
                 "tier": federation.fleet.profile(name).name,
-                "samples": federation.population.size(name),
+                "samples": population.size(name),
                 **metrics.get(name, {self.metric.name: None}),
                 **{part: found.get(name, {}).get(self.metric.name) for part, found in others.items()},
                 **costs.get(name, {"rounds": 0}),
             }
-            for name in federation.population.devices
+            for name in population.devices
         ]
         tree = score_tree(federation)
         summary = self._summary(self.weights) | ({"tree": tree} if tree else {})
+        found = stream_scores(self.store, self.run, self.store.run(self.run), self.metric)
+        summary |= {} if found is None else {"stream": found.summary()}
         self.store.finish_run(self.run, summary, devices)
         self.store.set_status(self.run, "done", federation.notes)
 
@@ -236,6 +242,7 @@ class Execution:
         """
         if self._failure:
             raise self._failure
+        entries = [entry for entry in entries if entry.outcome != OWN_TRAINING]
         refused = [entry for entry in entries if entry.outcome == "refused"]
         # A round in which most were lost and the one answer was of a broken device says nothing about the method.
         most = refused and 2 * len(refused) >= len(entries)
@@ -252,10 +259,23 @@ class Execution:
         federation = self.federation
         root, own = federation.driver.root, federation.world.states.all()
         self.scores = score_all(federation.method, federation.task, root.state, own, federation.test)
+        if federation.changes:
+            self._evaluate_devices(round)
+
+    def _evaluate_devices(self, round: int) -> None:
+        """Evaluates each device's model on test samples of its distribution in `round`."""
+        name = self.metric.name
+        found = self.score_devices(self.federation.population_at(round - 1))
+        scores = {device: each[name] for device, each in found.items()}
+        known = {device: value for device, value in scores.items() if value is not None and isfinite(value)}
+        if known:
+            self._by_device[round] = known
+            self.scores[f"{name}/{OWN_SAMPLES}"] = sum(known.values()) / len(known)
+            self.scores[f"{name}/{WORST_TENTH}"] = worst_mean(self.metric, known.values())
 
     def _costs(self) -> dict[str, Any]:
         totals = self.federation.driver.ledger.totals
-        return {name: getattr(totals, name) for name in _COSTS_OF_A_ROUND}
+        return {name: getattr(totals, name) for name in ROUND_COST_KEYS}
 
     def fraction(self, row: Mapping[str, Any]) -> float:
         """How much of the run is done after a row of its history, by its rounds and budgets."""

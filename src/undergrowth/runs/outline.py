@@ -32,6 +32,7 @@ def population_or_outline(experiment: Experiment) -> Population:
         public = experiment.public
         taken = (public.samples or round((public.share or 0) * entry.train)) if public.of_the_devices else 0
         size = round((entry.train - taken) * (1 - section.holdout) / clients)
+        size = min(size, experiment.stream.memory or size)
         task = (experiment.task.name if "task" in entry.options else None) or entry.task
         return Outline(section.name, entry.shape, entry.classes, clients, size, taken, task)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from undergrowth.core import Context, Method
+from undergrowth.data import fixed_at
 from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with_model
 from undergrowth.runs.ongoing_run import NOBODY_ASKED, Execution
 from undergrowth.runs.personal_phase import ACCURACY, FOLDER, PersonalPhase, chosen_by_auto, step_name
@@ -36,7 +37,8 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
         run = experiment.run.model_copy(update={"engine": engine, "workers": None, "stack": False})
         experiment = experiment.model_copy(update={"run": run})
     initial, final = initial_weights(execution.folder, experiment), execution.write_model()
-    phase = PersonalPhase(experiment, federation.device_data, seed, initial, final)
+    last = max(0, federation.driver.root.round - 1)
+    phase = PersonalPhase(experiment, fixed_at(federation.device_data, last), seed, initial, final)
     with closing(Store(execution.folder / FOLDER, create=True)) as store:
         steps = _Steps(execution, store, do_step)
         local = steps.do(phase.local())
@@ -95,7 +97,7 @@ class _Steps:
 
 def _method_models(execution: Execution) -> dict[str, Accuracies]:
     """The accuracies of the run's model and, if the method has a model for every device, of these."""
-    method, population = execution.federation.method, execution.federation.population
+    method, population = execution.federation.method, execution.federation.present
     models = _models(execution)
     if "global" not in models:
         return {FEDERATED: _accuracies(execution.score_devices(population))}

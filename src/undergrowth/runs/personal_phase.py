@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ FOLDER = "personal"
 ACCURACY = "accuracy"
 AUTO = "engine auto"  # begins the note about the choice of the engine
 _TRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay")
-_COSTS = ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds")
 
 
 @dataclass(frozen=True)
@@ -175,18 +174,10 @@ def personal_costs(folder: Path) -> dict[str, Totals]:
     if not (folder / FOLDER).exists():
         return {}
     with closing(Store(folder / FOLDER)) as store:
-        return {step_name(row): _costs_of(store, row["id"]) for row in store.runs()}
+        return {step_name(row): store.totals(row["id"]) for row in store.runs()}
 
 
 def step_name(row: Mapping[str, Any]) -> str:
     """The model that a row in the store of a phase is about."""
     how = str(row["experiment"]["settings"]["method"]["how"])
     return LOCAL if how == ALONE else how
-
-
-def _costs_of(store: Store, run: str) -> Totals:
-    last, devices = store.last_round(run), store.costs_by_device(run).values()
-    found: dict[str, Any] = {name: last.get(name, 0) for name in _COSTS}
-    found["compute_seconds"] = sum(device["compute_seconds"] for device in devices)
-    found["peak_device_bytes"] = max((device["memory"] for device in devices), default=0)
-    return Totals(**{field.name: found[field.name] for field in fields(Totals)})

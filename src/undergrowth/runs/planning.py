@@ -13,6 +13,7 @@ from undergrowth.core import Client, InputError, Method, Model, Progress, Train
 from undergrowth.core.samplers import count_of
 from undergrowth.data import Dataset, Population
 from undergrowth.devices import Tracer
+from undergrowth.exchange import ROUND_COSTS, TIMED
 from undergrowth.methods import METHODS
 from undergrowth.runs.builders import build_population, named_model
 from undergrowth.runs.config import Experiment, LinksSection, PublicSection
@@ -170,7 +171,8 @@ def _price_class(
         "bytes_down": typical.bytes_down,
         "bytes_up": typical.bytes_up,
         "seconds": typical.total.seconds,
-        "joules": joules,
+        # Joules, and costs that were added later; the order of the keys is that of `plan --json`.
+        **{cost.of_device: getattr(typical.total, cost.column) for cost in ROUND_COSTS if cost.column in TIMED},
         "verdict": typical.verdict(deadlines[typical.device]),
         "fitting": round(fitting * able / len(priced)),
         "example": typical.device,
@@ -179,7 +181,12 @@ def _price_class(
         "shortest_deadline": typical.shortest_deadline,
         "ratio": typical.ratio,
         "run_jobs": sum(jobs.get(each.device, 0.0) for each in priced),
-        "run_joules": sum(each.spent(deadlines[each.device]) * jobs.get(each.device, 0.0) for each in priced),
+        "run_joules": sum(
+            each.spent(deadlines[each.device]) * jobs.get(each.device, 0.0)
+            # A device also trains on its own after rounds in which it is not asked.
+            + each.own.joules * max(0.0, federation.task.train.rounds - jobs.get(each.device, 0.0))
+            for each in priced
+        ),
         "battery_rounds": None if profile.battery is None or not joules else int(profile.battery / joules),
     }
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from undergrowth.core import Ask, Deadline, InputError, Model, Node, Packet, Server, State, View
+from undergrowth.core.names import MODEL
+from undergrowth.learning.own_training import BETWEEN_ROUNDS, START
 from undergrowth.learning.slice_client import RATIO
 from undergrowth.simulation import Timing
 
@@ -33,6 +35,7 @@ class Prospect:
     timing: of the first phase, by which the device can take part or not. Bytes and `total` are of all phases.
     shortest_deadline: the seconds of the least work that the server accepts: all of it, or one step.
     ratio: the fraction of the channels that the device gets from a method that slices the model; None otherwise.
+    own: of the training between rounds, which `total` contains.
     """
 
     device: str
@@ -42,6 +45,7 @@ class Prospect:
     total: Timing
     shortest_deadline: float
     ratio: float | None
+    own: Timing = Timing()
 
     def verdict(self, deadline: float | None) -> str:
         if self.timing.lost:
@@ -105,8 +109,9 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
     """
     packets, later = federation.first_round.packets, federation.first_round.later
     typical = next(iter(packets.values()))
-    population = federation.population
+    population, task = federation.population, federation.task
     devices = [device for device in population.devices if population.size(device)]
+    own_state = {MODEL: task.model.initial(0)} if BETWEEN_ROUNDS in federation.world.servers else {}
     prospects = []
     for device in devices[:: math.ceil(len(devices) / MAX_DEVICES_PRICED)]:
         packet = packets.get(device, typical)
@@ -121,9 +126,13 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
             if device in phase:
                 down, size = federation.world.links.down(phase[device])
                 work, more = federation.clock.plain_timing(device, down, size, None)
-                total, bytes_down, bytes_up = _add(total, more), bytes_down + size, bytes_up + work.bytes_up
+                total, bytes_down, bytes_up = total.then(more), bytes_down + size, bytes_up + work.bytes_up
+        own = Timing()
+        if own_state and not timing.lost:
+            own = federation.clock.own_timing(device, START, own_state, 0)
+            total = total if own.lost else total.then(own)
         ratio = packet.scalars.get(RATIO)
-        prospects.append(Prospect(device, bytes_down, bytes_up, timing, total, shortest, ratio))
+        prospects.append(Prospect(device, bytes_down, bytes_up, timing, total, shortest, ratio, own))
     return prospects
 
 
@@ -135,13 +144,6 @@ def describe_guess(model: Model) -> list[str]:
     places = ", ".join(f"{level} before {name or 'the whole model'}" for level, name in levels.names.items())
     level, name = next(iter(levels.names.items()))
     return [f"model: its levels are a guess: {places}; model.levels names others, such as {{{level}: {name}}}"]
-
-
-def _add(first: Timing, second: Timing) -> Timing:
-    """The timing of two jobs, one after the other."""
-    names = ("seconds_down", "seconds_compute", "seconds_up", "flops", "joules")
-    sums = {name: getattr(first, name) + getattr(second, name) for name in names}
-    return first._replace(memory=max(first.memory, second.memory), **sums)
 
 
 def check_deadline(federation: Federation) -> None:

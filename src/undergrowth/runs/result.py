@@ -23,26 +23,20 @@ from undergrowth.runs.start_phase import FOLDER, StartCosts, step_name
 from undergrowth.runs.start_phase import MODEL_FILE as MODEL_FILE
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import stored_experiment
+from undergrowth.runs.stream_scores import StreamScores, stream_scores
 
-_NOT_SUMMARISED = ("compute_seconds", "shape", "classes", "tree")
+NOT_SUMMARISED = ("compute_seconds", "shape", "classes", "tree")
 _TABLES = ("history", "clients", "ledger")
 
 
-@dataclass(frozen=True)
-class LedgerView:
+@dataclass(kw_only=True)
+class LedgerView(Totals):
     """The total costs of a run; `rows()` reads its exchanges from the store.
 
     `start`: the costs of the phase before the first round, which the other figures do not contain; None without one.
     `personal`: those of the phase after the last round, by model; empty without one.
     """
 
-    bytes_down: int
-    bytes_up: int
-    flops: float
-    simulated_seconds: float
-    joules: float
-    compute_seconds: float
-    peak_device_bytes: int
     start: StartCosts | None
     personal: Mapping[str, Totals]
     _folder: str
@@ -93,6 +87,13 @@ class Result:
             return personal_accuracy(store, self.run)
 
     @property
+    def stream(self) -> StreamScores | None:
+        """The scores of the devices over time, and recoveries after shifts; None if their samples do not change."""
+        with closing(Store(self.folder.parent)) as store:
+            row = store.run(self.run)
+            return stream_scores(store, self.run, row, main_metric(row))
+
+    @property
     def model(self) -> nn.Module:
         """The final model, a plain module in evaluation mode."""
         if self.build is None:
@@ -141,7 +142,7 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
     summary = row["summary"]
     if build is None and row["experiment"]["objects"].get("model") is None:
         build = _named_model(row)
-    totals = {each.name: summary[each.name] for each in fields(Totals)}
+    totals = {each.name: summary.get(each.name, each.default) for each in fields(Totals)}
     phase = StartCosts(**summary["start"]) if "start" in summary else None
     after = {step: Totals(**costs) for step, costs in summary.get("personal", {}).items()}
     return Result(
@@ -153,7 +154,7 @@ def result_of(store: Store, run: str, build: Callable[[], nn.Module] | None = No
         history=store.rounds(run),
         clients=store.devices(run),
         ledger=LedgerView(**totals, start=phase, personal=after, _folder=str(store.folder), _run=run),
-        summary={name: value for name, value in summary.items() if name not in _NOT_SUMMARISED},
+        summary={name: value for name, value in summary.items() if name not in NOT_SUMMARISED},
         tree=summary.get("tree", {}),
         notes=row["notes"],
         folder=store.folder / run,

@@ -2,6 +2,9 @@
 
 The version of a store is its `PRAGMA user_version`. To change a table, change `_TABLES` and append a function to
 `MIGRATIONS` that makes the same change to a store of the version before.
+
+The table `links` has the columns of the ledger. A column that a store does not have yet is added to it without a new
+version: it is 0 for older entries, and older versions of the package ignore it.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
-_TABLES = """
+from undergrowth.exchange import COLUMNS
+
+_TABLES = f"""
 CREATE TABLE runs (
   id TEXT PRIMARY KEY, created TEXT, status TEXT, method TEXT, data TEXT, model TEXT, seed INTEGER, rounds INTEGER,
   clients INTEGER, engine TEXT, experiment TEXT, notes TEXT, summary TEXT, version TEXT, format INTEGER);
@@ -20,8 +25,7 @@ CREATE TABLE rounds (
 CREATE TABLE devices (
   run TEXT, device TEXT, facts TEXT, PRIMARY KEY (run, device));
 CREATE TABLE links (
-  run TEXT, round, parent, child, outcome, reason, bytes_down, bytes_up, flops, memory, start, seconds_down,
-  seconds_compute, seconds_up, joules);
+  run TEXT, {", ".join(COLUMNS)});
 CREATE INDEX links_of_run ON links (run, round);
 CREATE TABLE checkpoints (
   run TEXT, round INTEGER, file TEXT, checksum INTEGER, PRIMARY KEY (run, round));
@@ -59,6 +63,16 @@ def schema_version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
+def is_current(connection: sqlite3.Connection) -> bool:
+    """Whether a store needs no migration."""
+    return schema_version(connection) == SCHEMA_VERSION and not _missing_columns(connection)
+
+
+def _missing_columns(connection: sqlite3.Connection) -> list[str]:
+    known = {row[1] for row in connection.execute("PRAGMA table_info(links)")}
+    return [name for name in COLUMNS if name not in known]
+
+
 def migrate(connection: sqlite3.Connection) -> None:
     """Creates the tables of a new store or changes those of an older one to `SCHEMA_VERSION`, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
@@ -70,6 +84,8 @@ def migrate(connection: sqlite3.Connection) -> None:
         else:
             for migration in MIGRATIONS[version:]:
                 migration(connection)
+        for name in _missing_columns(connection):
+            connection.execute(f"ALTER TABLE links ADD COLUMN {name} DEFAULT 0")
         connection.execute(f"PRAGMA user_version={max(version, SCHEMA_VERSION)}")
         connection.execute("COMMIT")
     except BaseException:

@@ -19,7 +19,7 @@ from torch import nn
 
 from undergrowth.core import InputError, Method
 from undergrowth.core.notation import parse
-from undergrowth.data import Population
+from undergrowth.data import Population, fixed_at
 from undergrowth.exchange import Totals
 from undergrowth.learning.optimisers import SCHEDULES
 from undergrowth.models import check_tensors
@@ -68,8 +68,9 @@ class Step:
 
 
 def phase_steps(experiment: Experiment, population: Population) -> list[Step]:
-    """The steps of the experiment's phase. `population`: the data of its devices."""
+    """The steps of the experiment's phase. `population`: the data of its devices; if it changes, as it begins."""
     steps = []
+    population = fixed_at(population, 0)
     if experiment.start.data is not None:
         steps.append(Step(PRETRAINING, _pretraining(experiment, population)))
     if experiment.start.method is not None:
@@ -224,14 +225,10 @@ def start_costs(folder: Path) -> StartCosts | None:
     costs = StartCosts()
     with closing(Store(folder / FOLDER)) as store:
         for row in store.runs():
-            last: Mapping[str, Any] = next(reversed(store.rounds(row["id"])), {})
+            last = store.last_round(row["id"])
             costs.wall_seconds += last.get("wall_seconds", 0.0)
             if step_name(row) == PRETRAINING:
                 costs.server_flops += last.get("flops", 0.0)
-                continue
-            for name in ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds"):
-                setattr(costs, name, getattr(costs, name) + last.get(name, 0))
-            devices = store.costs_by_device(row["id"]).values()
-            costs.compute_seconds += sum(device["compute_seconds"] for device in devices)
-            costs.peak_device_bytes = max([costs.peak_device_bytes, *(device["memory"] for device in devices)])
+            else:
+                costs.merge(store.totals(row["id"]))
     return costs

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,15 +19,17 @@ from typing import Any
 
 from undergrowth import __version__
 from undergrowth.core import InputError, RunError, suggest
-from undergrowth.exchange import COLUMNS, Entry
+from undergrowth.exchange import COLUMNS, COSTS, ROUND_COST_KEYS, Entry, Totals
+from undergrowth.runs.commands import out_option
 from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
 from undergrowth.runs.lock import is_locked
-from undergrowth.runs.schema import SCHEMA_VERSION, migrate, migrated_copy, schema_version
+from undergrowth.runs.schema import SCHEMA_VERSION, is_current, migrate, migrated_copy, schema_version
 
 FILE = "undergrowth.sqlite"
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
 MAX_RUNS_IN_MESSAGE = 5
 
+DEVICE_SCORES = "device_scores"  # the key of the scores of devices in a row of `rounds`
 ROUND_COLUMNS = (
     "round", "accuracy", "loss", "simulated_seconds", "wall_seconds", "arrived", "lost", "refused", "late",
     "bytes_down", "bytes_up", "flops", "joules",
@@ -66,9 +67,10 @@ class Store:
         )
         version = schema_version(self._connection)
         check_format(f"the run store '{self.folder / FILE}'", version, SCHEMA_VERSION)
-        if version < SCHEMA_VERSION and (create or write):
+        current = is_current(self._connection)
+        if not current and (create or write):
             self._migrate()
-        elif version < SCHEMA_VERSION:
+        elif not current:
             found, self._connection = self._connection, migrated_copy(self._connection)
             found.close()
         self._connection.row_factory = sqlite3.Row
@@ -145,12 +147,18 @@ class Store:
         rounds: Iterable[Mapping[str, Any]],
         entries: Iterable[Entry],
         checkpoint: tuple[int, str, int] | None,
+        device_scores: Mapping[int, Mapping[str, float]] | None = None,
     ) -> None:
-        """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum)."""
+        """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum).
+
+        `device_scores`: by round, the score of each device that was evaluated in it.
+        """
         with self.transaction() as connection:
             for row in rounds:
                 known = {name: row.get(name) for name in ROUND_COLUMNS}
                 more = {name: value for name, value in row.items() if name not in known}
+                if device_scores and row["round"] in device_scores:
+                    more[DEVICE_SCORES] = device_scores[row["round"]]
                 _insert(connection, "rounds", {"run": run, **known, "more": json.dumps(more)})
             insertion = _insertion("links", ("run", *COLUMNS))
             connection.executemany(insertion, ((run, *entry) for entry in entries))
@@ -225,7 +233,7 @@ class Store:
         return [str(row["id"]) for row in self._connection.execute("SELECT id FROM runs ORDER BY created, rowid")]
 
     def runs(self) -> list[dict[str, Any]]:
-        """The rows of all runs, the oldest first. Raises `InputError` if one of them cannot be read."""
+        """The rows of all runs, the oldest first."""
         return [self.run(run) for run in self.ids()]
 
     def columns(self, run: str) -> dict[str, Any]:
@@ -248,13 +256,20 @@ class Store:
 
     def sweeps(self) -> dict[str, tuple[str, str]]:
         """The sweep and the variant of every run of a sweep; of several sweeps, the one that used the run last."""
-        rows = self._connection.execute("SELECT run, sweep, variant FROM sweeps ORDER BY rowid")
-        return {row["run"]: (row["sweep"], row["variant"]) for row in rows}
+        query = "SELECT run, sweep, variant FROM sweeps ORDER BY rowid"
+        return {run: (sweep, variant) for run, sweep, variant in self._connection.execute(query)}
 
     def rounds(self, run: str) -> list[dict[str, Any]]:
         """The history of a run, one row per finished round."""
-        rows = self._connection.execute("SELECT * FROM rounds WHERE run=? ORDER BY round", (run,))
-        return [_decode_round(row) for row in rows]
+        query = "SELECT * FROM rounds WHERE run=? ORDER BY round"
+        return [_decode_round(row) for row in self._connection.execute(query, (run,))]
+
+    def device_scores(self, run: str) -> list[tuple[int, dict[str, float]]]:
+        """Rounds with the scores of the devices in them, as `finish_round` stored them."""
+        query = f"SELECT round, json_extract(more, '$.{DEVICE_SCORES}') AS found FROM rounds WHERE run=? ORDER BY round"
+        return [
+            (row["round"], json.loads(row["found"])) for row in self._connection.execute(query, (run,)) if row["found"]
+        ]
 
     def last_round(self, run: str) -> dict[str, Any]:
         """The last row of the history of a run; empty before its first round is finished."""
@@ -283,16 +298,26 @@ class Store:
 
         `asked`, `arrived`, `late`, `lost` and `refused` count asks, of which a round may have several.
         """
+        totals = ", ".join(f"{'MAX' if cost.peak else 'SUM'}({cost.column}) AS {cost.of_device}" for cost in COSTS)
         rows = self._connection.execute(
-            "SELECT child, COUNT(*) AS asked, COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
+            "SELECT child, SUM(outcome!='own training') AS asked,"
+            " COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
             " SUM(outcome='arrived') AS arrived, SUM(outcome='late') AS late,"
-            " SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused,"
-            " SUM(bytes_down) AS bytes_down, SUM(bytes_up) AS bytes_up,"
-            " SUM(flops) AS flops, SUM(joules) AS joules, SUM(seconds_compute) AS compute_seconds,"
-            " MAX(memory) AS memory FROM links WHERE run=? GROUP BY child",
+            f" SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused, {totals}"
+            " FROM links WHERE run=? GROUP BY child",
             (run,),
         )
         return {row["child"]: {k: row[k] for k in row.keys() if k != "child"} for row in rows}  # noqa: SIM118
+
+    def totals(self, run: str) -> Totals:
+        """The costs of a run up to its last finished round."""
+        last, devices = self.last_round(run), self.costs_by_device(run).values()
+        totals: dict[str, Any] = {name: last.get(name, 0) for name in ROUND_COST_KEYS}
+        for cost in COSTS:
+            if not cost.of_round:
+                values = [device[cost.of_device] for device in devices]
+                totals[cost.of_run] = max(values, default=0) if cost.peak else sum(values)
+        return Totals(**totals)
 
     def late_seconds(self, run: str) -> float:
         """The compute seconds of all answers that came too late."""
@@ -301,20 +326,13 @@ class Store:
 
     def servers(self, run: str) -> set[str]:
         """The nodes that asked a child: the root and, in a deeper topology, the inner nodes."""
-        rows = self._connection.execute("SELECT DISTINCT parent FROM links WHERE run=?", (run,))
-        return {row["parent"] for row in rows}
+        query = "SELECT DISTINCT parent FROM links WHERE run=?"
+        return {row["parent"] for row in self._connection.execute(query, (run,))}
 
     def checkpoints(self, run: str) -> list[tuple[int, str, int]]:
         """Round, file and checksum of every checkpoint, the newest first."""
-        rows = self._connection.execute(
-            "SELECT round, file, checksum FROM checkpoints WHERE run=? ORDER BY round DESC", (run,)
-        )
-        return [(row["round"], row["file"], row["checksum"]) for row in rows]
-
-
-def out_option(folder: Path) -> str:
-    """The option of a command that names the folder of the runs; empty for the default folder."""
-    return "" if folder == Path("runs") else f" --out {shlex.quote(str(folder))}"
+        query = "SELECT round, file, checksum FROM checkpoints WHERE run=? ORDER BY round DESC"
+        return [tuple(row) for row in self._connection.execute(query, (run,))]
 
 
 def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
@@ -327,6 +345,6 @@ def _insertion(table: str, columns: Iterable[str]) -> str:
 
 
 def _decode_round(row: sqlite3.Row) -> dict[str, Any]:
-    # The accuracy of a task that has none is empty.
-    left_out = {"run", "more", *(["accuracy"] if row["accuracy"] is None else [])}
-    return {**{key: value for key, value in dict(row).items() if key not in left_out}, **json.loads(row["more"])}
+    # The accuracy of a task that has none is empty. `Store.device_scores` has the scores of devices.
+    left_out = {"run", "more", DEVICE_SCORES, *(["accuracy"] if row["accuracy"] is None else [])}
+    return {key: value for key, value in {**dict(row), **json.loads(row["more"])}.items() if key not in left_out}

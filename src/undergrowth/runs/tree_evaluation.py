@@ -24,7 +24,7 @@ def score_tree(federation: Federation) -> dict[str, Any]:
     models = _models(federation)
     if len(models) < 2:
         return {}
-    topology, population, task = federation.topology, federation.population, federation.task
+    topology, population, task = federation.topology, federation.present, federation.task
     step = max(1, -(-len(population.devices) // MAX_EVALUATED_DEVICES))
     shards = {name: population.test(name) for name in population.devices[::step]}
     shards = {name: shard.to(federation.world.torch_device) for name, shard in shards.items() if len(shard)}

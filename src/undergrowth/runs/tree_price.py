@@ -52,7 +52,7 @@ class _Path:
         return self.devices + self.latency + self.down + self.up
 
     def behind(self, link: LinkProfile, bytes_down: int, bytes_up: int) -> _Path:
-        """The path that is longer by `link`, which carries so many bytes in each direction."""
+        """This path with `link` before it, which carries `bytes_down` and `bytes_up` bytes."""
         down, up = max(self.down, bytes_down / link.down), max(self.up, bytes_up / link.up)
         return _Path(self.devices, self.latency + 2 * link.latency, down, up)
 
@@ -74,7 +74,7 @@ def price_tree(name: str, federation: Federation) -> list[Row]:
     if steady is not root.state:  # what servers below know after the first round
         known = {name: branch.state for name, branch in _ask_all(federation, root.state, {})}
     branches = dict(_ask_all(federation, steady, known))
-    uploads = _Uploads(federation)
+    uploads = Uploads(federation)
     for node in reversed([*branches]):  # children before their parents
         _price_branch(federation, node, branches, uploads)
     rows = []
@@ -134,7 +134,7 @@ def _ask_all(federation: Federation, state: State, known: Mapping[str, State]) -
         yield name, _Branch(asks, deadline, copy.enough, copy.state)
 
 
-def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch], uploads: _Uploads) -> None:
+def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch], uploads: Uploads) -> None:
     node, branch = federation.nodes[name], branches[name]
     by = branch.deadline if node.server.accepts_partial and not node.server.asynchronous else None
     limit = math.inf if branch.deadline is None else branch.deadline
@@ -170,7 +170,7 @@ def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch
 
 
 def _price_link(
-    federation: Federation, ask: Ask, branch: _Branch, below: _Branch, uploads: _Uploads, limit: float
+    federation: Federation, ask: Ask, branch: _Branch, below: _Branch, uploads: Uploads, limit: float
 ) -> float:
     """Adds the link to a node below; returns the seconds until that node has answered."""
     link, size = federation.server_links[ask.child], ask.packet.nbytes
@@ -219,16 +219,15 @@ def _price_level(federation: Federation, level: dict[str, _Branch]) -> Row:
     }
 
 
-class _Uploads:
+class Uploads:
     """The uploads that devices would send, on meta tensors, and how many bytes combined ones have."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self._uploads: dict[Hashable, Packet] = {}
-        self._kinds: dict[
-            int, tuple[Packet, Hashable]
-        ] = {}  # id of a packet → the packet, to keep the id, and its kind
-        self._bytes: dict[Hashable, int] = {}
+        # Id of a packet → the packet, which keeps the id in use, and its kind.
+        self._kinds: dict[int, tuple[Packet, Hashable]] = {}
+        self._known: list[tuple[Reducer, tuple[Hashable, ...], int]] = []  # reducer, kinds → bytes of the result
 
     def kind(self, down: Packet) -> Hashable:
         """What the form of an upload depends on. Uploads of one kind have the same form."""
@@ -252,8 +251,11 @@ class _Uploads:
         )
 
     def _merged(self, reducer: Reducer, kinds: tuple[Hashable, ...]) -> int:
-        if kinds not in self._bytes:
-            with Meter(guess=True):
-                lifted = [reducer.lift(f"device-{n}", self._uploads[kind], 0) for n, kind in enumerate(kinds)]
-                self._bytes[kinds] = reduce(reducer.merge, lifted).nbytes
-        return self._bytes[kinds]
+        for known in self._known:
+            if known[:2] == (reducer, kinds):
+                return known[2]
+        with Meter(guess=True):
+            lifted = [reducer.lift(f"device-{n}", self._uploads[kind], 0) for n, kind in enumerate(kinds)]
+            size = reduce(reducer.merge, lifted).nbytes
+        self._known.append((reducer, kinds, size))
+        return size

@@ -20,7 +20,7 @@ RUNNING, DONE = "running", "done"
 
 @dataclass(frozen=True)
 class RunState:
-    """A run as far as it is."""
+    """How far a run is."""
 
     run: str
     status: str

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,13 +13,17 @@ import torch
 from undergrowth.core import Client, Context, Packet, Shard, State, Task
 from undergrowth.devices import Availability, Failures, Fleet, Tracer, Work, price_work
 from undergrowth.engines import States
-from undergrowth.exchange import Links
+from undergrowth.engines.samples import shards_at
+from undergrowth.exchange import TIMED, Links
 
 BATTERY_EMPTY = "its battery ran out"
 
 
 class Timing(NamedTuple):  # a tuple, because a simulation makes millions of them
-    """How one job goes: its seconds, its cost for the device, and how it ends."""
+    """How one job goes: its seconds, its cost for the device, and how it ends.
+
+    Checkpoints store it by position: a new field comes last and has a default.
+    """
 
     seconds_down: float = 0.0
     seconds_compute: float = 0.0
@@ -46,6 +52,21 @@ class Timing(NamedTuple):  # a tuple, because a simulation makes millions of the
             received=down / self.seconds_down if self.seconds_down else float(seconds > 0),
         )  # fmt: skip
 
+    def then(self, other: Timing) -> Timing:
+        """The timing of two jobs, one after the other, that ends as the first one does."""
+        return self._replace(
+            seconds_down=self.seconds_down + other.seconds_down,
+            seconds_compute=self.seconds_compute + other.seconds_compute,
+            seconds_up=self.seconds_up + other.seconds_up,
+            flops=self.flops + other.flops,
+            memory=max(self.memory, other.memory),
+            joules=self.joules + other.joules,
+        )
+
+
+# The values of a timing that an entry of the ledger has, in the order of its columns.
+booked_values = itemgetter(*(Timing._fields.index(name) for name in TIMED))
+
 
 class Clock:
     """The base of clocks. By default all devices are always available."""
@@ -64,6 +85,13 @@ class Clock:
     def next_on(self, now: float, devices: Sequence[str]) -> float:
         """When the first of `devices`, which are all away, can be reached again; infinity if never."""
         return math.inf
+
+    def own_timing(self, device: str, down: Packet, own: State, root_round: int) -> Timing:
+        """How a job goes that needs no link, for a device that keeps `own`.
+
+        A device without the memory or the charge for it is lost.
+        """
+        raise NotImplementedError("a clock defines own_timing if devices train between rounds")
 
     def end_job(self, device: str, timing: Timing) -> None:
         """A job has ended, with this timing."""
@@ -113,7 +141,9 @@ class FleetClock(Clock):
         self._batteries = any(entry.profile.battery is not None for entry in fleet.entries)
         self._used: dict[str, float] = {}  # joules taken from the batteries of devices that have one
         self._priced: dict[str, tuple[tuple[Work, int, float | None], Timing]] = {}  # device → its last price
-        self._labels: dict[str, tuple[int, ...] | None] = {}  # device → samples of each class; filled on demand
+        self.root_round: Callable[[], int] | None = None  # the round of the root; None: samples never change
+        # Device → its samples of each class, in a round; filled on demand.
+        self._labels: dict[str, tuple[int, tuple[int, ...] | None]] = {}
         self._empty: set[str] = set()  # devices whose battery ran out
 
     def timing(self, device: str, down: Packet, size: int, context: Context, now: float, by: float | None) -> Timing:
@@ -136,15 +166,16 @@ class FleetClock(Clock):
         return work, known[1]
 
     def _work(self, device: str, down: Packet) -> Work:
-        size = self.population.size(device)
+        size = self.samples(device)
         return self.tracer.work(down, size, self.states.get(device), lambda: self._counts(device, size))
 
     def _counts(self, device: str, size: int) -> tuple[int, ...] | None:
         """How many samples of each class a device has; None if the population knows only their total."""
-        if device not in self._labels:
-            labels = self.population.train(device).y.cpu().flatten()
-            self._labels[device] = tuple(torch.bincount(labels).tolist()) if len(labels) == size else None
-        return self._labels[device]
+        now = 0 if self.root_round is None else self.root_round()
+        if self._labels.get(device, (-1, None))[0] != now:
+            labels = shards_at(self.population, now).train(device).y.cpu().flatten()
+            self._labels[device] = now, tuple(torch.bincount(labels).tolist()) if len(labels) == size else None
+        return self._labels[device][1]
 
     def _price(self, device: str, work: Work, size: int, by: float | None) -> Timing:
         profile = self.fleet.profile(device)
@@ -187,6 +218,15 @@ class FleetClock(Clock):
                     reason, end = BATTERY_EMPTY, alive
         return timing.cut(end)._replace(lost=reason) if reason else timing
 
+    def own_timing(self, device: str, down: Packet, own: State, root_round: int) -> Timing:
+        work = self.tracer.work(down, shards_at(self.population, root_round).size(device), own)
+        timing = self._price(device, replace(work, bytes_up=0), 0, None)
+        timing = timing._replace(seconds_down=0.0, seconds_up=0.0)  # the latency of a link
+        battery = self.fleet.profile(device).battery if self._batteries else None
+        if battery is not None and timing.joules > battery - self._used.get(device, 0.0):
+            return timing._replace(lost=BATTERY_EMPTY)
+        return timing
+
     def away(self, now: float) -> Container[str]:
         self.now = now
         if self.availability is None and not self._empty:
@@ -212,7 +252,8 @@ class FleetClock(Clock):
     # Device facts for servers ---------------------------------------------------------------------------
 
     def samples(self, device: str) -> int:
-        return self.population.size(device)
+        now = self.population if self.root_round is None else shards_at(self.population, self.root_round())
+        return now.size(device)
 
     def seconds(self, device: str, down: Packet) -> float:
         work = self._work(device, down)

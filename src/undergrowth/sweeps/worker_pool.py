@@ -67,7 +67,7 @@ class WorkerProcess:
     """A process that runs one job at a time. It is started when first used, and again after it died."""
 
     def __init__(self, place: int = 0, size: int = 1) -> None:
-        self.cores = share_of_cores(place, size)
+        self.cores = cores_of_worker(place, size)
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, request: Mapping[str, Any], on_progress: Callable[[float], None]) -> Reply:
@@ -98,7 +98,7 @@ class WorkerProcess:
                 process.communicate()
 
 
-def share_of_cores(place: int, size: int) -> list[int] | None:
+def cores_of_worker(place: int, size: int) -> list[int] | None:
     """The cores for worker `place` of `size`, at least one; None if the system does not say which cores there are."""
     if not hasattr(os, "sched_getaffinity"):
         return None

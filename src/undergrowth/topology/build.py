@@ -36,7 +36,10 @@ def build_topology(text: str, devices: Sequence[str], groups: Groups | None = No
 
 
 def parse_widths(text: str) -> list[int]:
-    """The numbers of `tree:4x5`; none for `star`."""
+    """The numbers of `tree:4x5`; none for `star`.
+
+    Not by `core.notation`: there may be any number of numbers, and a text that is neither may be meant as a file.
+    """
     kind, _, sizes = text.partition(":")
     if kind == "star" and not sizes:
         return []

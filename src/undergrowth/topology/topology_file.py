@@ -25,10 +25,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from undergrowth.core.errors import InputError, suggest
-from undergrowth.devices.plain_yaml import DuplicateKeyError, load_yaml
+from undergrowth.devices.plain_yaml import load_file
 from undergrowth.topology.topology import ROOT, Groups, NodeSettings, Topology, build_levels, check_names
 
 REST = "rest"
@@ -57,12 +55,7 @@ def read_topology(path: Path, devices: Sequence[str], groups: Groups | None = No
 def read_content(path: Path) -> Mapping[str, Any]:
     """The keys of a topology file."""
     what = f"topology file '{path}'"
-    try:
-        content = load_yaml(path.read_text(encoding="utf-8"))
-    except DuplicateKeyError as error:
-        raise InputError(f"{what} {error.problem}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{what} cannot be read: {' '.join(str(error).split())}") from None
+    content = load_file(path, what)
     if not isinstance(content, Mapping) or not set(content) <= {"nodes", "tree"} or not content:
         raise InputError(f"{what} must have the key 'nodes' or 'tree', such as nodes: {{paris: {{devices: 3}}}}")
     if not isinstance(content.get("nodes", {}), Mapping):

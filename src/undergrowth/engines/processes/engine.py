@@ -31,6 +31,7 @@ from undergrowth.engines.processes.worker import EMPTY, Entry, Worker
 from undergrowth.engines.processes.worker_count import assign_in_turn, assign_to_cores, is_gpu, workers_on_gpu
 from undergrowth.engines.processes.worker_jobs import WorkerJobs
 from undergrowth.engines.processes.worker_pool import WorkerPool
+from undergrowth.engines.samples import shards_at
 from undergrowth.engines.states import States
 from undergrowth.engines.world import EngineSettings, Job, Outcome, World
 
@@ -107,9 +108,10 @@ class ProcessesEngine:
 
     def _job_bytes(self, job: Job) -> int:
         """Memory that a job needs, counted without running it."""
-        sample = self.world.shards.train(job.device).x
+        shards = shards_at(self.world.shards, job.root_round)
+        sample = shards.train(job.device).x
         tracer = Tracer(self.world.task, self.world.client, tuple(sample.shape[1:]), sample.dtype)
-        return tracer.work(job.down, self.world.shards.size(job.device), self.world.states.get(job.device)).memory
+        return tracer.work(job.down, shards.size(job.device), self.world.states.get(job.device)).memory
 
     def _gpu_bytes(self) -> dict[str, int]:
         """Memory of each GPU. Workers are asked, because the parent must not initialise CUDA before it forks."""
@@ -165,7 +167,7 @@ class ProcessesEngine:
                 raise RunError(f"what {job.device} is sent needs more than {arena.size} bytes") from None
             down = downs[id(job.down)]
             entries[position] = Entry(
-                position, job.node, job.device, down, job.context, job.combine, job.limit, *addresses
+                position, job.node, job.device, down, job.context, job.combine, job.limit, job.root_round, *addresses
             )
             if arena.crowded:
                 break

@@ -65,6 +65,7 @@ class Entry(NamedTuple):
     context: Sequence[Any]
     combine: bool
     limit: int | None
+    root_round: int
     own: int
     residual: int
 
@@ -155,7 +156,8 @@ class Worker:
         residual = self._here(self.theirs.get(entry.residual)) if entry.residual else {}
         self.world.states.put(entry.device, own, residual)
         context = Context(*entry.context)
-        return Job(entry.node, entry.device, self._down(entry.down), context, entry.combine, entry.limit)
+        down = self._down(entry.down)
+        return Job(entry.node, entry.device, down, context, entry.combine, entry.limit, entry.root_round)
 
     def _down(self, address: int) -> Packet:
         """A download; the same object for all jobs that it was sent to."""

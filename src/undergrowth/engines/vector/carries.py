@@ -1,7 +1,7 @@
 """Carries of several clients as one. A tensor that all of them share is not copied: its first stride is 0.
 
-`signature` and `unstack` are no maps over leaves: the first builds a hashable key, the second transposes. They run for
-every client, so they make no call per tensor where they can avoid it.
+`unstack` transposes, which no map over leaves does. `signature` has the values of all leaves, unlike that of pytrees,
+and makes no call per tensor, which would take 10 to 20 % longer: it runs for every client.
 """
 
 from __future__ import annotations

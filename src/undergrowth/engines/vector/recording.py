@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import pairwise
@@ -199,57 +199,70 @@ def _synchronizes(work: Callable[[], None]) -> bool:
     return any("called a synchronizing" in str(warning.message) for warning in caught)
 
 
-# The walkers below are no `map_leaves`: a carry after a step may have entries that it did not have before.
+def _map_both(
+    function: Callable[[Any, Any], Any], pytree: Any, other: Any, added: Callable[[Any], Any] = lambda value: value
+) -> Any:
+    """A pytree of the form of `pytree` whose leaves are `function(leaf, leaf of other)`.
+
+    Not `map_leaves`: after a step, a carry may have entries that it did not have before. Where `other` lacks an entry
+    `value`, it is taken to be `added(value)`.
+    """
+    if isinstance(pytree, Mapping):
+        return {
+            name: _map_both(function, value, other[name] if name in other else added(value), added)
+            for name, value in pytree.items()
+        }
+    if isinstance(pytree, list | tuple):
+        return type(pytree)(_map_both(function, *pair, added) for pair in zip(pytree, other, strict=False))
+    return function(pytree, other)
 
 
-def _pattern(before: Any, after: Any) -> Any:
+def _pattern(before: Carry, after: Carry) -> Any:
     """The carry after a step, with None for tensors that the step did not change and empty tensors for the others."""
-    if isinstance(after, Tensor):
-        return None if before is after else after.new_empty(0, *after.shape[1:])
-    if isinstance(after, Mapping):
-        # The first step may add an entry so that later steps work in place; a recording always works in place.
-        added = [value for name, value in after.items() if name not in before]
-        if any(True for _ in tensors_in(added)):
+
+    def describe(after: Any, before: Any) -> Any:
+        if isinstance(after, Tensor):
+            return None if before is after else after.new_empty(0, *after.shape[1:])
+        if before != after:
             raise NotRecordable
-        return {name: _pattern(before.get(name, value), value) for name, value in after.items()}
-    if isinstance(after, list | tuple):
-        return type(after)(_pattern(*pair) for pair in zip(before, after, strict=False))
-    if before != after:
-        raise NotRecordable
-    return after
+        return after
+
+    def added(value: Any) -> Any:
+        # The first step may add an entry so that later steps work in place; a recording always works in place.
+        if any(True for _ in tensors_in(value)):
+            raise NotRecordable
+        return value
+
+    return _map_both(describe, after, before, added)
 
 
-def _allocate(pattern: Any, carry: Any, places: int) -> Any:
+def _allocate(pattern: Any, carry: Carry, places: int) -> Any:
     """Buffers for a carry: one per client for tensors that a step changes, one for all for tensors that they share."""
-    if isinstance(carry, Tensor):
-        if pattern is None and carry.stride(0) == 0:
-            return carry[0].clone().expand(places, *carry.shape[1:])
-        like = carry if pattern is None else pattern
+
+    def allocate(pattern: Any, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return pattern
+        if pattern is None and value.stride(0) == 0:
+            return value[0].clone().expand(places, *value.shape[1:])
+        like = value if pattern is None else pattern
         return like.new_empty(places, *like.shape[1:])
-    if isinstance(pattern, Mapping):
-        return {name: _allocate(value, carry.get(name, value), places) for name, value in pattern.items()}
-    if isinstance(pattern, list | tuple):
-        return type(pattern)(_allocate(*pair, places) for pair in zip(pattern, carry, strict=False))
-    return pattern
+
+    return _map_both(allocate, pattern, carry)
 
 
-def _copy(source: Any, target: Any, places: slice = slice(None)) -> None:
-    pairs = list(_pairs(source, target, places))
-    if pairs:
-        torch._foreach_copy_([target for _, target in pairs], [source for source, _ in pairs])
+def _copy(source: Carry, target: Carry, places: slice = slice(None)) -> None:
+    """Copies the tensors of `source` into `target`; of a tensor that all clients share, only the first row."""
+    pairs: list[tuple[Tensor, Tensor]] = []
 
-
-def _pairs(source: Any, target: Any, places: slice) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tensors to copy and their targets; for a tensor that all clients share, only the first row."""
-    if isinstance(target, Tensor):
+    def pair(target: Any, source: Any) -> None:
+        if not isinstance(target, Tensor):
+            return
         if target.stride(0):
             if target is not source:
-                yield source[places], target[places]
+                pairs.append((source[places], target[places]))
         elif target.data_ptr() != source.data_ptr():
-            yield source[0], target[0]
-    elif isinstance(target, Mapping):
-        for name in target.keys() & source.keys():
-            yield from _pairs(source[name], target[name], places)
-    elif isinstance(target, list | tuple):
-        for one, other in zip(source, target, strict=False):
-            yield from _pairs(one, other, places)
+            pairs.append((source[0], target[0]))
+
+    _map_both(pair, target, source)
+    if pairs:
+        torch._foreach_copy_([target for _, target in pairs], [source for source, _ in pairs])

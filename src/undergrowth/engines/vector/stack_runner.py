@@ -16,6 +16,7 @@ from undergrowth.core import InputError, Packet, State
 from undergrowth.core.client import Carry, LoopClient, Updates, join_updates, split_limit
 from undergrowth.core.names import FINISH, STEPS_DONE
 from undergrowth.engines.jobs import FinishedJob, job_error, run_job, send_up
+from undergrowth.engines.samples import shards_at
 from undergrowth.engines.states import memory_limit
 from undergrowth.engines.vector.finished_stack import FinishedStack
 from undergrowth.engines.vector.stack import Begun, job_bytes, waves
@@ -58,10 +59,10 @@ class StackRunner(StackedSteps):
         max_bytes = memory_limit(self.world.torch_device)
         groups = [jobs]
         if self.cuda and self.settings.chunk is None:
-            groups = waves(sorted(jobs, key=lambda job: self.world.shards.size(job.device)))
+            groups = waves(sorted(jobs, key=lambda job: shards_at(self.world.shards, job.root_round).size(job.device)))
         for group in groups:
             with suppress(Exception):  # samples that cannot be read raise again when their job begins
-                self.world.samples.prefetch([job.device for job in group])
+                self.world.samples.prefetch([job.device for job in group], group[0].root_round)
             wave: list[tuple[Job, list[Begun]]] = []
             held = 0
             for job in group:
@@ -103,7 +104,7 @@ class StackRunner(StackedSteps):
             return []
         own = world.states.get(job.device)
         try:
-            shard = world.samples.of(job.device)
+            shard = world.samples.of(job.device, job.root_round)
             parts = {"": client} if isinstance(client, LoopClient) else client.updates(world.task, job.down)
             begun = [
                 Begun(job, name, each, shard, own, *each.begin(world.task, job.down, shard, own, job.context))

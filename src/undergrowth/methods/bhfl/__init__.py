@@ -76,6 +76,7 @@ class BHFL(Method):
     staleness: str = option("polynomial:0.5", "weight by age there: constant, polynomial:A or hinge:A:B")
 
     node_settings: ClassVar[frozenset[str]] = frozenset({"rounds", "asynchronous", "proxy"})
+    keeps_model: ClassVar[bool] = True
 
     def check(self) -> None:
         check_levels(
@@ -93,7 +94,7 @@ class BHFL(Method):
             if text not in EXECUTIONS:
                 raise InputError(f"method.execution '{text}' is not known; {suggest(text, EXECUTIONS)}")
         Staleness(self.staleness)
-        self.selector.count  # noqa: B018  (raises an InputError for a text that cannot be read)
+        self.selector.check()
         self.client  # noqa: B018  (raises an InputError for a leaf that cannot be used)
 
     @property

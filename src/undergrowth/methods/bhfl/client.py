@@ -9,7 +9,7 @@ from undergrowth.core import Context, LoopClient, Packet, Sampler, Shard, State,
 from undergrowth.core.client import Batch, Carry
 from undergrowth.core.names import BUFFERS, FINISH, MODEL, PARAMETERS
 from undergrowth.learning.servers import uploaded_weights
-from undergrowth.methods.bhfl.node_optimiser import Input
+from undergrowth.methods.bhfl.node_optimiser import ReceivedModel
 from undergrowth.methods.bhfl.residuals import unpack_residuals
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class LeafClient(LoopClient):
         if MODEL in own:
             residuals = list(unpack_residuals(down).values())
             optimiser = self.options.leaf_optimiser
-            start, memory = optimiser.merge(task, own[MODEL], Input(received), residuals, memory, shard)
+            start, memory = optimiser.merge(task, own[MODEL], ReceivedModel(received), residuals, memory, shard)
         if self.options.selector.needs_loss:
             task = replace(task, sampler=_LossSampler())
         packet = Packet(start, down.scalars, down.tags)

@@ -28,7 +28,7 @@ MIXTURE = 0.5  # its value at the start
 
 
 @dataclass(frozen=True)
-class Input:
+class ReceivedModel:
     """A model that a node receives: its weights, the samples behind it, and the links that it came over."""
 
     weights: Weights
@@ -38,23 +38,23 @@ class Input:
 
 @dataclass(frozen=True)
 class NodeOptimiser:
-    """Moves a model towards received ones, with the mean of the residuals as a second target of weight `share`.
+    """Moves a model towards received ones, and towards the mean of the residuals with `residual_weight`.
 
-    `downward`: statistics of BatchNorm move like the parameters, because the node has seen data of its own. Upward,
-    they become those of the children. They pass no optimiser in either direction.
+    `downward`: statistics of BatchNorm move like the parameters, because the node has seen other data than its parent.
+    Upward, they become those of the children. They pass no optimiser in either direction.
     """
 
     text: str
     rate: float
-    share: float
+    residual_weight: float
     downward: bool = False
 
     def merge(
         self,
         task: Task,
         model: Weights,
-        received: Input,
-        residuals: Sequence[Input],
+        received: ReceivedModel,
+        residuals: Sequence[ReceivedModel],
         memory: State,
         data: Shard | None = None,
         discount: float = 1.0,
@@ -70,7 +70,7 @@ class NodeOptimiser:
         names = [name for name in task.model.parameters if name in received.weights]
         mine = {name: model[name] for name in names}
         if kind == "distance":
-            inputs = [Input(each.weights, each.samples * numbers[0] ** (each.hops - 1)) for each in residuals]
+            inputs = [ReceivedModel(each.weights, each.samples * numbers[0] ** (each.hops - 1)) for each in residuals]
             target = mean_of([received, *inputs])
         else:
             target = self._mix(received.weights, mean_of(residuals) if residuals else None, names)
@@ -109,12 +109,13 @@ class NodeOptimiser:
     def _mix(self, main: Weights, second: Weights | None, names: Sequence[str]) -> Weights:
         if second is None:
             return main
-        return {name: torch.lerp(main[name], _like(second[name], main[name]), self.share) for name in names}
+        weight = self.residual_weight
+        return {name: torch.lerp(main[name], _like(second[name], main[name]), weight) for name in names}
 
     def _steps(
-        self, mine: Weights, received: Input, residuals: Sequence[Input], memory: State
+        self, mine: Weights, received: ReceivedModel, residuals: Sequence[ReceivedModel], memory: State
     ) -> tuple[Weights, State]:
-        """The steps at rate 1. Residuals have accumulators of their own."""
+        """The steps at rate 1. Residuals have their own accumulators."""
         steps, kept = self._one_step(mine, received.weights, memory.get("received", {}))
         memory = {**memory, "received": kept}
         if not residuals:
@@ -139,15 +140,15 @@ class NodeOptimiser:
 
     def _statistics(self, task: Task, model: Weights, received: Weights, rate: float) -> dict[str, Tensor]:
         rate = min(rate, 1.0) if self.downward else 1.0
-        found = {name: received[name] for name in task.model.buffers if name in received}
-        return {
-            name: torch.lerp(model[name], _like(value, model[name]), rate)
-            if value.is_floating_point()
-            else value
-            if rate == 1
-            else torch.maximum(model[name], value)
-            for name, value in found.items()
-        }
+        moved = {}
+        for name in task.model.buffers:
+            if name in received:
+                mine, value = model[name], received[name]
+                if value.is_floating_point():
+                    moved[name] = torch.lerp(mine, _like(value, mine), rate)
+                else:  # a counter
+                    moved[name] = value if rate == 1 else torch.maximum(mine, value)
+        return moved
 
 
 def tune_mixture(task: Task, model: Weights, target: Weights, memory: State, data: Shard, rate: float) -> Tensor:
@@ -168,7 +169,7 @@ def tune_mixture(task: Task, model: Weights, target: Weights, memory: State, dat
     return (before - rate * slope).clamp(0, 1)
 
 
-def mean_of(inputs: Sequence[Input]) -> Weights:
+def mean_of(inputs: Sequence[ReceivedModel]) -> Weights:
     """The mean of several models, weighed by their samples."""
     if len(inputs) == 1:
         return inputs[0].weights

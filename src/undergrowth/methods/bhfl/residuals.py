@@ -16,7 +16,7 @@ from undergrowth.core import Packet, State, Task, Weights
 from undergrowth.core.names import LOSS, SAMPLES
 from undergrowth.core.notation import Form, Number, parse_with_word
 from undergrowth.learning.servers import uploaded_weights
-from undergrowth.methods.bhfl.node_optimiser import Input, mean_of
+from undergrowth.methods.bhfl.node_optimiser import ReceivedModel, mean_of
 
 RESIDUAL, HOPS = "residual", "hops"
 _COUNT = (Number("K", at_least=0, whole=True),)
@@ -33,6 +33,10 @@ class ResidualSelector:
 
     text: str
 
+    def check(self) -> None:
+        """Raises an `InputError` if the text cannot be read."""
+        parse_with_word("method.residuals", self.text, FORMS)
+
     @property
     def count(self) -> int:
         return int(self._parsed[1][0]) if self._parsed[1] else 0
@@ -45,7 +49,7 @@ class ResidualSelector:
     def _parsed(self) -> tuple[str, list[float], str]:
         return parse_with_word("method.residuals", self.text, FORMS)
 
-    def select(self, task: Task, node: str, model: Weights, uploads: Mapping[str, Packet]) -> dict[str, Input]:
+    def select(self, task: Task, node: str, model: Weights, uploads: Mapping[str, Packet]) -> dict[str, ReceivedModel]:
         """The selected models by the name of their origin: the child, or `node` for a mean."""
         if not self.count or not uploads:
             return {}
@@ -55,7 +59,7 @@ class ResidualSelector:
         if self._parsed[2] != "mean":
             return found
         samples = sum(each.samples for each in found.values())
-        return {node: Input(mean_of(list(found.values())), samples)} if samples else {}
+        return {node: ReceivedModel(mean_of(list(found.values())), samples)} if samples else {}
 
     def _scores(self, task: Task, model: Weights, uploads: Mapping[str, Packet]) -> dict[str, float]:
         kind = self._parsed[0]
@@ -76,7 +80,7 @@ def change_of(task: Task, model: Weights, after: Weights) -> Tensor:
     return torch.cat([(after[name] - model[name]).flatten() for name in names])
 
 
-def pack_residuals(residuals: Mapping[str, Input]) -> dict[str, Packet]:
+def pack_residuals(residuals: Mapping[str, ReceivedModel]) -> dict[str, Packet]:
     """The parts of a packet that hold `residuals`."""
     if not residuals:
         return {}
@@ -84,29 +88,29 @@ def pack_residuals(residuals: Mapping[str, Input]) -> dict[str, Packet]:
     return {RESIDUAL: Packet.join(parts)}
 
 
-def unpack_residuals(packet: Packet) -> dict[str, Input]:
+def unpack_residuals(packet: Packet) -> dict[str, ReceivedModel]:
     """The residuals that arrived in a packet, over one link more than the sender knew."""
     return {
-        name: Input(part.tensors, part.scalars[SAMPLES], part.scalars[HOPS] + 1)
+        name: ReceivedModel(part.tensors, part.scalars[SAMPLES], part.scalars[HOPS] + 1)
         for name, part in packet.part(RESIDUAL).parts().items()
     }
 
 
-def with_residuals(packet: Packet, residuals: Mapping[str, Input]) -> Packet:
+def with_residuals(packet: Packet, residuals: Mapping[str, ReceivedModel]) -> Packet:
     """The packet with residuals in it."""
     more = Packet.join(pack_residuals(residuals))
     return Packet({**packet.tensors, **more.tensors}, {**packet.scalars, **more.scalars}, packet.tags)
 
 
-def to_state(residuals: Mapping[str, Input]) -> State:
+def to_state(residuals: Mapping[str, ReceivedModel]) -> State:
     """The residuals as a pytree."""
     return {name: dict(vars(each)) for name, each in residuals.items()}
 
 
-def from_state(state: State) -> dict[str, Input]:
+def from_state(state: State) -> dict[str, ReceivedModel]:
     """The residuals that `to_state` turned into a pytree."""
-    return {name: Input(**each) for name, each in state.items()}
+    return {name: ReceivedModel(**each) for name, each in state.items()}
 
 
-def _as_input(up: Packet) -> Input:
-    return Input(uploaded_weights(up), up.scalars[SAMPLES])
+def _as_input(up: Packet) -> ReceivedModel:
+    return ReceivedModel(uploaded_weights(up), up.scalars[SAMPLES])

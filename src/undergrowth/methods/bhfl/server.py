@@ -31,7 +31,7 @@ from undergrowth.learning import Staleness, TaskLoss, learning_rate, model_misma
 from undergrowth.learning.distillation import public_data
 from undergrowth.learning.node_models import round_received, run_round
 from undergrowth.learning.servers import uploaded_weights
-from undergrowth.methods.bhfl.node_optimiser import Input, mean_of
+from undergrowth.methods.bhfl.node_optimiser import ReceivedModel, mean_of
 from undergrowth.methods.bhfl.residuals import from_state, to_state, unpack_residuals, with_residuals
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class NodeServer(Server):
         if MODEL in state:
             taken = list(above.values()) if self.options.residuals_down in ("nodes", "all") else []
             optimiser, data = self.options.optimiser_down(self.place.depth), self._proxy_data(task)
-            model, memory = optimiser.merge(task, state[MODEL], Input(parent), taken, memory, data)
+            model, memory = optimiser.merge(task, state[MODEL], ReceivedModel(parent), taken, memory, data)
         if self.options.residuals_down != "none" and self.place.depth == 1:
-            above = {ROOT: Input(parent)}  # its parent is the root
+            above = {ROOT: ReceivedModel(parent)}  # its parent is the root
         return {
             MODEL: dict(model),
             "up": state.get("up", {}),
@@ -109,15 +109,15 @@ class NodeServer(Server):
         children, discount = self._children(uploads)
         model, data = state[MODEL], self._proxy_data(task)
         if data is not None and self.options.proxy == "beside":
-            children.append(Input(self._train(task, model, data, state, context), float(len(data))))
+            children.append(ReceivedModel(self._train(task, model, data, state, context), float(len(data))))
         samples = sum(each.samples for each in children)
         if not samples:
             return state
-        residuals: dict[str, Input] = {}
+        residuals: dict[str, ReceivedModel] = {}
         for up in uploads.values():
             residuals.update(unpack_residuals(up))
         taken = [] if self.place.depth else list(residuals.values())
-        received = Input(mean_of(children), samples)
+        received = ReceivedModel(mean_of(children), samples)
         merged, memory = self.options.optimiser_up(self.place.depth).merge(
             task, model, received, taken, state.get("up", {}), data, discount
         )
@@ -137,7 +137,7 @@ class NodeServer(Server):
             scalars[DEPTH] = float(self.place.depth)
         return with_residuals(Packet(state[MODEL], scalars), from_state(state["from below"]))
 
-    def _children(self, uploads: Mapping[str, Packet]) -> tuple[list[Input], float]:
+    def _children(self, uploads: Mapping[str, Packet]) -> tuple[list[ReceivedModel], float]:
         """The children's models with the samples behind them, and the factor of the rate for their age."""
         weigh = Staleness(self.options.staleness)
         children, before = [], 0.0
@@ -145,7 +145,7 @@ class NodeServer(Server):
             samples = up.scalars[SAMPLES]
             before += samples
             factor = weigh(int(up.scalars.get("age", 0))) if self.asynchronous else 1.0
-            children.append(Input(uploaded_weights(up), samples * factor))
+            children.append(ReceivedModel(uploaded_weights(up), samples * factor))
         after = sum(each.samples for each in children)
         return children, after / before if before and self.asynchronous else 1.0
 

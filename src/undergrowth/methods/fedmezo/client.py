@@ -25,8 +25,8 @@ MEASURED = "measured"  # own state: whether the model was perturbed and returned
 class FedMeZOClient(LoopClient):
     """own: `model` and its `round`.
 
-    A device of its own changes its model in place (`in_place`). In a simulation devices share tensors, so the client
-    perturbs a copy and keeps the model as it was; the next replay includes the perturbations.
+    A real device changes its model in place (`in_place`). In a simulation, devices share tensors, so the client
+    perturbs a copy and keeps the model as it was. The next replay includes the perturbations.
     """
 
     options: ZerothOrderOptions

@@ -68,9 +68,14 @@ class ReopenedRun:
         return tuple(sorted(names.values(), key=model.position))
 
     @property
+    def population(self) -> Population:
+        """The data of the last round."""
+        return self.federation.population_at(self.rounds - 1)
+
+    @property
     def devices(self) -> list[str]:
         """The devices with the most samples, largest first."""
-        population = self.federation.population
+        population = self.population
         sizes = {name: population.size(name) for name in population.devices}
         able = [name for name, size in sizes.items() if size >= self.task.model.smallest_batch()]
         return sorted(able, key=lambda name: (-sizes[name], name))[: self.max_devices]
@@ -80,7 +85,7 @@ class ReopenedRun:
         return Context(self.seed, node, self.rounds - 1)
 
     def shard(self, device: str) -> Shard:
-        return self.federation.population.train(device).to(self.federation.world.torch_device)
+        return self.population.train(device).to(self.federation.world.torch_device)
 
     def test_samples(self) -> Shard:
         """Samples of the central test set in random order, because data files may be sorted by class."""

@@ -36,7 +36,7 @@ _MARKS = {"entropy": ("circle-open", "highest entropy"), "clusters": ("diamond-o
 def compute(record: RunRecord, reopen: Callable[[], ReopenedRun]) -> Numbers:
     run = reopen()
     level, device = _level(run), next(iter(run.devices), "")
-    samples = run.federation.population.size(device) if device else 0
+    samples = run.population.size(device) if device else 0
     if samples < _MIN_SAMPLES:
         raise InputError(f"t-SNE needs {_MIN_SAMPLES} samples, and no device of '{record.run}' has more than {samples}")
     context, shard = run.context(device), run.shard(device)
