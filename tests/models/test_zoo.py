@@ -239,3 +239,20 @@ def test_large_images_get_the_large_stem() -> None:
     large = builder("resnet-18", (3, 65, 64), 2, width=4)()
     assert small.get_submodule("stem.0").kernel_size == (3, 3)
     assert large.get_submodule("stem.0").kernel_size == (7, 7)
+
+
+@pytest.mark.parametrize(
+    "torch_device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+        ),
+    ],
+)
+def test_an_lstm_has_a_gradient_in_evaluation_mode(torch_device: str) -> None:
+    """The Fisher information needs it, and cuDNN refuses it."""
+    model = builder("lstm", (6,), CLASSES, vocabulary=11, hidden=8)().to(torch_device).eval()
+    model(torch.arange(6, device=torch_device)[None]).sum().backward()
+    assert all(value.grad is not None for value in model.parameters())
+    assert not any(module.training for module in model.modules())

@@ -174,3 +174,32 @@ def test_a_method_with_models_of_devices_has_one_more(tmp_path: Path) -> None:
 def test_a_copy_of_the_folder_can_be_read(result: ug.Result, tmp_path: Path) -> None:
     shutil.copytree(result.folder.parent, tmp_path / "copy")
     assert ug.load(result.run, tmp_path / "copy").personal == result.personal
+
+
+def test_by_class_weighs_the_central_test_set_by_the_classes_of_a_device(tmp_path: Path) -> None:
+    """As Iacob et al. (2023) do for CIFAR-10: Σ_c (share of class c on the device)·(accuracy on class c)."""
+    data = {**SMALL["data"], "holdout": 0}
+    found = start(raw(tmp_path, data=data, personal={"adapt": [], "epochs": 1, "test": "by-class"}))
+    section = parse_experiment(raw(tmp_path, data=data)).data
+    dataset = ug.data.load("digits", train_samples=250)
+    population = ug.data.partition_dataset(dataset, section.partition, 5, 3, 0)
+    test = dataset.central_test()
+    right = (found.model(test.x).argmax(1) == test.y).double()
+    assert found.personal is not None and list(found.personal.devices) == list(population.devices)
+    for device, accuracy in found.personal.by_device("federated").items():
+        labels = population.train(device).y
+        expected = sum((labels == each).double().mean() * right[test.y == each].mean() for each in range(10))
+        assert accuracy == pytest.approx(float(expected))
+    assert all(0 <= value <= 1 for value in found.personal.by_device("local").values())
+
+
+def test_by_class_needs_classes(tmp_path: Path) -> None:
+    (tmp_path / "play.txt").write_text("Ann:\nthe rain in spain\n\nBob:\nstays in the plain\n\n" * 9)
+    wrong = {
+        "task": {"main": "accuracy"},
+        "model": {"name": "lstm", "hidden": 4},
+        "data": {"name": "text", "path": str(tmp_path / "play.txt"), "length": 8, "holdout": 0.2},
+        "personal": {"test": "by-class"},
+    }
+    with pytest.raises(ug.InputError, match=r"personal.test by-class needs classes, and the task is next-token"):
+        start(raw(tmp_path, **wrong))

@@ -5,6 +5,7 @@ For characters, as in LEAF's Shakespeare model, or for words.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from undergrowth.models.architecture import Architecture
@@ -21,7 +22,10 @@ class Recurrent(nn.Module):
         self.layer = nn.LSTM(inputs, units, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        # cuDNN has no gradient in evaluation mode. Without dropout both modes compute the same.
+        mode, self.layer.training = self.layer.training, torch.is_grad_enabled()
         outputs: Tensor = self.layer(x)[0]
+        self.layer.training = mode
         return outputs
 
 

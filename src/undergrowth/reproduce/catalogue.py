@@ -6,6 +6,7 @@ section by section and `scales` scale by scale, so that both tables share runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -17,7 +18,7 @@ from undergrowth.reproduce.table import FIGURE, Raw, Table
 
 @cache
 def load_tables() -> dict[str, Table]:
-    """All tables and figures by their first number, in numerical order; those of an appendix are last."""
+    """All tables and figures by their first number, in numerical order; those that begin with a letter are last."""
     folder = resources.files(__package__) / "tables"
     files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     raw = {file.name.removesuffix(".yaml"): load_yaml(file.read_text(encoding="utf-8")) for file in files}
@@ -27,7 +28,7 @@ def load_tables() -> dict[str, Table]:
 
 
 def _order(table: Table) -> tuple[str, int, int, bool]:
-    chapter, number = table.name.removeprefix(FIGURE).split(".")
+    chapter, number = re.split("[.-]", table.name.removeprefix(FIGURE))
     letter, count = ("", int(chapter)) if chapter.isdecimal() else (chapter, 0)
     return letter, count, int(number), table.is_figure
 

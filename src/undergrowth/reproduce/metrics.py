@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,11 +18,13 @@ from undergrowth.report.run_record import finite, learning_efficiency
 from undergrowth.reproduce.pruned_models import METRICS as PRUNED
 from undergrowth.reproduce.pruned_models import measure_pruned
 from undergrowth.runs import Store
-from undergrowth.runs.result import result_of
+from undergrowth.runs.relative_accuracy import distribution
+from undergrowth.runs.result import personal_accuracy, result_of
 from undergrowth.runs.stored_experiment import stored_experiment
 
 EFFICIENCY, METADATA, TOTAL, PASSES = "efficiency", "metadata", "total GB", "forward passes"
 TIER = "tier "
+PERSONAL = re.compile(r"(accuracy|relative accuracy) of (.+), (.+)")
 _COSTS = {"down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up")}
 _COSTS["computing"] = ("compute_seconds",)
 Curve = tuple[tuple[int, float], ...]  # pairs of a round and a value
@@ -43,17 +46,19 @@ def measure(store: Store, run: str, metric: str) -> float:
     - `forward passes`: the FLOPs of all devices in all rounds, in forward passes of the model for one image;
     - `computing`: the simulated seconds that a device computes when it is asked, mean over all asks;
     - `tier NAME`: the mean accuracy of the devices of this class on their own test samples, in per cent;
+    - `accuracy of MODEL, FIGURE` or `relative accuracy of MODEL, FIGURE`: a figure about the accuracies of all devices
+      with a model of the phase `personal`, such as local. FIGURE is a field of `Distribution`: `mean`, `best mean` or
+      `worst mean` in per cent, `variance`, `best variance` or `worst variance` in percent², `below zero` in devices;
     - a figure about pruned models, see `pruned_models.measure_pruned`.
     """
     if metric in PRUNED:
         return measure_pruned(store, run, metric)
+    if personal := PERSONAL.fullmatch(metric):
+        return _personal_figure(store, run, *personal.groups())
     if metric.removesuffix(" GB") in _COSTS:
         return _mean_cost(store, run, metric)
-    if metric == TOTAL:
-        summary = store.run(run)["summary"]
-        return float(summary["bytes_up"] + summary["bytes_down"]) / 1e9
-    if metric == PASSES:
-        return _forward_passes(store, run)
+    if metric in (TOTAL, PASSES):
+        return _total(store, run, metric)
     rounds = store.rounds(run)
     if metric.startswith(TIER):
         return 100 * _tier_accuracy(store, run, metric.removeprefix(TIER))
@@ -103,8 +108,11 @@ def _mean_cost(store: Store, run: str, metric: str) -> float:
     return mean if name == "computing" else mean / 2 ** (30 if gigabytes else 20)
 
 
-def _forward_passes(store: Store, run: str) -> float:
+def _total(store: Store, run: str, metric: str) -> float:
+    """The traffic of all devices in GB, or their work in forward passes."""
     row = store.run(run)
+    if metric == TOTAL:
+        return float(row["summary"]["bytes_up"] + row["summary"]["bytes_down"]) / 1e9
     one = 2 * count_products(result_of(store, run).model, torch.zeros(1, *row["experiment"]["shape"]))
     return float(row["summary"]["flops"]) / one
 
@@ -113,6 +121,17 @@ def _tier_accuracy(store: Store, run: str, tier: str) -> float:
     found = [each.get("accuracy") for each in store.devices(run) if each["tier"] == tier]
     known = [value for value in found if value is not None]
     return _known(statistics.fmean(known) if known else None, run, f"{TIER}{tier}")
+
+
+def _personal_figure(store: Store, run: str, kind: str, model: str, figure: str) -> float:
+    """A figure about the devices' accuracies with a model, or about what these exceed those of the local one by."""
+    found = personal_accuracy(store, run)
+    if found is None or model not in found.models:
+        raise RunError(f"run '{run}' did not evaluate the model '{model}' on its devices, which the table needs")
+    values = distribution(found.accuracies[model] if kind == "accuracy" else found.relative(model))
+    field = figure.replace(" ", "_")
+    unit = 1.0 if field == "below_zero" else 1e4 if field.endswith("variance") else 100.0
+    return unit * float(getattr(values, field))
 
 
 def _metadata_bytes(rounds: Sequence[dict[str, Any]]) -> float:

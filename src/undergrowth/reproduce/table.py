@@ -3,8 +3,9 @@
 Each file in `tables/` is one table. The experiment of a cell is merged from layers; later layers override earlier ones:
 `experiment` of the table, the column, the row, the matching `cells`, then `experiment` and matching `cells` of the
 scale. Besides the sections of an experiment, a layer may contain `metric`, the reported value (see `metrics.measure`,
-default: `accuracy`), and two names of pretrainings in `starts`: the weights of `from_start` initialise the model, those
-of `devices_from_start` the models of `model.ladder`. A seed in a layer is added to the seed of the run.
+default: `accuracy`), `evaluated`, the model that stands for MODEL in it (default: federated), and two names of
+pretrainings in `starts`: the weights of `from_start` initialise the model, those of `devices_from_start` the models of
+`model.ladder`. A seed in a layer is added to the seed of the run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from undergrowth.runs.sections import Section
 
 SCALES = ("full", "small", "smoke")
 FIGURE = "figure-"  # begins the name of a figure
-_FIGURE_PATTERN = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:±(\d+(?:\.\d+)?))?")
+_FIGURE_PATTERN = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:±(\d+(?:\.\d+)?))?")
 
 Place = tuple[str, str]  # row and column
 Raw = dict[str, Any]  # an experiment, or a part of one, before validation

@@ -8,6 +8,7 @@ from typing import Any
 
 from undergrowth.core import InputError
 from undergrowth.reproduce.table import CellSettings, Place, Raw, Scale, Table, matches, matches_cell
+from undergrowth.runs.relative_accuracy import FEDERATED
 from undergrowth.sweeps.layers import merge_layers, merge_section
 
 _SECTIONS_OF_STARTS = ("model", "data", "train")  # that a pretraining takes from the table
@@ -75,7 +76,7 @@ def _build_cell(table: Table, scale: Scale, row: str, column: str) -> Cell:
         table.experiment, table.columns[column], table.rows[row], *_matching(table.cells, row, column),
         scale.experiment, *_matching(scale.cells, row, column),
     )  # fmt: skip
-    metric = raw.pop("metric", "accuracy")
+    metric = raw.pop("metric", "accuracy").replace("MODEL", raw.pop("evaluated", FEDERATED))
     start, device_start = raw.pop("from_start", None), raw.pop("devices_from_start", None)
     starts = _pretrainings(table, scale, column, start) if start else ()
     of_devices = _pretrainings(table, scale, column, device_start)[0] if device_start else None

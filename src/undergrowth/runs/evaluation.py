@@ -186,9 +186,16 @@ def score_on_devices(
 ) -> dict[str, dict[str, float | None]]:
     """The metrics of one model on the test samples of each device that has any.
 
-    A metric that is not defined for these samples is None, such as r2 of a single sample.
+    A metric that is not defined for these samples is None, such as r2 of a single sample. A population with
+    `test_weights` has the same test samples for all devices, and weights of them for each.
     """
     metrics: dict[str, dict[str, float | None]] = {}
+    if (test_weights := getattr(population, "test_weights", None)) is not None:
+        test = population.test(devices[0]).to(torch_device)
+        statistics = measure_samples(kind, used.model, used.weights, test.x, test.y).rows[:, 2:].cpu()
+        owners = [name for name in devices if population.size(name)]
+        weighed = {name: (test_weights(name)[:, None] * statistics).sum(0) for name in owners}
+        return {name: dict(kind.scores(sums, test.y)) for name, sums in weighed.items()}
     for first in range(0, len(devices), MAX_DEVICES_PER_PASS):
         shards = {name: population.test(name) for name in devices[first : first + MAX_DEVICES_PER_PASS]}
         shards = {name: shard for name, shard in shards.items() if len(shard)}

@@ -10,10 +10,17 @@ from typing import Any
 import torch
 
 from undergrowth.core import Context, Method
-from undergrowth.data import fixed_at
+from undergrowth.data import Population, fixed_at
 from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with_model
 from undergrowth.runs.ongoing_run import NOBODY_ASKED, Execution
-from undergrowth.runs.personal_phase import ACCURACY, FOLDER, PersonalPhase, chosen_by_auto, step_name
+from undergrowth.runs.personal_phase import (
+    ACCURACY,
+    FOLDER,
+    PersonalPhase,
+    chosen_by_auto,
+    step_name,
+    tested_population,
+)
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL, PERSONAL
 from undergrowth.runs.start_phase import Step, initial_weights
 from undergrowth.runs.store import Store
@@ -38,11 +45,12 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
         experiment = experiment.model_copy(update={"run": run})
     initial, final = initial_weights(execution.folder, experiment), execution.write_model()
     last = max(0, federation.driver.root.round - 1)
-    phase = PersonalPhase(experiment, fixed_at(federation.device_data, last), seed, initial, final)
+    population = tested_population(experiment.personal, fixed_at(federation.device_data, last))
+    phase = PersonalPhase(experiment, population, seed, initial, final)
     with closing(Store(execution.folder / FOLDER, create=True)) as store:
         steps = _Steps(execution, store, do_step)
         local = steps.do(phase.local())
-        found = {LOCAL: steps.accuracies(local), **_method_models(execution)}
+        found = {LOCAL: steps.accuracies(local), **_method_models(execution, population)}
         chosen: list[str] | None = None
         if phase.section.only == "below":
             on_validation = _score_federated(execution, phase.validation)
@@ -54,7 +62,6 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
             found[how] = {**adapted, **{device: kept[device] for device in kept if device not in (chosen or ())}}
         for how in phase.section.adapt:
             found.setdefault(how, found[FEDERATED])  # nobody had to adapt
-    population = federation.device_data
     devices = [
         name for name in population.devices if population.size(name) and all(name in each for each in found.values())
     ]
@@ -95,9 +102,9 @@ class _Steps:
         return {each["device"]: each[key] for each in self.store.devices(run) if each[key] is not None}
 
 
-def _method_models(execution: Execution) -> dict[str, Accuracies]:
+def _method_models(execution: Execution, population: Population) -> dict[str, Accuracies]:
     """The accuracies of the run's model and, if the method has a model for every device, of these."""
-    method, population = execution.federation.method, execution.federation.present
+    method = execution.federation.method
     models = _models(execution)
     if "global" not in models:
         return {FEDERATED: _accuracies(execution.score_devices(population))}

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +21,7 @@ from undergrowth.data import Population
 from undergrowth.exchange import Totals
 from undergrowth.methods.adapt import ALONE
 from undergrowth.methods.adapt.rules import split_samples
+from undergrowth.runs.class_shares import ClassShares
 from undergrowth.runs.config import Experiment, MethodSection, PublicSection
 from undergrowth.runs.evaluation import evaluated_models
 from undergrowth.runs.federation import Federation, federate
@@ -64,6 +65,7 @@ class ValidationSamples:
     population: Population
     fraction: float
     seed: int
+    test_weights: ClassVar[None] = None  # all of them count the same, whatever `population` says
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.population, name)
@@ -152,7 +154,7 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
             "run.engine 'processes': on a machine with a GPU its workers cannot start after the last round; "
             "with personal, write auto, vector or serial"
         )
-    population = federation.population
+    population = tested_population(section, federation.population)
     if not any(len(population.test(device)) for device in population.devices if population.size(device)):
         raise InputError("personal: no device has test samples; give data.holdout above 0")
     models = evaluated_models(federation.method, federation.task, federation.driver.root.state, {})
@@ -162,6 +164,16 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
         step = federate(step_experiment(experiment, how, None), None, population, model, functions)
         if how == "freeze":
             step.task.model.trainable("head")
+
+
+def tested_population(section: PersonalSection, population: Population) -> Population:
+    """The devices with the test samples that score their models."""
+    if section.test == "own":
+        return population
+    task = getattr(population, "task", "classification")
+    if task != "classification":
+        raise InputError(f"personal.test by-class needs classes, and the task is {task}; write own")
+    return ClassShares(population)
 
 
 def chosen_by_auto(federation: Federation) -> bool:

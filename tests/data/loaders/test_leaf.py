@@ -1,4 +1,4 @@
-"""FEMNIST and Shakespeare from LEAF's JSON files."""
+"""FEMNIST, Shakespeare and Reddit from LEAF's JSON files."""
 
 from __future__ import annotations
 
@@ -51,6 +51,50 @@ def test_shakespeare(tmp_path: Path) -> None:
     assert shard.y.tolist() == [ALPHABET.index("a"), 79, 0]
     assert set(shard.x[2].tolist()) == {79}  # as in LEAF, what is not in the alphabet counts as its last letter
     assert partition_dataset(dataset, "natural", None, 0).groups == ("HAMLET_1", "OPHELIA")
+
+
+def comment(text: str) -> tuple[list[list[str]], dict[str, Any]]:
+    """A comment and its label as LEAF writes them: pieces of ten words, and the words that follow."""
+    words = text.split()
+    inputs, following = ["<BOS>", *words, "<EOS>"], [*words, "<EOS>", "<PAD>"]
+    padded = [[*part, *["<PAD>"] * (-len(part) % 10)] for part in (inputs, following)]
+    pieces, targets = ([part[first : first + 10] for first in range(0, len(part), 10)] for part in padded)
+    return pieces, {"subreddit": "pics", "target_tokens": targets}
+
+
+def reddit_user(*texts: str) -> dict[str, Any]:
+    x, y = zip(*map(comment, texts), strict=True)
+    return {"x": list(x), "y": list(y)}
+
+
+def test_reddit(tmp_path: Path) -> None:
+    users = {"17": reddit_user("a b a b a b a c a", "a"), "18": reddit_user("b d")}
+    dataset = load("reddit", write(tmp_path, users, test={"17": reddit_user("e b")}), vocabulary=6)
+    # By frequency: a, b, then of the words that occur three times <BOS> and <EOS>; c, d and e are unknown.
+    padding, unknown, a, b, begin, end = range(6)
+    assert dataset.task == "next-token" and dataset.classes == 6 and dataset.shape == (10,)
+    shard = dataset.shard([0, 1, 2, 3])
+    assert shard.x[0].tolist() == [begin, a, b, a, b, a, b, a, unknown, a]
+    assert shard.y[0].tolist() == [a, b, a, b, a, b, a, unknown, a, end]
+    assert shard.x[1].tolist() == [end] + [padding] * 9 and set(shard.y[1].tolist()) == {-1}
+    assert shard.y[3].tolist() == [b, unknown, end] + [-1] * 7
+    assert dataset.central_test().x[0, :3].tolist() == [begin, unknown, b]
+    population = partition_dataset(dataset, "natural", None, 0)
+    assert population.groups == ("17", "18") and population.size("device-000") == 3
+
+
+def test_wrong_comments_are_refused(tmp_path: Path) -> None:
+    good = reddit_user("a b")
+    for wrong, message in (
+        ({"x": [[["a"] * 9]], "y": good["y"]}, "pieces of 10 words"),
+        ({"x": [[[1] * 10]], "y": good["y"]}, "must be texts"),
+        ({"x": good["x"], "y": [{}]}, "target_tokens"),
+        ({"x": [good["x"][0] * 2], "y": good["y"]}, "2 pieces and 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load("reddit", write(tmp_path, {"17": wrong}, test={"17": good}))
+    with pytest.raises(InputError, match="vocabulary is 2"):
+        load("reddit", write(tmp_path, {"17": good}, test={"17": good}), vocabulary=2)
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
