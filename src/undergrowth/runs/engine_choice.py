@@ -52,6 +52,11 @@ class Facts:
     recurrent: bool = False  # the model has LSTM layers
     forks: bool = True  # worker processes can be started
 
+    @property
+    def is_brief(self) -> bool:
+        """Whether the run stays serial because other engines could save little."""
+        return not self.gpu and self.rounds * self.clients * client_seconds(self) < MAX_SERIAL_SECONDS
+
     def __str__(self) -> str:
         return (
             f"{self.clients} clients a round for {self.rounds} rounds, {self.steps} steps with {self.calls} tensor "
@@ -71,9 +76,9 @@ def choose_engine(facts: Facts) -> Choice:
         if facts.stacks:
             return Choice({"engine": "vector"}, "vector, because a GPU computes many clients at once")
         return Choice({"engine": "serial"}, "serial, because these clients cannot be stacked on the GPU")
+    if facts.is_brief:
+        return Choice({"engine": "serial"}, f"serial, because there is little to compute: {facts}")
     serial, *others = candidates = estimates(facts)
-    if serial[0] < MAX_SERIAL_SECONDS:
-        return Choice(serial[1], f"serial, because there is little to compute: {facts}")
     seconds, settings = min(candidates, key=lambda candidate: candidate[0])
     stacked = " of stacked clients" if settings.get("stack") else ""
     if settings is serial[1]:
