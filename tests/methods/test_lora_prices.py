@@ -31,13 +31,32 @@ def with_a_frozen_backbone() -> torch.nn.Module:
     return module
 
 
+def texts() -> Dataset:
+    tokens, labels = torch.zeros(160, TOKENS, dtype=torch.int64), torch.arange(160) % 4
+    return Dataset("texts", tokens, labels, tokens[:8], labels[:8], classes=4)
+
+
+@pytest.mark.slow
+def test_a_plan_with_default_settings_says_that_most_phones_cannot_train_a_large_model() -> None:
+    """Not the phones of 2 and 6 GB: the weights, their copy and their gradients are 1.3 GB."""
+    methods = ["fedavg", "lora", "fedmezo", "fedncm"]
+    found = ug.plan(methods, data=texts(), model=large_transformer, fleet="phones", clients=10, partition="iid")
+    devices = takes_part(found)
+    assert devices["fedmezo"] == devices["fedncm"] == 10 > devices["lora"] > devices["fedavg"] == 2
+    assert found.advice[0].startswith("Most devices can take part with fedmezo: 10 of 10 devices")
+    assert found.advice[0].endswith("as many with fedncm.")
+    assert "lora: 6 (too big for phone-low)" in found.advice[1]
+    assert "fedavg: 2 (too big for phone-low, phone-mid)" in found.advice[1]
+    memory = {row["method"]: row["memory_bytes"] for row in found}
+    assert memory["fedavg"] == pytest.approx(3 * 434e6, rel=0.2)
+    assert memory["fedmezo"] == pytest.approx(434e6, rel=0.1) and memory["fedncm"] == pytest.approx(434e6, rel=0.1)
+
+
 @pytest.mark.slow
 def test_phones_can_adapt_a_large_model_and_cannot_train_it() -> None:
     """FedAvg does not fit into the memory of small phones, and takes too long to upload from the others."""
     assert sum(value.numel() for value in large_transformer().parameters()) == pytest.approx(109e6, rel=0.01)
-    tokens, labels = torch.zeros(160, TOKENS, dtype=torch.int64), torch.arange(160) % 4
-    data = Dataset("texts", tokens, labels, tokens[:8], labels[:8], classes=4)
-    settings = {"data": data, "fleet": "phones", "clients": 10, "partition": "iid", "batch": 2, "deadline": 150}
+    settings = {"data": texts(), "fleet": "phones", "clients": 10, "partition": "iid", "batch": 2, "deadline": 150}
     rows = [
         *ug.plan(["fedavg", "fedmezo", "lora"], model=large_transformer, **settings),
         *ug.plan(["fedncm"], model=with_a_frozen_backbone, **settings),

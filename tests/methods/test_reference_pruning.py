@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.methods import tiny_federation as tiny
-from undergrowth.core import Context, Shard, View
+from undergrowth.core import Context, Packet, Shard, View
+from undergrowth.core.names import SAMPLES
 from undergrowth.core.samplers import NoKnowledge
 from undergrowth.methods import FLPQSU, REFT, FedKD, PruneFL
 from undergrowth.models.staged import Staged
@@ -129,6 +131,18 @@ def test_a_class_that_no_device_has_is_left_out_with_a_warning(distill: str, mon
     with pytest.warns(UserWarning, match="no device has samples of class 2: not distilled"):
         state, _ = tiny.simulate(FedKD(distill=distill, logits="float32", **SERVER), 1)
     assert_distilled(state["model"], distilled(teacher, held, distill, 1.0))
+
+
+def test_class_weights_sum_to_one_for_every_class_that_a_device_has() -> None:
+    """The teacher of devices that all send the number 7 is 7; a class that nobody has keeps no weight."""
+    generator, reducer = torch.Generator().manual_seed(2), REFT().server.reducer
+    counts = torch.randint(0, 40, (5, 4), generator=generator) * torch.tensor([1, 1, 1, 0])
+    counts[:4, 1] = 0  # one device has all samples of this class
+    sevens = torch.full((6, 4), 7.0, dtype=torch.float64)
+    ups = [Packet({"logits": sevens, "counts": each.float()}, {SAMPLES: 1.0}) for each in counts]
+    found = reduce(reducer.merge, [reducer.lift(str(place), up, 0) for place, up in enumerate(ups)]).tensors
+    torch.testing.assert_close(found["logits"][:, :3], sevens[:, :3], rtol=1e-12, atol=0)
+    assert not found["logits"][:, 3].any() and torch.equal(found["counts"], counts.sum(0).double())
 
 
 class Speeds(NoKnowledge):

@@ -131,9 +131,21 @@ def test_the_best_method_lets_most_devices_take_part(tmp_path: Path) -> None:
     assert one.advice[0] == "fedavg: 6 of 6 devices can take part, in 2 of 2 device classes."
 
 
+def test_the_advice_says_which_methods_do_not_fit_and_where(tmp_path: Path) -> None:
+    needed = {row["method"]: row["memory_bytes"] for row in ug.plan(["fedavg", "fedmezo"], **SMALL)}
+    assert needed["fedmezo"] > 1.5 * needed["fedavg"], "the model is small, and slopes are measured on large batches"
+    small, middle = ({"memory": factor * needed["fedavg"], "share": 1 / 3} for factor in (1.1, 1.4))
+    fleet = fleet_file(tmp_path, small=small, middle=middle, large={"flops": 1e5, "share": 1 / 3})
+    found = ug.plan(["fedmezo", "fedavg", "distmezo"], fleet=fleet, **SMALL)
+    assert found.advice[0] == "Most devices can take part with fedavg: 6 of 6 devices, in 3 of 3 device classes."
+    assert found.advice[1] == "Fewer devices can take part with fedmezo, distmezo: 2 (too big for small, middle)."
+    late = ug.plan(["fedmezo", "fedavg"], fleet=fleet, deadline=5, **SMALL)
+    assert late.advice[1].endswith("with fedmezo: 0 (too big for small, middle; too slow for large).")
+
+
 def test_the_same_plan_gives_the_same_advice() -> None:
     first, second = (ug.plan(["fedavg", "heterofl"], fleet="phones", deadline=0.2, **SMALL) for _ in range(2))
-    assert first == second and first.advice == second.advice and len(first.advice) == 4
+    assert first == second and first.advice == second.advice and len(first.advice) == 5
 
 
 class OwnNet(nn.Sequential):

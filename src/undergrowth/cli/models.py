@@ -45,6 +45,7 @@ def models(name: EntryName = None, json: AsJson = False) -> None:
         ("projection", "projection: SIZE puts MOON's projection head, two linear layers, before the last layer"),
         ("image size", "image_size: PIXELS resizes images at the input of the model"),
         ("frozen part", "freeze: LEVEL trains and sends only the part above that level"),
+        ("statistics", "statistics: frozen trains BatchNorm with the running statistics of the weights"),
         ("adapters", "lora: {rank: 8} freezes all but the head and trains low-rank adapters"),
         ("source", entry.source),
         ("example", f"undergrowth run --model {_example_name(entry)}"),

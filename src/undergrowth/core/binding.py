@@ -16,7 +16,8 @@ class BoundModule:
     """A module, the places in it that weights are written to, and the facts about it that do not change.
 
     Parameters that require no gradient, and the buffers of frozen layers, are no weights: the module keeps its own
-    tensors for them, which all devices share.
+    tensors for them, which all devices share. A layer is frozen if none of its parameters requires a gradient, or by
+    `freeze_buffers`.
     """
 
     def __init__(self, module: nn.Module, levels: Levels | None = None) -> None:
@@ -71,14 +72,19 @@ class BoundModule:
         self._modes[training] = [layer.training for layer in self._layers]
 
 
+def freeze_buffers(layer: nn.Module) -> None:
+    """From now on a `BoundModule` runs the layer in evaluation mode only; its parameters are trained as before."""
+    layer.has_frozen_buffers = True  # type: ignore[assignment]  # nn.Module declares that attributes are tensors
+
+
 def _find_frozen_layers(module: nn.Module) -> list[nn.Module]:
-    """Layers of which no parameter requires a gradient. A layer without parameters follows the layer that holds it."""
+    """Layers that always run in evaluation mode. A layer without parameters follows the layer that holds it."""
     frozen: list[nn.Module] = []
     known: dict[str, bool] = {}
     for name, layer in module.named_modules():
         flags = [value.requires_grad for value in layer.parameters()]
         known[name] = not any(flags) if flags else known.get(name.rpartition(".")[0], False)
-        if known[name]:
+        if known[name] or getattr(layer, "has_frozen_buffers", False):
             frozen.append(layer)
     return frozen
 
@@ -96,9 +102,9 @@ def _find_places(
         for place in (layer._parameters, layer._buffers):
             for key, value in place.items():
                 name = f"{prefix}.{key}" if prefix else key
-                if value is None or name not in persistent or layer in frozen:
+                if value is None or name not in persistent:
                     continue
-                if place is layer._parameters and not value.requires_grad:
+                if layer in frozen if place is layer._buffers else not value.requires_grad:
                     continue
                 # Both places of a tied weight get the value of its first name.
                 name = first_names.setdefault(id(value), name)

@@ -1,10 +1,17 @@
-"""Options of every model that adapt it to data or weights: images resized at its input, a frozen lower part."""
+"""Options of every model that adapt it to data or weights: resized images, a frozen lower part, frozen statistics."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from undergrowth.core.binding import freeze_buffers
+from undergrowth.core.errors import InputError
 from undergrowth.models.staged import Staged
 
 
@@ -34,4 +41,32 @@ def freeze_below(module: Staged, level: str) -> Staged:
     """The same model; the part below `level` is not trained, averaged or sent, and runs in evaluation mode."""
     for stage in list(module.children())[: module.position(level)]:
         stage.requires_grad_(False)
+    return module
+
+
+@dataclass(frozen=True)
+class WithFrozenStatistics:
+    """Builds a module with `build` and freezes its running statistics. It is plain data if `build` is."""
+
+    build: Callable[[], nn.Module]
+
+    def __call__(self) -> nn.Module:
+        return freeze_statistics(self.build())
+
+    @property
+    def ladder(self) -> Mapping[str, Any]:
+        """The smaller models that belong to the model, if it is an object that has any."""
+        return getattr(self.build, "ladder", {})
+
+
+def freeze_statistics(module: nn.Module) -> nn.Module:
+    """The same module, whose BatchNorm layers normalise by their running statistics in training too.
+
+    Their weights and biases are trained; the statistics stay as they are and are not sent.
+    """
+    layers = [each for each in module.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
+    if not layers:
+        raise InputError("model.statistics: the model has no BatchNorm layer with running statistics; leave it out")
+    for layer in layers:
+        freeze_buffers(layer)
     return module

@@ -10,12 +10,13 @@ from undergrowth.runs.advice import Change, NextClass, best_method, fitting_clas
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.planning import Row, takes_part
 
-MAX_EQUALS_NAMED = 3  # methods that let as many devices take part as the best one
+MAX_EQUALS_NAMED = 3  # of the methods that let as many devices take part
 
 
 def advise(rows: Sequence[Row], planned: Experiment, method: str, next_class: NextClass | None) -> list[str]:
     """Sentences about a plan. Batteries and `next_class` are those of `method`."""
-    sentences = [_participation(rows, planned), _energy(rows, planned), *_batteries(rows, planned, method)]
+    who = [_participation(rows, planned), *_who_is_left_out(rows)]
+    sentences = [*who, _energy(rows, planned), *_batteries(rows, planned, method)]
     if next_class:
         sentences.append(_changes(next_class, planned))
     return [f"{sentence}." for sentence in sentences]
@@ -37,13 +38,37 @@ def _participation(rows: Sequence[Row], planned: Experiment) -> str:
         )
     sentence = f"Most devices can take part{by} with {best}: {figures}, in {in_classes}"
     if same:
-        more = len(same) - MAX_EQUALS_NAMED
-        names = ", ".join(same[:MAX_EQUALS_NAMED]) + (f" and {more} more" if more > 0 else "")
-        sentence += f"; as many with {names}"
+        sentence += f"; as many with {_named(same)}"
     widest = max(devices, key=lambda name: fitting_classes(rows, name))
     if fitting_classes(rows, widest) > fitting_classes(rows, best):
         sentence += f"; most classes with {widest}: {fitting_classes(rows, widest)} of {classes}"
     return sentence
+
+
+def _who_is_left_out(rows: Sequence[Row]) -> list[str]:
+    """With which methods fewer devices can take part than with the best, how many, and why not the others."""
+    devices = takes_part(rows)
+    alike: dict[tuple[int, str], list[str]] = {}
+    for name in sorted(devices, key=lambda name: -devices[name]):
+        if devices[name] < max(devices.values()):
+            alike.setdefault((devices[name], _obstacles(rows, name)), []).append(name)
+    parts = [f"{_named(names)}: {count(able)}{why}" for (able, why), names in alike.items()]
+    return [f"Fewer devices can take part with {'; '.join(parts)}"] if parts else []
+
+
+def _obstacles(rows: Sequence[Row], method: str) -> str:
+    """Why the typical devices of some classes cannot take part, in brackets."""
+    classes: dict[str, list[str]] = {}
+    for row in rows:
+        if row["method"] == method and row["verdict"] != "fits":
+            classes.setdefault(row["verdict"], []).append(row["device"])
+    reasons = [f"{verdict} for {', '.join(devices)}" for verdict, devices in classes.items()]
+    return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def _named(methods: Sequence[str]) -> str:
+    more = len(methods) - MAX_EQUALS_NAMED
+    return ", ".join(methods[:MAX_EQUALS_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _reach(rows: Sequence[Row], method: str) -> tuple[int, int]:

@@ -167,7 +167,7 @@ _KINDS: dict[str, tuple[Any, str, str]] = {
     "model": (Callable, "callable", "models"),
 }
 # Settings of an experiment that apply to an object as well as to a name.
-_OBJECT_OPTIONS: dict[str, set[str]] = {"method": set(), "data": {"augment"}, "model": {"levels", "lora"}}
+_OBJECT_OPTIONS: dict[str, set[str]] = {"method": set(), "data": {"augment"}, "model": {"levels", "lora", "statistics"}}
 _DICTIONARIES = {
     "options": '{"mu": 0.1}',
     "data_options": '{"train_samples": 500}',

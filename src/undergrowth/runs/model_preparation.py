@@ -1,4 +1,4 @@
-"""What an experiment and a method change in the run's model: adapters, initial weights, levels."""
+"""What an experiment and a method change in the run's model: adapters, statistics, initial weights, levels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from undergrowth.core import InputError, Method, Model
 from undergrowth.learning.adapters import WithAdapters
-from undergrowth.models import WithWeights, check_weights
+from undergrowth.models import WithFrozenStatistics, WithWeights, check_weights
 from undergrowth.runs.config import Experiment, explain
 from undergrowth.runs.model_section import ModelSection
 
@@ -31,9 +31,10 @@ def with_model_settings(experiment: Experiment, method: Method) -> Experiment:
 
 
 def prepare_model(model: Model, experiment: Experiment) -> Model:
-    """The model with the adapters, the weights and the levels that the experiment names."""
+    """The model with the adapters, the statistics, the weights and the levels that the experiment names."""
     weights, levels, adapters = experiment.start.weights, experiment.model.levels, experiment.model.adapters
     model = model if adapters is None else Model(WithAdapters(model.build, adapters))
+    model = model if experiment.model.statistics == "running" else Model(WithFrozenStatistics(model.build))
     model = model if weights is None else _with_weights(model, weights)
     return model if levels is None else model.with_levels(levels)
 

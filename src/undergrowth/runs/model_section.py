@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
@@ -43,11 +43,16 @@ class ModelSection(Named):
     levels: dict[str, str] | None = None  # split level → first submodule above it; None: the model's own, or a guess
     ladder: tuple[Rung, ...] = ()
     lora: LoraSection | None = None
+    statistics: Literal["running", "frozen"] = "running"  # of BatchNorm layers, in training
 
     @model_validator(mode="after")
-    def _no_ladder_with_adapters(self) -> ModelSection:
+    def _no_ladder_with_changed_models(self) -> ModelSection:
         if self.lora is not None and self.ladder:
             raise ValueError("has lora and a ladder; adapters belong to one model for all devices, so give one of them")
+        if self.statistics == "frozen" and self.ladder:
+            raise ValueError(
+                "has frozen statistics and a ladder; statistics are frozen in one model for all devices, so give one"
+            )
         return self
 
     @property

@@ -83,7 +83,8 @@ def phase_steps(experiment: Experiment, population: Population) -> list[Step]:
 def _pretraining(experiment: Experiment, population: Population) -> Experiment:
     """Central training on the source data set. An epoch is a round, so that each ends with a checkpoint.
 
-    The source is normalised and augmented like the devices' data, unless `start.data` says otherwise.
+    The source is normalised and augmented like the devices' data, unless `start.data` says otherwise. Statistics that
+    are frozen in the rounds are measured here.
     """
     start, train, run = experiment.start, experiment.train, experiment.run
     assert start.data is not None
@@ -96,7 +97,7 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
     return Experiment(
         method=MethodSection(name="central"),
         data=source,
-        model=experiment.model.without_options_of_rounds(),
+        model=experiment.model.without_options_of_rounds().model_copy(update={"statistics": "running"}),
         train=train.model_copy(update={**EVERYBODY, **_training(start), "rounds": start.epochs, "epochs": 1}),
         # Worker processes have nothing to share: there is one job at a time.
         run=run.model_copy(update={"engine": "auto", "workers": None, "device": run.device.split(",")[0]}),
