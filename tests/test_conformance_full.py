@@ -14,9 +14,11 @@ import pytest
 import undergrowth as ug
 from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
+from undergrowth.runs.execution import start
 
-from .conformance import COSTS, TREE, assert_close, augmented_experiment, experiment, run, weights
-from .test_conformance import REPLAYED, assert_mixed_precision_changes_little
+from .conformance import COSTS, DECIDE_AT_EACH_NODE, TREE, assert_close, augmented_experiment, experiment, run, weights
+from .stopping import facts, stopped_and_resumed
+from .test_conformance import REPLAYED, SERVERS, assert_mixed_precision_changes_little
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +85,51 @@ def test_a_run_with_augmentation_learns_and_costs_the_same_on_an_engine(
 @pytest.mark.parametrize("method", METHODS)
 def test_mixed_precision_changes_digits_and_memory_only(method: str, tmp_path: Path) -> None:
     assert_mixed_precision_changes_little(method, tmp_path)
+
+
+# Trees --------------------------------------------------------------------------------------------------------
+
+ASYNCHRONOUS = {"execution": ["synchronous", "asynchronous"], "rounds_per_level": 2, "residuals": "norm:1"}
+
+
+def tree(method: str, options: dict[str, Any], folder: Path, engine: str = "serial") -> dict[str, Any]:
+    """An experiment with a small model in a tree, with these options of the method only."""
+    raw = experiment(method, folder, TREE, engine=engine.partition(" ")[0], **COMPARED.get(engine, {}))
+    raw.pop("public", None)  # it would leave devices fewer samples
+    return {**raw, "method": {"name": method, **options}, "model": {"name": "logistic"}}
+
+
+@pytest.mark.parametrize("method", sorted(set(SERVERS) - DECIDE_AT_EACH_NODE))
+def test_a_deeper_tree_learns_what_a_star_learns(method: str, tmp_path: Path) -> None:
+    deep = run(experiment(method, tmp_path / "deep", "tree:1x2x3"))
+    assert_close(weights(deep), weights(run(experiment(method, tmp_path / "star"))))
+
+
+@pytest.mark.parametrize("engine", ["serial", *COMPARED])
+def test_bhfl_with_replacement_is_hierfavg(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if engine == "ray":
+        request.getfixturevalue("_cluster")
+    replacing = {"down": "average", "eta_down": 1.0, "rounds_per_level": 2}
+    expected = run(tree("hierfavg", {"rounds_per_level": 2}, tmp_path / "hierfavg", engine))
+    found = run(tree("bhfl", replacing, tmp_path / "bhfl", engine))
+    assert_close(weights(found), weights(expected))
+    assert found.ledger.bytes_up == expected.ledger.bytes_up
+
+
+@pytest.mark.parametrize("engine", COMPARED)
+def test_an_asynchronous_tree_learns_the_same_on_an_engine(
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if engine == "ray":
+        request.getfixturevalue("_cluster")
+    serial = run(tree("bhfl", ASYNCHRONOUS, tmp_path / "serial"))
+    other = run(tree("bhfl", ASYNCHRONOUS, tmp_path / "other", engine))
+    assert_close(weights(other), weights(serial))
+    assert list(other.ledger.rows()) == list(serial.ledger.rows())
+
+
+def test_an_asynchronous_tree_is_the_same_after_a_resume(tmp_path: Path) -> None:
+    raw = tree("bhfl", ASYNCHRONOUS, tmp_path / "whole")
+    raw["train"] |= {"rounds": 4}
+    again = {**raw, "run": {**raw["run"], "out": str(tmp_path / "stopped")}}
+    assert facts(stopped_and_resumed(again, 2, str(tmp_path / "stopped"))) == facts(start(raw))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -241,8 +240,6 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 
 def test_proxy_data_must_be_where_it_is_used() -> None:
-    with pytest.raises(InputError, match="public: bhfl needs data that the server holds"):
-        BHFL(proxy="before").notes(replace(tiny.TASK, public=None))
     with pytest.raises(InputError, match="a node at depth 1 has none"):
         BHFL(up="interpolation").server_at(1)
     BHFL(up="interpolation").server_for(NodePlace(1, proxy=True))

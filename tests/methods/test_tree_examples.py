@@ -1,13 +1,12 @@
-"""The shipped example system runs flat, with two levels and with three, and asynchronous trees agree on engines."""
+"""The shipped example system runs flat, with two levels and with three."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.conformance import assert_close, experiment, run, weights
 from undergrowth.runs.execution import start
 from undergrowth.runs.experiment_file import read
 
@@ -26,14 +25,19 @@ def test_the_example_system_runs(name: str, servers: int, tmp_path: Path, monkey
     assert all(row.bytes_down > 0 and row.bytes_up > 0 for row in rows)
 
 
-@pytest.mark.slow
-def test_an_asynchronous_tree_gives_the_same_on_another_engine(tmp_path: Path) -> None:
-    def go(engine: str) -> Any:
-        raw = experiment("bhfl", tmp_path, "tree:2x3", engine=engine)
-        raw["model"] = {"name": "logistic"}
-        raw["method"] |= {"execution": ["synchronous", "asynchronous"], "rounds_per_level": 2, "residuals": "norm:1"}
-        return run(raw)
-
-    serial, vector = go("serial"), go("vector")
-    assert_close(weights(vector), weights(serial))
-    assert serial.ledger.bytes_up == vector.ledger.bytes_up
+@pytest.mark.parametrize(("topology", "depth"), [("star", 0), ("writers-edges.yaml", 1), ("writers-regions.yaml", 2)])
+def test_the_example_system_runs_on_writers(
+    topology: str, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With eight images for each of 539 writers, in place of MNIST."""
+    writer = np.repeat(np.arange(539), 8)
+    x = np.random.default_rng(0).random((len(writer), 1, 4, 4), np.float32)
+    y = np.arange(len(writer)) % 10
+    np.savez(tmp_path / "writers.npz", x=x, y=y, x_test=x[:20], y_test=y[:20], writer=writer)
+    monkeypatch.chdir(EXAMPLES)
+    raw = read("writers.yaml")
+    raw["data"] |= {"name": "npz", "path": str(tmp_path / "writers.npz"), "holdout": 0.2}
+    raw |= {"topology": topology, "model": "logistic", "train": {"rounds": 1, "sample": 0.05}}
+    result = start({**raw, "run": {"out": str(tmp_path), "engine": "serial"}})
+    assert max(row["depth"] for row in result.tree["nodes"]) == depth
+    assert len(result.clients) == 539 and [row["distance"] for row in result.tree["distances"]] == [*range(depth + 2)]

@@ -25,6 +25,8 @@ def work(flops: float = 100.0, method: str = "fedavg", memory: int = GIB) -> Wor
         {"method": "fedavg", "train": {"rounds": 3, "epochs": 2, "sample": 0.5}},
         {"method": {"name": "fedavg", "f_n": 0.5}, "train": {"rounds": 2}},
         {"method": "central", "train": {"rounds": 2}},
+        {"method": {"name": "hierfavg", "rounds_per_level": 3}, "topology": "tree:2x2", "train": {"rounds": 2}},
+        {"method": "hierfavg", "topology": "tree:2x2", "stop": {"simulated_seconds": 0.1}, "train": {"rounds": 99}},
     ],
 )
 def test_counted_work_is_that_of_the_ledger(tmp_path: Path, changes: dict) -> None:

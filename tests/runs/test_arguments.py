@@ -21,7 +21,7 @@ WRONG = [
     ({"data": None}, "data: None is neither a name nor a Dataset nor a Population; `undergrowth datasets` lists"),
     ({"model": None}, "model: None is neither a name nor callable; `undergrowth models` lists the names"),
     ({"fleet": ""}, "fleet.name '' should have at least 1 character"),
-    ({"topology": ""}, "topology '' should have at least 1 character"),
+    ({"topology": ""}, "topology '' should be star, tree:4x5, a file, or the keys"),
     ({"out": ""}, "run.out '' should have at least 1 character"),
     ({"out": "~nouser/x"}, "out '~nouser/x' cannot be a folder"),
     ({"out": "a\0b"}, "cannot be written to"),

@@ -109,7 +109,7 @@ VALUES = [
     ("topology", "tree:2x3", "topology 'tree:2x3' has room for 6 devices and there are 4; the numbers must multiply"),
     ("topology", "tree:4", "topology 'tree:4' is not known; write star, or tree:4x5"),
     ("topology", "tree:0x4", "topology 'tree:0x4' is not known; write star, or tree:4x5"),
-    ("topology", 7, "topology 7 should be a valid string"),
+    ("topology", 7, "topology 7 should be star, tree:4x5, a file, or the keys"),
     ("rounds", True, "train.rounds True should be a number, not true or false"),
     ("lr", True, "train.lr True should be a number, not true or false"),
     ("batch", False, "train.batch False should be a number, not true or false"),

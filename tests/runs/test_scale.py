@@ -41,9 +41,9 @@ def test_only_shards_of_asked_devices_are_made(crowd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "peak"), [("fedavg", 1.0e9), ("scaffold", 2.0e9)])
+@pytest.mark.parametrize(("method", "peak"), [("fedavg", 1.0e9), ("scaffold", 2.0e9), ("bhfl", 2.0e9)])
 def test_a_tree_of_very_many_devices_with_a_hundred_asked_by_each_server_needs_bounded_memory(method, peak, tmp_path):
-    # Devices of scaffold have states. Those beyond 256 MB are in a file, but the uploads of a round are in memory.
+    # Devices of the last two have states. Those beyond 256 MB are in a file, but the uploads of a round are in memory.
     deep = measured(CROWD, tmp_path, f"tree:100x{CROWD // 100}", "0.1", method)
     assert deep["asked"] == 3 * 100 * 100
     assert deep["made"] <= deep["asked"] + 5

@@ -67,6 +67,25 @@ def test_the_plan_of_a_tree_is_what_the_ledger_books(method: str, tmp_path: Path
     assert rows[0]["joules"] == pytest.approx((rows[0]["bytes_down"] + rows[0]["bytes_up"]) * 13.5e-6)
 
 
+BHFL = [
+    {"residuals": "norm:1", "residuals_down": "all"},
+    {"residuals": "cosine:2:mean", "residuals_down": "nodes"},
+    {"residuals": "loss:3"},  # of two devices
+    {},
+]
+
+
+@pytest.mark.parametrize("options", BHFL)
+def test_the_plan_has_the_bytes_of_residuals(options: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**SMALL, "topology": "tree:2x2x2", "options": options}
+    rows = ug.plan("bhfl", **settings).tree
+    entries = list(run(tmp_path, "bhfl", rounds=1, **settings).ledger.rows())
+    for row, kind in zip(rows, ("level1", "edge", "device"), strict=True):
+        members = [entry for entry in entries if entry.child.startswith(kind)]
+        assert row["bytes_down"] == sum(entry.bytes_down for entry in members)
+        assert row["bytes_up"] == sum(entry.bytes_up for entry in members)
+
+
 def test_the_time_without_combining_is_that_of_the_narrowest_link(tmp_path: Path) -> None:
     fleet = fleet_file(tmp_path, even={"share": 1})
     links = [{"down": 1e5, "up": 1e4, "latency": 0.25}, {"down": 1e6, "up": 1e6, "latency": 0.5}]

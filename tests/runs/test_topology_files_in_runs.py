@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import undergrowth as ug
 from undergrowth.cli.app import app
@@ -49,6 +51,37 @@ def test_a_node_has_its_own_settings_and_its_own_proxy_data(file: Path) -> None:
     method = nodes["left"].server.options
     places = [nodes[name].server.place for name in ("server", "left", "right")]
     assert [method.has_proxy_data(place) for place in places] == [True, True, False]
+
+
+def test_proxy_data_of_a_node_may_be_another_data_set(file: Path, tmp_path: Path) -> None:
+    for name in ("far", "other"):
+        x = np.full((30, 1, 8, 8), len(name), np.float32) + np.arange(30, dtype=np.float32).reshape(-1, 1, 1, 1) / 100
+        labels = np.arange(30) % (10 if name == "far" else 7)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=labels, x_test=x, y_test=labels)
+    far = f"{{name: npz, path: {tmp_path / 'far.npz'}, samples: 12}}"
+    file.write_text(f"nodes: {{left: {{devices: 2, proxy: {far}}}, right: {{devices: rest, proxy: {far}}}}}")
+    nodes = build(file, {"name": "bhfl", "proxy": "before"}).nodes  # without data of the run's own
+    left, right = (nodes[name].task.public for name in ("left", "right"))
+    assert len(left) == len(right) == 12 and not torch.equal(left.x, right.x)
+    assert left.x.min() >= 3 and left.x.max() < 3.3 and nodes["server"].task.public is None
+    assert torch.equal((100 * (left.x[:, 0, 0, 0] - 3)).round() % 10, left.y)
+    result = ug.run(
+        "bhfl", options={"proxy": "before"}, topology=file, model="logistic", clients=6, rounds=1, out=tmp_path,
+        progress=False,
+    )  # fmt: skip
+    assert [row["score_proxy"] is None for row in result.tree["nodes"]] == [True, False, False]
+    file.write_text(f"nodes: {{left: {{devices: rest, proxy: {{name: npz, path: {tmp_path / 'other.npz'}}}}}}}")
+    with pytest.raises(InputError, match=r"topology: proxy of node 'left': public.*has 7 classes"):
+        build(file, {"name": "bhfl", "proxy": "before"})
+    file.write_text("nodes: {left: {devices: rest, proxy: {path: far.npz}}}")
+    with pytest.raises(InputError, match=r"proxy is .* and must be a number above 0 and at most 1, or a data set"):
+        build(file, {"name": "bhfl", "proxy": "before"})
+
+
+def test_proxy_data_must_be_there(file: Path) -> None:
+    file.write_text("nodes: {left: {devices: rest}}")
+    with pytest.raises(InputError, match="public: bhfl needs data that the server holds"):
+        build(file, {"name": "bhfl", "proxy": "before"})
 
 
 def test_a_node_waits_for_all_rounds_of_the_nodes_below_it(file: Path) -> None:

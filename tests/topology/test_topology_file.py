@@ -69,6 +69,7 @@ def test_nodes_with_parents_devices_and_settings(tmp_path: Path) -> None:
         ("servers: {}", "must have the key 'nodes' or 'tree'"),
         ("tree: {by: 3}", r"tree is \{'by': 3\} and must be \{by: \[FIELD\]\}"),
         ("tree: {by: [language]}", "tree.by needs the data set"),
+        ("tree: {by: [{language: french}]}", r"must be \{by: \[FIELD\]\}, \{by: \[\{FIELD: \{GROUP: \[VALUE\]\}\}\]\}"),
         ("tree: {servers: [9]}", "its tree has 9 servers for 8 devices; each needs at least one"),
         ("tree: {servers: [2], skew: 0}", "tree.skew is 0 and must be a number above 0"),
         ("{tree: {servers: [2]}, nodes: {edge-3: {}}}", "its tree has no node 'edge-3'; did you mean 'edge-0"),
@@ -119,6 +120,21 @@ def test_servers_for_the_values_of_fields(tmp_path: Path) -> None:
     }
     with pytest.raises(InputError, match="data set 'speech' has no field 'langage'; did you mean 'language'"):
         groups("langage")
+    levels = [{"language": {"romance": ["fr"], "germanic": ["de"]}}, "language"]  # the keys of a file, without a file
+    found = build_topology({"tree": {"by": levels}}, population.devices, groups)
+    assert found.children == {
+        "server": ("germanic", "romance"),
+        "germanic": ("germanic.language-de",),
+        "romance": ("romance.language-fr",),
+        "germanic.language-de": ("device-001",),
+        "romance.language-fr": ("device-000", "device-002"),
+    }
+    with pytest.raises(InputError, match="a device has the language 'de', which is in none of the groups romance; add"):
+        build_topology({"tree": {"by": {"language": {"romance": ["fr"]}}}}, population.devices, groups)
+    with pytest.raises(InputError, match="a value of language is in two groups or twice in one; keep it once"):
+        build_topology({"tree": {"by": {"language": {"a": ["fr"], "b": ["de", "fr"]}}}}, population.devices, groups)
+    with pytest.raises(InputError, match="topology must have the key 'nodes' or 'tree'"):
+        build_topology({"servers": [2]}, population.devices, groups)
 
 
 def test_drawings_have_every_node_and_its_settings(tmp_path: Path) -> None:

@@ -197,7 +197,8 @@ def _print_result(result: TableResult, command: str, device: str, page: Path | N
 
     screen = console()
     columns, rows = number_grid(result)
-    screen.print(f"{result.table.label}: {result.table.title}, ours / published in {result.table.unit}")
+    what = "ours" if result.table.is_question else "ours / published"
+    screen.print(f"{result.table.label}: {result.table.title}, {what} in {result.table.unit}")
     screen.print(table(columns, rows, right=range(1, len(columns))))
     for line in ordering_lines(result, claims=False):
         screen.print(line)

@@ -141,6 +141,13 @@ class Server:
         """
         return None if partial is None else Partial(partial)
 
+    def expected_answer(self, node: str, uploads: Mapping[str, Packet]) -> Packet | None:
+        """A packet with the form of what `report` returns after these uploads of children, to price it.
+
+        Its tensors have no values. None: it has the form of the partial result.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class InnerServer(Server):

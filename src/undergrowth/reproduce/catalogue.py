@@ -27,10 +27,11 @@ def load_tables() -> dict[str, Table]:
     return {table.name: table for table in loaded}
 
 
-def _order(table: Table) -> tuple[str, int, int, bool]:
-    chapter, number = re.split("[.-]", table.name.removeprefix(FIGURE))
+def _order(table: Table) -> tuple[str, int, int, str, bool]:
+    chapter, number = re.split("[.-]", table.name.removeprefix(FIGURE), maxsplit=1)
     letter, count = ("", int(chapter)) if chapter.isdecimal() else (chapter, 0)
-    return letter, count, int(number), table.is_figure
+    place, name = (int(number), "") if number.isdecimal() else (0, number)
+    return letter, count, place, name, table.is_figure
 
 
 def _with_base(raw: Raw, files: Mapping[str, Raw]) -> Raw:

@@ -14,10 +14,13 @@ import torch
 
 from undergrowth.reproduce.table import Raw
 from undergrowth.runs import Store
-from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.preview import price_devices
+from undergrowth.runs.topologies import rounds_below
+from undergrowth.runs.tree_price import price_tree
 from undergrowth.sweeps.layers import merge_layers
+from undergrowth.topology import ROOT
 
 # Seconds for a FLOP of a run, until a run of the same kind was timed: WRN-16-1 on one core, and on an H200 with two
 # runs at a time.
@@ -42,7 +45,8 @@ def count_work(raw: Raw) -> Work:
     prospects = {each.device: each.timing for each in price_devices(federation)}
     asked = [prospects[device] for device in federation.first_round.packets if device in prospects]
     clients = max(1, math.ceil(described.train.sample * len(federation.first_round.packets)))
-    flops = clients * described.train.rounds * sum(each.flops for each in asked) / len(asked)
+    rounds = _rounds(described, federation) * rounds_below(federation.topology, ROOT, federation.method)
+    flops = clients * rounds * sum(each.flops for each in asked) / len(asked)
     samples = sum(federation.population.size(device) for device in federation.population.devices)
     return Work(
         described.method.name,
@@ -51,6 +55,14 @@ def count_work(raw: Raw) -> Work:
         clients,
         4 * samples * math.prod(federation.population.shape),
     )
+
+
+def _rounds(described: Experiment, federation: Federation) -> int:
+    """The rounds of the root, as many as the simulated time leaves room for if all nodes wait for each other."""
+    seconds, tree = described.stop.simulated_seconds, price_tree("", federation)
+    if seconds is None or not tree:
+        return described.max_rounds
+    return min(described.max_rounds, math.ceil(seconds / float(tree[0]["seconds"])))
 
 
 class Speeds:

@@ -42,6 +42,11 @@ def introduction(result: TableResult) -> str:
     """The source of a table, and what its cells are."""
     value = "the best test accuracy over all rounds" if result.table.unit == "%" else "the value"
     unit = "per cent" if result.table.unit == "%" else result.table.unit
+    if result.table.is_question:
+        return (
+            f"{result.table.source}. The source has no numbers. Every cell: ours in {unit}, of what the notes say, "
+            "with the standard deviation over seeds."
+        )
     title = (
         "" if result.scale == "full" else " The title describes the published experiment; ours is below, in Settings."
     )
@@ -53,6 +58,8 @@ def introduction(result: TableResult) -> str:
 
 def number_grid(result: TableResult) -> Grid:
     """The cells as `ours / published`. A number of models with another pretraining is not shown."""
+    if result.table.is_question:
+        return _grid(result, lambda each: f"{each.ours or NO_VALUE}")
     return _grid(result, lambda each: f"{each.ours or NO_VALUE} / {each.published or NO_VALUE}")
 
 

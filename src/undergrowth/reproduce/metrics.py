@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,10 +23,10 @@ from undergrowth.runs.result import personal_accuracy, result_of
 from undergrowth.runs.stored_experiment import stored_experiment
 
 EFFICIENCY, METADATA, TOTAL, PASSES = "efficiency", "metadata", "total GB", "forward passes"
-TIER = "tier "
 PERSONAL = re.compile(r"(accuracy|relative accuracy) of (.+), (.+)")
 _COSTS = {"down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up")}
 _COSTS["computing"] = ("compute_seconds",)
+ROOT = "root"
 Curve = tuple[tuple[int, float], ...]  # pairs of a round and a value
 
 
@@ -46,6 +46,9 @@ def measure(store: Store, run: str, metric: str) -> float:
     - `forward passes`: the FLOPs of all devices in all rounds, in forward passes of the model for one image;
     - `computing`: the simulated seconds that a device computes when it is asked, mean over all asks;
     - `tier NAME`: the mean accuracy of the devices of this class on their own test samples, in per cent;
+    - `own data N`: the mean accuracy, on each device's test samples, of the model N links above the device after the
+      last round, in per cent: 0 is the device's own model, 1 that of its server, `root` that of the root;
+    - `all data N`: the mean accuracy of these models on the central test set, for N of at least 1, or `root`;
     - `accuracy of MODEL, FIGURE` or `relative accuracy of MODEL, FIGURE`: a figure about the accuracies of all devices
       with a model of the phase `personal`, such as local. FIGURE is a field of `Distribution`: `mean`, `best mean` or
       `worst mean` in per cent, `variance`, `best variance` or `worst variance` in percent², `below zero` in devices;
@@ -60,12 +63,11 @@ def measure(store: Store, run: str, metric: str) -> float:
     if metric in (TOTAL, PASSES):
         return _total(store, run, metric)
     rounds = store.rounds(run)
-    if metric.startswith(TIER):
-        return 100 * _tier_accuracy(store, run, metric.removeprefix(TIER))
+    for prefix, accuracy in _ACCURACIES.items():
+        if metric.startswith(prefix):
+            return 100 * _known(accuracy(store, run, metric.removeprefix(prefix)), run, metric)
     if metric == "final":
         return 100 * float(rounds[-1]["accuracy"])
-    if metric.startswith("class "):
-        return 100 * _class_accuracy(store, run, int(metric.removeprefix("class ")))
     if metric == EFFICIENCY:
         per_second = learning_efficiency(rounds, store.run(run)["summary"]["compute_seconds"])
         return 100 * 3600 * _known(per_second, run, metric)
@@ -117,10 +119,32 @@ def _total(store: Store, run: str, metric: str) -> float:
     return float(row["summary"]["flops"]) / one
 
 
-def _tier_accuracy(store: Store, run: str, tier: str) -> float:
-    found = [each.get("accuracy") for each in store.devices(run) if each["tier"] == tier]
-    known = [value for value in found if value is not None]
-    return _known(statistics.fmean(known) if known else None, run, f"{TIER}{tier}")
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _tier_accuracy(store: Store, run: str, tier: str) -> float | None:
+    return _mean(each.get("accuracy") for each in store.devices(run) if each["tier"] == tier)
+
+
+def _own_data_accuracy(store: Store, run: str, links: str) -> float | None:
+    """On the devices' test samples. If nodes have no models of their own, all devices use the root's."""
+    tree = store.run(run)["summary"].get("tree")
+    if not tree:
+        return _mean(each.get("accuracy") for each in store.devices(run))
+    wanted = tree["distances"][-1]["distance"] if links == ROOT else int(links)
+    return _mean(row["score"] for row in tree["distances"] if row["distance"] == wanted)
+
+
+def _all_data_accuracy(store: Store, run: str, links: str) -> float | None:
+    """On the central test set. The last level of servers is one link above the devices."""
+    tree = store.run(run)["summary"].get("tree")
+    if not tree:
+        return float(store.rounds(run)[-1]["accuracy"])
+    wanted = 0 if links == ROOT else max(row["depth"] for row in tree["nodes"]) + 1 - int(links)
+    return _mean(row["score"] for row in tree["nodes"] if row["depth"] == wanted)
 
 
 def _personal_figure(store: Store, run: str, kind: str, model: str, figure: str) -> float:
@@ -140,11 +164,20 @@ def _metadata_bytes(rounds: Sequence[dict[str, Any]]) -> float:
     return float([after - before for before, after in pairwise(totals)][-1])
 
 
-def _class_accuracy(store: Store, run: str, label: int) -> float:
+def _class_accuracy(store: Store, run: str, label: str) -> float:
     section = stored_experiment(store.run(run)).data
     test = load(section.name, section.path, **section.options).central_test()
-    x = test.x[test.y == label]
+    x = test.x[test.y == int(label)]
     with torch.no_grad():
         model = result_of(store, run).model
         predicted = torch.cat([model(part).argmax(1) for part in x.split(500)])
-    return float((predicted == label).float().mean())
+    return float((predicted == int(label)).float().mean())
+
+
+# Begin of a metric → the accuracy that the rest of its text asks for; None if the run does not have it.
+_ACCURACIES: Mapping[str, Callable[[Store, str, str], float | None]] = {
+    "tier ": _tier_accuracy,
+    "class ": _class_accuracy,
+    "own data ": _own_data_accuracy,
+    "all data ": _all_data_accuracy,
+}

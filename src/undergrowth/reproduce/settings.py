@@ -24,14 +24,12 @@ def settings_lines(results: Sequence[CellResult]) -> list[str]:
     lines = [f"all cells, unless a line below says otherwise: {_words(common)}"]
     of_columns = _groups((column, settings) for _, column, settings in cells)
     columns = {column: _difference(_usual(found), common) for column, found in of_columns.items()}
-    lines += [f"{column}: {_words(changes)}" for column, changes in columns.items() if changes]
+    lines += _lines(columns)
     rest = [(row, column, _difference(settings, {**common, **columns[column]})) for row, column, settings in cells]
     of_rows = _groups((row, changes) for row, _, changes in rest)
     rows = {row: _usual(found) for row, found in of_rows.items()}
-    lines += [f"{row}: {_words(changes)}" for row, changes in rows.items() if changes]
-    for row, column, changes in rest:
-        if only_here := _difference(changes, rows[row]):
-            lines.append(f"{row}/{column}: {_words(only_here)}")
+    lines += _lines(rows)
+    lines += _lines({f"{row}/{column}": _difference(changes, rows[row]) for row, column, changes in rest})
     return lines + [f"pretraining {name}{line}" for steps, name in pretrainings.items() for line in steps.splitlines()]
 
 
@@ -47,7 +45,10 @@ def _settings(result: CellResult, pretrainings: dict[str, str]) -> Settings:
 
 
 def _flat(raw: Mapping[str, Any]) -> Settings:
-    flat = flatten({section: {"name": value} if isinstance(value, str) else value for section, value in raw.items()})
+    servers = (raw["topology"] if isinstance(raw.get("topology"), Mapping) else {}).get("nodes")
+    short = {"topology": f"{len(servers)} servers by name"} if servers else {}
+    sections = {**raw, **short}.items()
+    flat = flatten({section: {"name": value} if isinstance(value, str) else value for section, value in sections})
     return {path: _text(value) for path, value in flat.items() if not path.startswith(_MACHINE) and value is not None}
 
 
@@ -74,6 +75,15 @@ def _usual(found: Iterable[Settings]) -> Settings:
 def _difference(settings: Settings, usual: Settings) -> Settings:
     changed = {path: value for path, value in settings.items() if usual.get(path) != value}
     return changed | {path: _NOTHING for path in usual if path not in settings}
+
+
+def _lines(changes: Mapping[str, Settings]) -> list[str]:
+    """A line for all names with the same changes."""
+    names: dict[str, list[str]] = {}
+    for name, settings in changes.items():
+        if settings:
+            names.setdefault(_words(settings), []).append(name)
+    return [f"{'; '.join(same)}: {words}" for words, same in names.items()]
 
 
 def _words(settings: Settings) -> str:

@@ -105,7 +105,8 @@ class Scale(Section):
 class Table(Section):
     """A published table or figure: how to run its cells, its numbers and its authors' conclusions."""
 
-    tables: Annotated[tuple[str, ...], Field(min_length=1)]  # numbers in the source, such as 4.3 or figure-4.7
+    # Numbers in the source, such as 4.3 or figure-4.7; a name for a question that the source asks without numbers.
+    tables: Annotated[tuple[str, ...], Field(min_length=1)]
     title: str
     source: str
     experiment: Raw
@@ -114,7 +115,7 @@ class Table(Section):
     cells: tuple[CellSettings, ...] = ()
     data: dict[str, Raw] = Field(default_factory=dict)  # name of a data set → settings wherever devices have it
     starts: dict[str, Start] = Field(default_factory=dict)
-    # In the order of the columns. A table has no cell where a number is missing; a figure has all cells.
+    # In the order of the columns. A table with numbers has no cell where one is missing; others have all cells.
     published: dict[Name, tuple[Published, ...]] = Field(default_factory=dict)
     # Name of the data set of another pretraining → the numbers that the source gives for it.
     published_from: dict[str, dict[Name, tuple[Published, ...]]] = Field(default_factory=dict)
@@ -139,10 +140,15 @@ class Table(Section):
         return self.name.startswith(FIGURE)
 
     @property
+    def is_question(self) -> bool:
+        """Whether it is about a question that the source asks without publishing numbers."""
+        return not self.is_figure and not self.published
+
+    @property
     def places(self) -> list[Place]:
         """The row and column of every cell."""
         every = [(row, column) for row in self.rows for column in self.columns]
-        return every if self.is_figure else [place for place in every if place in self.figures]
+        return every if self.is_figure or self.is_question else [place for place in every if place in self.figures]
 
     def scale(self, name: str) -> Scale:
         if name not in self.scales:
@@ -179,7 +185,7 @@ class Table(Section):
     def _check_consistency(self) -> Table:
         if set(self.scales) != set(SCALES):
             raise ValueError(f"table {self.name}: scales must be {', '.join(SCALES)}")
-        if not self.is_figure and list(self.published) != list(self.rows):
+        if not self.is_figure and not self.is_question and list(self.published) != list(self.rows):
             raise ValueError(f"table {self.name}: published must have the rows {', '.join(self.rows)}")
         for published in (self.published, *self.published_from.values()):
             for row, figures in published.items():

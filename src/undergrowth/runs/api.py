@@ -26,7 +26,7 @@ def run(
     clients: int | None = None,
     model: str | Callable[[], nn.Module] = "cnn",
     fleet: str | PathLike[str] = "uniform",
-    topology: str | PathLike[str] = "star",
+    topology: str | PathLike[str] | Mapping[str, Any] = "star",
     *,
     path: str | PathLike[str] | None = None,
     rounds: int | None = None,

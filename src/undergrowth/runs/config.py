@@ -26,6 +26,7 @@ from undergrowth.runs.fields import (
     FractionBelow1,
     Number,
     Place,
+    TopologySetting,
     Whole,
 )
 from undergrowth.runs.formats import refuse_old_keys
@@ -173,7 +174,7 @@ class Experiment(Section):
     start: StartSection = StartSection()
     fleet: FleetSection = FleetSection()
     links: LinksSection = LinksSection()
-    topology: Place = "star"
+    topology: TopologySetting = "star"
     task: TaskSection = TaskSection()
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()

@@ -55,7 +55,15 @@ from undergrowth.runs.own_objects import references
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.runs.server_links import wire_servers
-from undergrowth.runs.topologies import check_settings, node_task, place_of, population_topology, rounds_of
+from undergrowth.runs.topologies import (
+    check_proxy_data,
+    check_settings,
+    named_proxy_data,
+    node_task,
+    place_of,
+    population_topology,
+    rounds_of,
+)
 from undergrowth.runs.unused_settings import unused_settings
 from undergrowth.simulation import FleetClock, Simulation
 from undergrowth.topology import Topology
@@ -179,7 +187,10 @@ def federate(
         assigned = assign_counts(task.ladder, experiment.model.counts, speeds, experiment.run.seed)
         task = replace(task, assigned=assigned)
     task = replace(task, run_loops=getattr(engine, "run_loops", None))
-    nodes = _nodes(experiment, method, task, topology, {name: population.size(name) for name in with_samples})
+    sizes = {name: population.size(name) for name in with_samples}
+    proxy_data = named_proxy_data(topology, experiment, population)
+    nodes = _nodes(experiment, method, task, topology, sizes, proxy_data)
+    check_proxy_data(topology, method, _name_of(method), {name: node.task for name, node in nodes.items()})
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     client, own_servers = _own_training(method, population)
@@ -263,9 +274,17 @@ def _task(
 
 
 def _nodes(
-    experiment: Experiment, method: Method, task: Task, topology: Topology, samples: Mapping[str, int]
+    experiment: Experiment,
+    method: Method,
+    task: Task,
+    topology: Topology,
+    samples: Mapping[str, int],
+    proxy_data: Mapping[str, Shard],
 ) -> dict[str, Node]:
-    """The nodes of the topology. `samples`: the number of samples of each device that has any."""
+    """The nodes of the topology.
+
+    `samples`: the number of samples of each device that has any. `proxy_data`: of the nodes that name a data set.
+    """
     nodes = {}
     for name, children in topology.children.items():
         place = place_of(topology, name)
@@ -273,7 +292,7 @@ def _nodes(
         nodes[name] = Node(
             name=name,
             server=method.server_for(place),
-            task=node_task(topology, name, task, method, experiment.run.seed),
+            task=node_task(topology, name, task, method, experiment.run.seed, proxy_data),
             children=tuple(child for child in children if child in topology.children or child in samples),
             cycles=experiment.max_rounds if is_root else rounds_of(topology, name, method),
             seed=experiment.run.seed,

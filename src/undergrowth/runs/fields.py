@@ -21,6 +21,12 @@ def _as_text(value: Any) -> Any:
     return fspath(value) if isinstance(value, PathLike) else value
 
 
+def _topology(value: Any) -> Any:
+    if isinstance(value, dict) or (isinstance(_as_text(value), str) and value):
+        return _as_text(value)
+    raise ValueError("should be star, tree:4x5, a file, or the keys of a topology file, such as {tree: {servers: [4]}}")
+
+
 def _count_or_auto(value: Any) -> Any:
     if value != "auto" and (type(value) is not int or not 1 <= value <= MAX_WHOLE_NUMBER):
         raise ValueError("should be a whole number of at least 1, or auto")
@@ -38,3 +44,4 @@ Whole = Annotated[int, NO_BOOLEANS]
 Count = Annotated[Whole, Field(ge=1, le=MAX_WHOLE_NUMBER)]
 CountOrAuto = Annotated[int | str, BeforeValidator(_count_or_auto)]
 Place = Annotated[str, Field(min_length=1), BeforeValidator(_as_text)]
+TopologySetting = Annotated[str | dict[str, Any], BeforeValidator(_topology)]

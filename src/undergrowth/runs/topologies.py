@@ -13,14 +13,15 @@ import torch
 
 from undergrowth.core import Context, InputError, Method, NodePlace, Shard, Task
 from undergrowth.data import Population
-from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population
-from undergrowth.runs.config import parse_experiment
+from undergrowth.learning.distillation import public_data
+from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population, build_public
+from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.topology import ROOT, Topology, build_topology, devices_named, parse_widths, read_content
 
 _OF_METHODS = ("rounds", "asynchronous", "proxy")  # the others are settings of the run for one node
 
 
-def population_topology(text: str, population: Population) -> Topology:
+def population_topology(text: str | Mapping[str, Any], population: Population) -> Topology:
     """The topology of a setting for the devices of a population."""
 
     def groups(field: str) -> Sequence[str]:
@@ -54,11 +55,36 @@ def check_settings(topology: Topology, method: Method, public: Shard | None) -> 
                     f"topology: node '{node}' has {name}, which {type(method).__name__} does not use at single nodes; "
                     "leave it out, or choose another method, such as bhfl"
                 )
-    shares = {node: each.proxy for node, each in topology.settings.items() if each.proxy is not None}
+    shares = {node: each.proxy for node, each in topology.settings.items() if isinstance(each.proxy, int | float)}
     if shares and public is None:
         raise InputError(f"topology: node '{next(iter(shares))}' has proxy data; add public: 0.1, which it is part of")
     if sum(shares.values()) > 1 + 1e-9:
         raise InputError(f"topology: the nodes have {sum(shares.values()):g} of the public data; at most 1 in all")
+
+
+def named_proxy_data(topology: Topology, experiment: Experiment, population: Population) -> dict[str, Shard]:
+    """The proxy data of the nodes that name a data set. Its samples are drawn for each node by itself."""
+    found = {}
+    for node, settings in topology.settings.items():
+        if not isinstance(settings.proxy, Mapping):
+            continue
+        seed = Context(experiment.run.seed, node, 0).key("proxy")
+        try:
+            public = parse_experiment({"public": {**settings.proxy, "labelled": True}}).public
+            run = experiment.run.model_copy(update={"seed": seed})
+            shard = build_public(experiment.model_copy(update={"public": public, "run": run}), population)
+        except InputError as error:
+            raise InputError(f"topology: proxy of node '{node}': {error}") from None
+        assert shard is not None  # the section has a name
+        found[node] = shard
+    return found
+
+
+def check_proxy_data(topology: Topology, method: Method, name: str, tasks: Mapping[str, Task]) -> None:
+    """Raise an InputError if a node uses proxy data and has none, or none with labels."""
+    for node, task in tasks.items():
+        if method.has_proxy_data(place_of(topology, node)):
+            public_data(task, name, labelled=True)
 
 
 def place_of(topology: Topology, node: str) -> NodePlace:
@@ -74,25 +100,28 @@ def rounds_of(topology: Topology, node: str, method: Method) -> int:
     return topology.of(node).rounds or method.rounds_at(topology.depth[node])
 
 
-def node_task(topology: Topology, node: str, task: Task, method: Method, seed: int) -> Task:
+def node_task(topology: Topology, node: str, task: Task, method: Method, seed: int, named: Mapping[str, Shard]) -> Task:
     """The task with the training settings and the proxy data of a node. Nodes have different public samples.
 
-    A node waits as long as the rounds of the nodes below it may last, unless it has a deadline of its own.
+    `named` has the proxy data of the nodes that name a data set. A node waits as long as the rounds of the nodes below
+    it may last, unless it has a deadline of its own.
     """
     settings = topology.of(node)
     training = settings.given.keys() - {*_OF_METHODS, "link"}
     changed: dict[str, Any] = {key: settings.given[key] for key in training}
     if "deadline" not in changed and task.train.deadline is not None:
-        changed["deadline"] = task.train.deadline * _rounds_below(topology, node, method)
+        changed["deadline"] = task.train.deadline * rounds_below(topology, node, method)
     if changed:
         task = replace(task, train=replace(task.train, **changed))
-    if settings.proxy is None or task.public is None:
+    if node in named:
+        return replace(task, public=named[node].to(task.model.torch_device))
+    if not isinstance(settings.proxy, int | float) or task.public is None:
         return task
     total, before = len(task.public), 0.0
     for other, each in topology.settings.items():
         if other == node:
             break
-        before += each.proxy or 0.0
+        before += each.proxy if isinstance(each.proxy, int | float) else 0.0
     generator = Context(seed, ROOT, 0).generator("proxy")
     rows = torch.randperm(total, generator=generator)[round(before * total) : round((before + settings.proxy) * total)]
     if not len(rows):
@@ -100,9 +129,9 @@ def node_task(topology: Topology, node: str, task: Task, method: Method, seed: i
     return replace(task, public=task.public.take(rows.to(task.public.x.device)))
 
 
-def _rounds_below(topology: Topology, node: str, method: Method) -> int:
+def rounds_below(topology: Topology, node: str, method: Method) -> int:
     """The most rounds of devices, one after the other, in one round of a node."""
     nodes = [child for child in topology.children[node] if child in topology.children]
     return max(
-        (rounds_of(topology, child, method) * _rounds_below(topology, child, method) for child in nodes), default=1
+        (rounds_of(topology, child, method) * rounds_below(topology, child, method) for child in nodes), default=1
     )

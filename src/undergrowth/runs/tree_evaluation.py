@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from undergrowth.core import Model, Shard, Task, Weights, personal_model
+from undergrowth.core import Method, Model, Shard, Task, Weights, personal_model
 from undergrowth.runs.evaluation import MAX_EVALUATED_DEVICES, evaluate, evaluated_models, with_model
 from undergrowth.runs.topologies import place_of
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:  # federation.py imports the evaluation
 def score_tree(federation: Federation) -> dict[str, Any]:
     """The main metric of the nodes' models and, by the number of links, of those on the way from a device to the root.
 
-    Empty in a star, and for a method whose nodes have no models of their own. `nodes` has a row for every node with a
-    model. `distances` has the mean over devices on their own test samples: of their own model, of the model one link
-    above, and so on.
+    Empty for a method whose nodes have no models of their own, and in a star unless its devices keep models. `nodes`
+    has a row for every node with a model. `distances` has the mean over devices on their own test samples: of their own
+    model, of the model one link above, and so on.
     """
-    models = _models(federation)
-    if len(models) < 2:
+    models, method = _models(federation), type(federation.method)
+    keeps_all = method.node_model is not Method.node_model and method.personal is not Method.personal
+    if len(models) < 2 and not (models and keeps_all):
         return {}
     topology, population, task = federation.topology, federation.present, federation.task
     step = max(1, -(-len(population.devices) // MAX_EVALUATED_DEVICES))

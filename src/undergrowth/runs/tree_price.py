@@ -28,6 +28,7 @@ class _Branch:
     seconds: float = 0.0  # from its start to its answer
     late: int = 0  # children that are not back by the deadline
     kinds: Counter[Hashable] = field(default_factory=Counter)  # kind of upload → how many of the devices below send it
+    uploads: dict[str, Packet] = field(default_factory=dict)  # child → the form of what it sends
     bytes_down: int = 0  # over the links to its children
     bytes_up: int = 0
     device_bytes_down: int = 0  # of all devices below
@@ -154,6 +155,7 @@ def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch
             slowest_device = max(slowest_device, timing.seconds)
             branch.device_bytes_up += work.bytes_up
             branch.kinds[uploads.kind(ask.packet)] += 1
+            branch.uploads[ask.child] = uploads.of(ask.packet)
     if slowest_device:  # its devices are its own children
         branch.bytes_down, branch.bytes_up = branch.device_bytes_down, branch.device_bytes_up
         branch.relayed.append(_Path(slowest_device))
@@ -174,13 +176,17 @@ def _price_link(
 ) -> float:
     """Adds the link to a node below; returns the seconds until that node has answered."""
     link, size = federation.server_links[ask.child], ask.packet.nbytes
-    answer = uploads.combined_bytes(federation.nodes[ask.child].server.reducer, below.kinds)
+    server = federation.nodes[ask.child].server
+    expected = server.expected_answer(ask.child, below.uploads) if below.uploads else None
+    answer = uploads.combined_bytes(server.reducer, below.kinds) if expected is None else expected.nbytes
     down, up = link.seconds_down(size), link.seconds_up(answer)
     seconds = down + below.seconds + up
     in_time = seconds <= limit
     branch.bytes_down += size
     branch.bytes_up += answer if in_time else 0
     branch.kinds.update(below.kinds if in_time else ())
+    if in_time and expected is not None:
+        branch.uploads[ask.child] = expected
     branch.device_bytes_down += below.device_bytes_down
     branch.device_bytes_up += below.device_bytes_up
     branch.relayed += [path.behind(link, below.device_bytes_down, below.device_bytes_up) for path in below.relayed]
@@ -238,6 +244,10 @@ class Uploads:
                 packet, _ = self.federation.world.links.down(down)
                 self._uploads[kind] = self.federation.clock.tracer.upload(packet)
         return self._kinds[id(down)][1]
+
+    def of(self, down: Packet) -> Packet:
+        """The upload of a device that receives `down`."""
+        return self._uploads[self.kind(down)]
 
     def combined_bytes(self, reducer: Reducer, kinds: Counter[Hashable]) -> int:
         """The bytes of the partial result of uploads. A mean has as many for any number; a collection grows."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os.path import expanduser
 from pathlib import Path
+from typing import Any
 
 from undergrowth.core import InputError
 from undergrowth.topology.topology import Groups, Topology, build_levels
-from undergrowth.topology.topology_file import read_topology
+from undergrowth.topology.topology_file import check_content, place_devices, read_topology
 
 
-def build_topology(text: str, devices: Sequence[str], groups: Groups | None = None) -> Topology:
+def build_topology(text: str | Mapping[str, Any], devices: Sequence[str], groups: Groups | None = None) -> Topology:
     """The topology of a setting: `star`, `tree:4x5` for four edge servers with five devices each, or a file.
 
-    `tree:2x4x5` has two levels of servers below the root. `groups` returns the value of a field of the data set at each
-    device, for files that group devices by a field.
+    `tree:2x4x5` has two levels of servers below the root. A dictionary has the keys of a file. `groups` returns the
+    value of a field of the data set at each device, for topologies that group devices by a field.
     """
     if len(set(devices)) < len(devices):
         raise InputError("devices: two devices have the same name; names must be unique")
+    if isinstance(text, Mapping):
+        return place_devices("topology", check_content("topology", text), devices, groups)
     path = Path(expanduser(text))
     if path.is_file():
         return read_topology(path, devices, groups)

@@ -80,4 +80,6 @@ def _count(number: int, word: str) -> str:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return str(value["name"])  # a data set
     return str(value).lower() if isinstance(value, bool | str) else f"{value:g}"

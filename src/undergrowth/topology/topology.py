@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from undergrowth.core import InputError
 
@@ -20,11 +21,11 @@ class NodeSettings:
     quorum: float | None = None  # fraction of these whose answers end a round
     deadline: float | None = None  # simulated seconds that its rounds may last
     asynchronous: bool | None = None  # whether it goes on without waiting for all its children
-    proxy: float | None = None  # fraction of the run's public data that it has
+    proxy: float | Mapping[str, Any] | None = None  # fraction of the run's public data that it has, or a data set
     link: str | None = None  # the profile of the link to its parent
 
     @property
-    def given(self) -> dict[str, float | str]:
+    def given(self) -> dict[str, Any]:
         """The settings that are not None."""
         return {name: value for name, value in vars(self).items() if value is not None}
 

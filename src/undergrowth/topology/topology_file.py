@@ -8,13 +8,15 @@
       tokyo: {devices: rest, deadline: 60}
 
 `devices` are names, a number (the next ones that no list names), or `rest`. Every device must be below one server.
-Settings of a node: rounds, sample, quorum, deadline, asynchronous, proxy.
+Settings of a node: rounds, sample, quorum, deadline, asynchronous, link, and proxy, a fraction of the run's public data
+or the section of a data set, such as {name: mnist, samples: 500}.
 
     tree: {by: [language]}                           # a server language-french for each value of a field
+    tree: {by: [{language: {romance: [french, italian], germanic: [german]}}, language]}   # groups of values first
     tree: {servers: [2, 3], skew: 0.5}               # levels of servers; each last one has half the devices of the next
 
 Several fields make several levels. The field `label` is always there: the most frequent class of a device. Beside
-`tree`, `nodes` may give settings to the servers that it makes.
+`tree`, `nodes` may give settings to the servers that it makes. An experiment may have the same keys in place of a file.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ _SETTINGS = tuple(field.name for field in fields(NodeSettings))
 
 def read_topology(path: Path, devices: Sequence[str], groups: Groups | None = None) -> Topology:
     """The topology in a file for these devices. `groups` returns the value of a field at each device."""
-    what, content = f"topology file '{path}'", read_content(path)
+    return place_devices(f"topology file '{path}'", read_content(path), devices, groups)
+
+
+def place_devices(
+    what: str, content: Mapping[str, Any], devices: Sequence[str], groups: Groups | None = None
+) -> Topology:
+    """The topology that the keys of a file describe. `what` begins the messages of errors."""
     rows = {str(name): _as_row(f"{what}: node '{name}'", row) for name, row in content.get("nodes", {}).items()}
     settings = {name: _read_settings(f"{what}: node '{name}'", row) for name, row in rows.items()}
     if "tree" in content:
@@ -55,7 +63,11 @@ def read_topology(path: Path, devices: Sequence[str], groups: Groups | None = No
 def read_content(path: Path) -> Mapping[str, Any]:
     """The keys of a topology file."""
     what = f"topology file '{path}'"
-    content = load_file(path, what)
+    return check_content(what, load_file(path, what))
+
+
+def check_content(what: str, content: Any) -> Mapping[str, Any]:
+    """`content`, if it has the keys of a topology."""
     if not isinstance(content, Mapping) or not set(content) <= {"nodes", "tree"} or not content:
         raise InputError(f"{what} must have the key 'nodes' or 'tree', such as nodes: {{paris: {{devices: 3}}}}")
     if not isinstance(content.get("nodes", {}), Mapping):
@@ -87,11 +99,16 @@ def _as_row(place: str, row: Any) -> dict[str, Any]:
 
 
 def _read_settings(place: str, row: Mapping[str, Any]) -> NodeSettings:
-    for key in ("sample", "quorum", "proxy"):
-        _check(place, row, key, lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1")
+    for key in ("sample", "quorum"):
+        _check(place, row, key, _is_fraction, "a number above 0 and at most 1")
     _check(place, row, "deadline", lambda value: _is_number(value) and value > 0, "a number of seconds above 0")
     _check(place, row, "rounds", lambda value: type(value) is int and value > 0, "a whole number of at least 1")
     _check(place, row, "asynchronous", lambda value: isinstance(value, bool), "true or false")
+    _check(
+        place, row, "proxy",
+        lambda value: isinstance(value.get("name"), str) if isinstance(value, Mapping) else _is_fraction(value),
+        "a number above 0 and at most 1, or a data set, such as {name: mnist, samples: 500}",
+    )  # fmt: skip
     _check(place, row, "link", lambda value: isinstance(value, str), "the name of a link, such as metro")
     return NodeSettings(**{key: row[key] for key in _SETTINGS if key in row})
 
@@ -99,6 +116,10 @@ def _read_settings(place: str, row: Mapping[str, Any]) -> NodeSettings:
 def _check(place: str, row: Mapping[str, Any], key: str, fits: Any, wanted: str) -> None:
     if key in row and not fits(row[key]):
         raise InputError(f"{place}: {key} is {row[key]!r} and must be {wanted}")
+
+
+def _is_fraction(value: Any) -> bool:
+    return _is_number(value) and 0 < value <= 1
 
 
 def _is_number(value: object) -> bool:
@@ -192,9 +213,9 @@ def _named_devices(what: str, nodes: Mapping[str, Mapping[str, Any]], devices: S
 
 def _make_tree(what: str, rule: Any, devices: Sequence[str], groups: Groups | None) -> Topology:
     if isinstance(rule, Mapping) and set(rule) == {"by"}:
-        names = [rule["by"]] if isinstance(rule["by"], str) else rule["by"]
-        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
-            return _group(what, names, devices, groups)
+        fields = rule["by"] if isinstance(rule["by"], list) else [rule["by"]]
+        if fields and all(isinstance(each, str) or _is_grouping(each) for each in fields):
+            return _group(what, fields, devices, groups)
     elif isinstance(rule, Mapping) and {"servers"} <= set(rule) <= {"servers", "skew"}:
         widths = rule["servers"] if isinstance(rule["servers"], list) else [rule["servers"]]
         skew = rule.get("skew", 1.0)
@@ -203,7 +224,10 @@ def _make_tree(what: str, rule: Any, devices: Sequence[str], groups: Groups | No
         if widths and all(type(width) is int and width > 0 for width in widths):
             sizes = _skewed_sizes(what, math.prod(widths), len(devices), float(skew))
             return build_levels(widths, sizes, devices, what)
-    raise InputError(f"{what}: tree is {rule!r} and must be {{by: [FIELD]}} or {{servers: [4], skew: 0.5}}")
+    raise InputError(
+        f"{what}: tree is {rule!r} and must be {{by: [FIELD]}}, {{by: [{{FIELD: {{GROUP: [VALUE]}}}}]}} or "
+        "{servers: [4], skew: 0.5}"
+    )
 
 
 def _skewed_sizes(what: str, servers: int, devices: int, skew: float) -> list[int]:
@@ -219,17 +243,24 @@ def _skewed_sizes(what: str, servers: int, devices: int, skew: float) -> list[in
     return sizes
 
 
-def _group(what: str, names: Sequence[str], devices: Sequence[str], groups: Groups | None) -> Topology:
-    """A level of servers for every field; a server is called after its fields and their values."""
+def _is_grouping(level: Any) -> bool:
+    """Whether a level is written as {FIELD: {GROUP: [VALUE, ...]}}."""
+    groups = next(iter(level.values())) if isinstance(level, Mapping) and len(level) == 1 else None
+    return isinstance(groups, Mapping) and bool(groups) and all(isinstance(each, list) for each in groups.values())
+
+
+def _group(
+    what: str, levels: Sequence[str | Mapping[str, Any]], devices: Sequence[str], groups: Groups | None
+) -> Topology:
+    """A level of servers for every field; a server is called after its fields and their values, or after its group."""
     if groups is None:
         raise InputError(f"{what}: tree.by needs the data set; name it, as in --data femnist")
-    columns = [groups(name) for name in names]
+    columns = [_labels(what, level, groups) for level in levels]
     children: dict[str, dict[str, None]] = {ROOT: {}}
     depth = {ROOT: 0}
-    for device, *values in zip(devices, *columns, strict=True):
+    for device, *labels in zip(devices, *columns, strict=True):
         node = ROOT
-        for level, value in enumerate(values, 1):
-            label = f"{names[level - 1]}-{value}".replace("/", "-")
+        for level, label in enumerate(labels, 1):
             below = label if node == ROOT else f"{node}.{label}"
             children[node][below] = None
             children.setdefault(below, {})
@@ -238,5 +269,25 @@ def _group(what: str, names: Sequence[str], devices: Sequence[str], groups: Grou
         children[node][device] = None
     check_names(depth, devices, what)
     order = sorted(children, key=lambda name: (depth[name], name))
-    ordered = {name: tuple(sorted(children[name]) if depth[name] < len(names) else children[name]) for name in order}
+    ordered = {name: tuple(sorted(children[name]) if depth[name] < len(levels) else children[name]) for name in order}
     return Topology(ordered, {name: depth[name] for name in order})
+
+
+def _labels(what: str, level: str | Mapping[str, Any], groups: Groups) -> list[str]:
+    """The last part of the name of each device's server on one level."""
+    if isinstance(level, str):
+        return [f"{level}-{value}".replace("/", "-") for value in groups(level)]
+    ((field, named),) = level.items()
+    listed = [(str(value), str(group).replace("/", "-")) for group, values in named.items() for value in values]
+    group_of = {"none": "none", **dict(listed)}  # none: of devices without samples
+    if len(dict(listed)) < len(listed):
+        raise InputError(f"{what}: tree.by: a value of {field} is in two groups or twice in one; keep it once")
+    found = []
+    for value in groups(field):
+        if value not in group_of:
+            raise InputError(
+                f"{what}: tree.by: a device has the {field} '{value}', which is in none of the groups "
+                f"{', '.join(map(str, named))}; add it to one"
+            )
+        found.append(group_of[value])
+    return found

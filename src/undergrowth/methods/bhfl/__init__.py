@@ -15,7 +15,7 @@ the highest loss, or the change least similar to the mean; with :mean their mean
 to nodes or devices two links and more below. Residuals have the weight residual_weight in a merge, the others the rest,
 and their own accumulators. They travel from node to node and cost bytes on every link.
 proxy: before: the root trains on the run's public data after it has merged, before it asks its children again.
-beside: it trains while its children do, and its model counts as one of theirs. A topology file gives other nodes data.
+beside: it trains while its children do, and its model counts as one of theirs. A topology file gives nodes their data.
 Options with a value by level are lists: for up, eta_up and execution the first value is the root's, for the others that
 of the nodes one link below; the last value holds for all further levels and, for down and eta_down, for the devices.
 
@@ -25,7 +25,7 @@ of the nodes one link below; the last value holds for all further levels and, fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
@@ -46,7 +46,6 @@ from undergrowth.core import (
 )
 from undergrowth.core.names import MODEL
 from undergrowth.learning import AveragingServer, GradientClient, Staleness
-from undergrowth.learning.distillation import public_data
 from undergrowth.learning.node_models import at_level, check_levels
 from undergrowth.methods.bhfl.client import LeafClient
 from undergrowth.methods.bhfl.node_optimiser import NodeOptimiser
@@ -120,11 +119,6 @@ class BHFL(Method):
 
     def rounds_at(self, depth: int) -> int:
         return at_level(self.rounds_per_level, depth - 1)
-
-    def notes(self, task: Task) -> Sequence[str]:
-        if self.has_proxy_data(NodePlace()):
-            public_data(task, "bhfl", labelled=True)
-        return ()
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
         return {"global": model_in(state)}

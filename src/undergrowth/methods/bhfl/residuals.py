@@ -61,6 +61,11 @@ class ResidualSelector:
         samples = sum(each.samples for each in found.values())
         return {node: ReceivedModel(mean_of(list(found.values())), samples)} if samples else {}
 
+    def expected(self, node: str, uploads: Mapping[str, Packet]) -> dict[str, ReceivedModel]:
+        """As many models as `select` would return, to price them."""
+        found = {child: _as_input(up) for child, up in list(uploads.items())[: self.count]}
+        return {node: next(iter(found.values()))} if found and self._parsed[2] == "mean" else found
+
     def _scores(self, task: Task, model: Weights, uploads: Mapping[str, Packet]) -> dict[str, float]:
         kind = self._parsed[0]
         if kind == "loss":

@@ -132,10 +132,21 @@ class NodeServer(Server):
     def report(self, task: Task, state: State, partial: Packet | None, context: Context) -> Packet | None:
         if SAMPLES not in state:
             return None  # nobody has answered since the parent asked
-        scalars = {SAMPLES: state[SAMPLES]}
+        return self._answer(state[MODEL], state[SAMPLES], from_state(state["from below"]))
+
+    def expected_answer(self, node: str, uploads: Mapping[str, Packet]) -> Packet | None:
+        residuals = {name: each for up in uploads.values() for name, each in unpack_residuals(up).items()}
+        devices = {child: up for child, up in uploads.items() if DEPTH not in up.scalars}
+        if self.asynchronous:
+            devices = dict(list(devices.items())[: self.options.buffer])
+        residuals |= self.options.selector.expected(node, devices)
+        return self._answer(uploaded_weights(next(iter(uploads.values()))), 0.0, residuals)
+
+    def _answer(self, model: Weights, samples: float, residuals: Mapping[str, ReceivedModel]) -> Packet:
+        scalars = {SAMPLES: samples}
         if self.options.selector.count:
             scalars[DEPTH] = float(self.place.depth)
-        return with_residuals(Packet(state[MODEL], scalars), from_state(state["from below"]))
+        return with_residuals(Packet(model, scalars), residuals)
 
     def _children(self, uploads: Mapping[str, Packet]) -> tuple[list[ReceivedModel], float]:
         """The children's models with the samples behind them, and the factor of the rate for their age."""
