@@ -22,7 +22,7 @@ def hash_files(experiment: Experiment) -> dict[str, str]:
     named = {
         "fleet": "" if experiment.fleet.name in devices.names() else experiment.fleet.name,
         "fleet.availability": trace if kind == _TRACE else "",
-        "topology": experiment.topology,
+        "topology": experiment.topology if isinstance(experiment.topology, str) else "",
     }
     paths = {setting: Path(expanduser(text)) for setting, text in named.items() if text}
     return {setting: hashlib.sha256(path.read_bytes()).hexdigest() for setting, path in paths.items() if path.is_file()}
