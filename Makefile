@@ -6,7 +6,7 @@ OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENA
 
 # Tests that are skipped in .venv, which does not have these libraries.
 EXTRAS_TESTS := tests/data/loaders/test_table.py tests/data/loaders/test_hugging_face.py tests/report/test_export.py \
-	tests/callbacks/test_trackers.py tests/models/test_hugging_face.py
+	tests/callbacks/test_trackers.py tests/models/test_hugging_face.py tests/data/loaders/test_operanet.py
 
 .PHONY: run check test test-arithmetic test-all test-extras test-gpu bench clean
 

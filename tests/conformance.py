@@ -79,6 +79,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "fedkd": {"method": ONE_SHOT, "public": 0.1},
     "fl-pqsu": {"method": {"threshold": 0.01}},  # some of the devices skip an upload
     "prunefl": {"method": {"every": 2}},
+    "mutual-groups": {"model": {**MODEL, "ladder": [{"name": "cnn", "hidden": 8}]}},
     "auxo": {"method": {"gain": 0.001, "explore": 0.5}},  # it splits, although no group is planted
 }
 

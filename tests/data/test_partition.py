@@ -123,6 +123,16 @@ def test_natural_has_one_device_per_group() -> None:
     assert len(partition_dataset(only, "natural", None, 0).devices) == 2
 
 
+def test_natural_with_several_fields_has_one_device_per_combination() -> None:
+    writers = np.array(["eve", "bob", "ann"])[np.arange(60) % 3]
+    dataset = table(fields={"writer": writers, "day": np.where(writers == "bob", 2, 10 - np.arange(60) % 2)})
+    population = partition_dataset(dataset, "natural:writer+day", None, 0, holdout=0)
+    assert population.groups == ("ann+9", "ann+10", "bob+2", "eve+9", "eve+10")
+    assert sorted(population.train("device-002").x.flatten().tolist()) == list(range(1, 60, 3))
+    with pytest.raises(InputError, match="has no field 'dy'; did you mean 'day'"):
+        partition_dataset(dataset, "natural:writer+dy", None, 0)
+
+
 def test_holdout() -> None:
     population = partition_dataset(table(60), "iid", 2, 0, holdout=0.1)
     assert [len(population.test(device)) for device in population.devices] == [3, 3]

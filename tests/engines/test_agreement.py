@@ -43,6 +43,13 @@ def test_names_shapes_and_plain_values_must_be_equal() -> None:
     assert agree([one, one], [one, one], [one, one]) and not agree([one], [one, one], [one, one])
 
 
+def test_the_tensors_of_a_list_are_judged_together() -> None:
+    """Adam's squares of gradients that are zero but for rounding, as of a bias before batch normalisation."""
+    before, step = [torch.zeros(100), torch.zeros(8)], [torch.ones(100), torch.full((8,), 1e-20)]
+    assert agree([torch.ones(100), torch.full((8,), 3e-20)], step, before)
+    assert not agree([torch.ones(100), torch.full((8,), 1e-2)], step, before)
+
+
 def test_a_plain_step_that_is_not_finite_is_not_compared() -> None:
     wrong = torch.tensor([float("inf"), 1.0])
     assert agree({"a": torch.zeros(2)}, {"a": wrong}, {"a": torch.zeros(2)})

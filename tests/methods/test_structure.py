@@ -80,7 +80,7 @@ def test_a_part_of_learning_is_used_by_two_methods_at_least() -> None:
         for module in reachable_parts(method_files(method)):
             users.setdefault(module, set()).add(method)
     modules = {f"{LEARNING}.{path.stem}" for path in (PACKAGE / "learning").glob("*.py")} - {f"{LEARNING}.__init__"}
-    of_the_run = {f"{LEARNING}.{part}" for part in ("adapters", "augmentation", "own_training", "samplers")}
+    of_the_run = {f"{LEARNING}.{part}" for part in ("adapters", "augmentation", "metrics", "own_training", "samplers")}
     assert {module for module in modules if len(users.get(module, ())) < 2} == of_the_run
 
 

@@ -47,6 +47,8 @@ def test_a_frozen_part_is_neither_trained_nor_sent_by_any_method(tmp_path: Path)
         ("cnn", (1, 8, 8), {"freeze": 3}, "freeze must be the name of a split level, such as head, not 3"),
         ("cnn", (1, 8, 8), {"freeze": "haed"}, "split level 'haed' is not a level of this model; did you mean 'head'"),
         ("transformer", (8,), {"width": 10}, "option width must be a multiple of heads 4, not 10"),
+        ("fusion-transformer", (1, 8, 8), {"width": 10}, "a multiple of 4 and of heads 4, not 10"),
+        ("fusion-transformer", (1, 8, 10), {}, "patch 4 must divide height and width of the images, which are 8×10"),
     ],
 )
 def test_what_is_impossible_is_refused(name: str, shape: tuple[int, ...], options: dict, sentence: str) -> None:

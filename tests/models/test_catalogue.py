@@ -26,7 +26,8 @@ def parameters(name: str, shape: tuple[int, ...], classes: int, **options: objec
 def test_names_are_those_shown_to_users() -> None:
     assert names() == [
         "logistic", "mlp", "cnn", "wrn-D-K", "resnet-8", "resnet-18", "resnet-34", "vgg-16",
-        "squeezenet", "mobilenetv3-small", "efficientnet-b0", "efficientnet-lite0", "lstm", "lstm-words", "transformer",
+        "squeezenet", "mobilenetv3-small", "efficientnet-b0", "efficientnet-lite0", "efficientnetv2-b0",
+        "lstm", "lstm-words", "transformer", "fusion-transformer",
     ]  # fmt: skip
 
 
@@ -70,11 +71,16 @@ def test_parameters_of_the_models_for_other_data() -> None:
     assert parameters("mobilenetv3-small", (3, 224, 224), 1000, stride=2) == 2_542_856
     assert parameters("efficientnet-b0", (3, 224, 224), 1000) == 5_288_548
     assert parameters("efficientnet-lite0", (3, 224, 224), 1000) == 4_652_008
+    assert parameters("efficientnetv2-b0", (3, 224, 224), 1000) == 7_139_704
     # Torchvision's SqueezeNet 1.1: the 1.24 M of Bernier (Concordia thesis).
     assert parameters("squeezenet", (3, 224, 224), 1000) == 1_235_496
     # Two layers of 12·width² weights and 13·width biases and scales, and the word vectors.
     layers = 2 * (12 * 64**2 + 13 * 64)
     assert parameters("transformer", (16,), 3, vocabulary=100, width=64) == layers + (100 + 16) * 64 + 2 * 64 + 3 * 65
+    # The same layers, and patches of 4×4×3 numbers, whatever the number of images side by side.
+    for side in (8, 24):
+        patches = (4 * 4 * 3 + 1) * 64
+        assert parameters("fusion-transformer", (3, 8, side), 3, width=64, depth=2) == layers + patches + 128 + 3 * 65
     # Table 4.9 of Shi's thesis: 4.0 M for CIFAR-10.
     assert parameters("efficientnet-b0", (3, 32, 32), 10) == 4_020_358
 
@@ -133,7 +139,7 @@ IMAGE = (3, 32, 32)
         (("wrn-D-K", IMAGE, 10), {}, "unknown name 'wrn-D-K'; did you mean 'wrn-16-1'?"),
         (("wrn-16", IMAGE, 10), {}, "did you mean 'wrn-16-1'?"),
         (("wrn-16-0", IMAGE, 10), {}, "did you mean 'wrn-16-1'?"),
-        (("zzz", IMAGE, 10), {}, "choose one of: cnn, efficientnet-b0, efficientnet-lite0, logistic,"),
+        (("zzz", IMAGE, 10), {}, "choose one of: cnn, efficientnet-b0, efficientnet-lite0, efficientnetv2-b0,"),
         (("", IMAGE, 10), {}, "unknown name ''; choose one of"),
         (("wrn-15-1", IMAGE, 10), {}, "6n+4 and at least 10, not 15; did you mean wrn-10-1 or wrn-16-1?"),
         (("wrn-4-1", IMAGE, 10), {}, "not 4; did you mean wrn-10-1 or wrn-16-1?"),

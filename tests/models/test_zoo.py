@@ -44,6 +44,9 @@ CASES: list[Case] = [
     ("efficientnet-b0", (1, 17, 17), "batch", {}),
     ("efficientnet-b0", (3, 8, 8), "group", {}),
     ("efficientnet-lite0", (3, 40, 33), "batch", {}),
+    ("efficientnetv2-b0", (1, 17, 20), "batch", {"width": 8}),
+    ("efficientnetv2-b0", (3, 8, 8), "group", {"width": 8}),
+    ("fusion-transformer", (3, 8, 12), "none", {"width": 8, "depth": 3, "heads": 2}),
     ("squeezenet", (3, 32, 32), "none", {}),
     ("squeezenet", (1, 17, 20), "none", {}),
     ("transformer", (6,), "none", {"vocabulary": 11, "width": 8}),
@@ -125,7 +128,7 @@ def test_levels_are_stages_in_order_and_both_parts_give_the_whole(case: Case) ->
     for position in positions:
         features = module[:position](inputs)
         assert torch.equal(module[position:](features), whole)
-    if len(case[1]) == 3 and len(set(positions)) >= 4 and case[0] != "mlp":
+    if len(case[1]) == 3 and len(set(positions)) >= 4 and case[0] not in ("mlp", "fusion-transformer"):
         assert all(module[:position](inputs).ndim == 4 for position in positions[:3])
 
 

@@ -247,7 +247,8 @@ def test_metrics(finished: TableResult, finished_folder: Path) -> None:
     run, store = finished.cells[0].runs[0], Store(finished_folder)
     rounds, summary = store.rounds(run), store.run(run)["summary"]
     last, best = rounds[-1]["accuracy"], max(row["accuracy"] for row in rounds)
-    assert measure(store, run, "final") == pytest.approx(100 * last)
+    assert measure(store, run, "final") == measure(store, run, "final accuracy") == pytest.approx(100 * last)
+    assert measure(store, run, "final loss") == pytest.approx(100 * rounds[-1]["loss"])
     fractions = np.bincount(load("digits").test_y) / len(load("digits").test_y)
     by_class = [measure(store, run, f"class {label}") for label in range(10)]
     assert fractions @ by_class == pytest.approx(100 * last) and len(set(by_class)) > 1

@@ -31,11 +31,12 @@ EXPECTED = [
     "figure-4.10", "figure-4.11", "5.4", "5.7", "5.8", "5.9", "5.10", "figure-5.10", "5.11", "5.12", "6.3", "6.4",
     "6.6", "6.7", "6.8", "6.9", "6.10", "figure-6.12", "7.1", "figure-7.1", "figure-7.2", "figure-7.3",
     "figure-7.4", "figure-7.5", "A.2", "A.3", "A.4", "A.5", "fair-1", "fair-2", "fair-3", "fair-4", "fair-5",
-    "tree-asynchrony", "tree-cohorts", "tree-distance", "tree-residuals",
+    "har-2", "har-3", "tree-asynchrony", "tree-cohorts", "tree-distance", "tree-residuals",
 ]  # fmt: skip
 METRIC = (
-    r"accuracy(/.+)?|final|class \d+|efficiency|metadata|down|up|traffic( GB)?|total GB|forward passes|computing|"
-    r"tier reft-\d+|(relative )?accuracy of \S+, (((best |worst )?(mean|variance))|below zero)|(own|all) data (\d|root)"
+    r"accuracy(/.+)?|final( (accuracy|macro_f1)(/ensemble)?)?|class \d+|efficiency|metadata|down|up|traffic( GB)?|"
+    r"total GB|forward passes|computing|(own|all) data (\d|root)|"
+    r"tier reft-\d+|(relative )?accuracy of \S+, (((best |worst )?(mean|variance))|below zero)"
 )
 CHECKED_MODELS: set[str] = set()
 
@@ -139,6 +140,7 @@ class EveryPath(DataPaths):
         ("figure-7.5", "figure-7.3"),
         ("fair-4", "fair-1"),
         ("fair-5", "fair-2"),
+        ("har-3", "har-2"),
     ],
 )
 def test_views_have_no_runs_of_their_own(

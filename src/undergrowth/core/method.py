@@ -83,6 +83,11 @@ class Method:
         """Why the method works with classification only, as "it draws samples of every class"; "" if it does not."""
         return ""
 
+    @property
+    def group_field(self) -> str:
+        """The field of the data set whose values are the groups of devices in `task.groups`; "" if it needs none."""
+        return ""
+
     def check(self) -> None:
         """Raise an InputError if options contradict each other. The limits of each option were checked before."""
 
@@ -111,6 +116,13 @@ class Method:
         for one model per device: they are then loaded one at a time.
         """
         return {"global": model_in(state)}
+
+    def ensemble(self, task: Task, state: State) -> Mapping[str, Weights | ModelWeights]:
+        """The models of groups, by the names in `task.groups`: each predicts the test samples of its own group.
+
+        The history has the accuracy of all of them together as "ensemble".
+        """
+        return {}
 
     def node_model(self, task: Task, state: State) -> Weights | None:
         """The model of a node below the root, from its state; None if such a node has none of its own."""

@@ -53,6 +53,7 @@ class Task:
     ladder: Mapping[str, Model] = field(default_factory=dict, hash=False)  # models of devices, if not all have `model`
     augmentation: Augmentation | None = None  # random changes of the inputs that devices train on
     assigned: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its model, if the run fixes it
+    groups: Mapping[str, str] = field(default_factory=dict, hash=False)  # device → its group, if the method asks for it
     kind: TaskKind = Classification()  # what the model learns: its labels, loss and metrics
     changing: bool = False  # whether the samples of the devices change from round to round
     # Runs the training loops of a server, many at once; None: one by one.

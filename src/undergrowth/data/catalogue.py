@@ -19,10 +19,12 @@ from undergrowth.data.loaders import (
     diabetes,
     digits,
     femnist,
+    hapt,
     hugging_face,
     images,
     mnist,
     npz,
+    operanet,
     photographs,
     reddit,
     sentences,
@@ -57,6 +59,8 @@ _ENTRIES = (
     photographs.CARS,
     photographs.EUROSAT,
     speech_commands.ENTRY,
+    hapt.ENTRY,
+    operanet.ENTRY,
     npz.ENTRY,
     images.ENTRY,
     table.ENTRY,
@@ -120,7 +124,8 @@ def _sample(dataset: Dataset, train_samples: int | None, test_samples: int | Non
         dataset = replace(dataset, x=dataset.x[kept], y=dataset.y[kept], fields=fields)
     if test_samples is not None:
         kept = proportional_sample(_strata(dataset.test_y, dataset.task), test_samples)
-        dataset = replace(dataset, test_x=dataset.test_x[kept], test_y=dataset.test_y[kept])
+        test_fields = {key: values[kept] for key, values in dataset.test_fields.items()}
+        dataset = replace(dataset, test_x=dataset.test_x[kept], test_y=dataset.test_y[kept], test_fields=test_fields)
     return dataset
 
 

@@ -47,6 +47,7 @@ class Dataset:
     std: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()  # what the loader assumed; runs repeat these notes
     task: str = "classification"  # regression | multi-label | next-token
+    test_fields: Mapping[str, Array] = field(default_factory=dict)  # as `fields`, of the test samples
 
     def __len__(self) -> int:
         return len(self.y)
@@ -124,6 +125,12 @@ class Dataset:
             if len(values) != len(self):
                 raise InputError(
                     f"data set '{self.name}': field '{key}' has {len(values)} entries for {len(self)} training samples"
+                )
+        for key, values in self.test_fields.items():
+            if len(values) != len(self.test_y):
+                raise InputError(
+                    f"data set '{self.name}': test field '{key}' has {len(values)} entries for {len(self.test_y)} "
+                    "test samples"
                 )
         if self.class_names and len(self.class_names) != self.classes:
             raise InputError(f"data set '{self.name}': {len(self.class_names)} class names for {self.classes} classes")

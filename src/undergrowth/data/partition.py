@@ -7,6 +7,7 @@
     classes:K               at most K classes per device, equal sizes if the classes are equally large
     quantity:SIGMA          log-normal sizes with this sigma, labels distributed as in the whole set
     natural[:FIELD]         one device per value of a field of the data set, such as writer or role
+    natural:FIELD+FIELD     one device per combination of values that occurs, such as natural:subject+environment
 
 The classes of a regression are ten quantiles of its label (of the first one, if there are several). The tasks
 multi-label and next-token have no classes, so `dirichlet` and `classes` do not work with them.
@@ -77,7 +78,7 @@ def partition_dataset(
     generator = np.random.default_rng(int(seed))
     groups: tuple[str, ...] = ()
     if parsed.name == "natural":
-        owner, groups = _group(dataset, _group_field(dataset, parsed.field), clients, generator)
+        owner, groups = _group(dataset, _group_fields(dataset, parsed.field), clients, generator)
         count = len(groups)
     else:
         count = _check_clients(dataset, rule, clients)
@@ -120,8 +121,8 @@ def _assign(dataset: Dataset, rule: PartitionRule, clients: int, generator: np.r
     return assignment.iid(labels, clients, generator)
 
 
-def _group_field(dataset: Dataset, name: str | None) -> str:
-    """The field that `natural` groups by: `name`, or the only field of the data set."""
+def _group_fields(dataset: Dataset, name: str | None) -> list[str]:
+    """The fields that `natural` groups by: those that `name` lists, or the only field of the data set."""
     if not dataset.fields:
         raise InputError(
             f"partition is 'natural', but data set '{dataset.name}' has no field to group by; "
@@ -133,34 +134,48 @@ def _group_field(dataset: Dataset, name: str | None) -> str:
                 f"partition is 'natural', but data set '{dataset.name}' has several fields; "
                 f"write natural:FIELD with one of: {', '.join(sorted(dataset.fields))}"
             )
-        return next(iter(dataset.fields))
-    if name not in dataset.fields:
-        raise InputError(f"data set '{dataset.name}' has no field '{name}'; {suggest(name, dataset.fields)}")
-    return name
+        return [next(iter(dataset.fields))]
+    fields = [name] if name in dataset.fields else [each.strip() for each in name.split("+")]
+    for each in fields:
+        if each not in dataset.fields:
+            raise InputError(f"data set '{dataset.name}' has no field '{each}'; {suggest(each, dataset.fields)}")
+    return fields
 
 
 def _group(
-    dataset: Dataset, field: str, clients: int | None, generator: np.random.Generator
+    dataset: Dataset, fields: list[str], clients: int | None, generator: np.random.Generator
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """The owner of each sample, and the name of the group behind each device."""
+    names, group = _combinations([_values(dataset, field) for field in fields])
+    if clients is None or clients == len(names):
+        return group, names
+    if clients > len(names):
+        raise InputError(
+            f"clients is {clients}, but field '{'+'.join(fields)}' of data set '{dataset.name}' has {len(names)} "
+            "groups; leave clients out to take them all"
+        )
+    chosen = generator.permutation(len(names))[:clients]
+    owner = np.full(len(names), assignment.UNASSIGNED)
+    owner[chosen] = np.arange(clients)
+    return owner[group], tuple(names[place] for place in chosen)
+
+
+def _values(dataset: Dataset, field: str) -> np.ndarray:
     values = to_numpy(dataset.fields[field])
     if values.ndim != 1:
         raise InputError(
             f"field '{field}' of data set '{dataset.name}' has shape {values.shape}; "
             "a field to group by has one entry per sample"
         )
-    groups, group = np.unique(values, return_inverse=True)
-    if clients is None or clients == len(groups):
-        return group, tuple(str(label) for label in groups)
-    if clients > len(groups):
-        raise InputError(
-            f"clients is {clients}, but field '{field}' of data set '{dataset.name}' has {len(groups)} groups; "
-            "leave clients out to take them all"
-        )
-    chosen = generator.permutation(len(groups))[:clients]
-    owner = np.full(len(groups), assignment.UNASSIGNED)
-    owner[chosen] = np.arange(clients)
-    return owner[group], tuple(str(label) for label in groups[chosen])
+    return values
+
+
+def _combinations(columns: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
+    """The combinations of values that occur, in the order of the first column, then the second; and each sample's."""
+    values, codes = zip(*(np.unique(column, return_inverse=True) for column in columns), strict=True)
+    found, group = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
+    names = tuple("+".join(str(column[code]) for column, code in zip(values, row, strict=True)) for row in found)
+    return names, group.reshape(-1)
 
 
 def _build_population(

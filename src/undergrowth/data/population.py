@@ -18,10 +18,11 @@ from undergrowth.data.dataset import Dataset, to_numpy
 class Population(Protocol):
     """The data of a run. Shards are built on demand, so that a population may have any number of devices.
 
-    Five attributes are optional: `task`, which is classification by default; `counts()` as in `PartitionedPopulation`,
-    which lets a report plot the classes of each device; `groups_by(field)` as there, which lets a topology file group
-    devices; `public`, a `Shard` that only the server holds; and `black`, the value of a black pixel in each channel of
-    an image, with which augmentation pads (default: 0).
+    Six attributes are optional: `task`, which is classification by default; `counts()` as in `PartitionedPopulation`,
+    which lets a report plot the classes of each device; `groups_by(field)` as there, which lets a topology file or a
+    method group devices; `test_groups(field)` as there, for an ensemble of models of groups; `public`, a `Shard` that
+    only the server holds; and `black`, the value of a black pixel in each channel of an image, with which augmentation
+    pads (default: 0).
     """
 
     @property
@@ -116,6 +117,11 @@ class PartitionedPopulation:
         values, codes = np.unique(to_numpy(known[field]), return_inverse=True)
         owned = np.split(codes[self.order], self.starts[1:-1])
         return tuple(str(values[np.bincount(rows).argmax()]) if len(rows) else "none" for rows in owned)
+
+    def test_groups(self, field: str) -> np.ndarray | None:
+        """The value of a field at each sample of the central test set, as text; None if that is not known."""
+        values = self.dataset.test_fields.get(field)
+        return None if values is None else to_numpy(values).astype(str)
 
     def _train_end(self, number: int) -> int:
         return int(self.starts[number + 1] - self.held_out[number])

@@ -243,7 +243,12 @@ def without_small_batches(steps: Steps, smallest: int, drop_last: bool) -> Steps
 
     if all(kept(len(order)) == len(order) for order in steps.epochs):
         return steps
-    return replace(steps, epochs=tuple(order[: kept(len(order))] for order in steps.epochs))
+    epochs = tuple(order[: kept(len(order))] for order in steps.epochs)
+    visits = {
+        name: tuple(values[: len(order)] for values, order in zip(every, epochs, strict=True))
+        for name, every in steps.visits.items()
+    }
+    return replace(steps, epochs=epochs, visits=visits)
 
 
 def gradients_of(

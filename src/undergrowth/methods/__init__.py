@@ -40,6 +40,7 @@ from undergrowth.methods.kmeans_clusters import KMeansClusters
 from undergrowth.methods.l2gd import L2GD
 from undergrowth.methods.lora import LoRA
 from undergrowth.methods.moon import Moon
+from undergrowth.methods.mutual_groups import MutualGroups
 from undergrowth.methods.pafl import PaFL
 from undergrowth.methods.prunefl import PruneFL
 from undergrowth.methods.qfedavg import QFedAvg
@@ -103,6 +104,7 @@ METHODS: dict[str, type[Method]] = {
     "kmeans-clusters": KMeansClusters,
     "ifca": IFCA,
     "auxo": Auxo,
+    "mutual-groups": MutualGroups,
 }
 
 __all__ = [
@@ -110,5 +112,6 @@ __all__ = [
     "Ditto", "FSCProx", "FedAT", "FedAdagrad", "FedAdam", "FedAsync", "FedAvg", "FedAvgM", "FedBN", "FedBuff", "FedDyn",
     "FedFSC", "FedFSCPlus", "FedFT", "FedFTEDS", "FedFTRDS", "FedKAD", "FedKD", "FedMD", "FedMeZO", "FedNCM",
     "FedNCMFT", "FedNova", "FedPer", "FedProx", "FedRolex", "FedSGD", "FedSplit", "FedYogi", "FjORD", "HeteroFL",
-    "HierFAVG", "KMeansClusters", "LoRA", "Local", "Moon", "PaFL", "PruneFL", "QFedAvg", "SLoRA", "Scaffold", "Term",
+    "HierFAVG", "KMeansClusters", "LoRA", "Local", "Moon", "MutualGroups", "PaFL", "PruneFL", "QFedAvg", "SLoRA",
+    "Scaffold", "Term",
 ]  # fmt: skip

@@ -17,6 +17,8 @@ from undergrowth.core.errors import InputError, find_meant, suggest
 from undergrowth.models import (
     cnn,
     efficientnet,
+    efficientnet_v2,
+    fusion_transformer,
     logistic,
     lstm,
     mlp,
@@ -62,9 +64,11 @@ TABLE: tuple[Architecture, ...] = (
     mobilenet.MOBILENETV3_SMALL,
     efficientnet.EFFICIENTNET_B0,
     efficientnet.EFFICIENTNET_LITE0,
+    efficientnet_v2.EFFICIENTNETV2_B0,
     lstm.LSTM,
     lstm.LSTM_WORDS,
     transformer.TRANSFORMER,
+    fusion_transformer.FUSION_TRANSFORMER,
 )
 
 

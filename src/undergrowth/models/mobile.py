@@ -25,6 +25,7 @@ class BlockSizes(NamedTuple):
     squeezed: int  # units of squeeze and excitation; 0: the block has none
     stride: int
     activation: type[nn.Module]
+    fused: bool = False  # one full convolution in place of widening and depthwise convolution
 
 
 class SqueezeExcitation(nn.Module):
@@ -64,19 +65,28 @@ class Design(NamedTuple):
 
 
 class InvertedResidual(nn.Module):
-    """Widening, depthwise convolution, squeeze and excitation, narrowing; adds the input if the shapes are equal."""
+    """Widening, depthwise convolution, squeeze and excitation, narrowing; adds the input if the shapes are equal.
+
+    A fused block that does not widen is its full convolution alone.
+    """
 
     def __init__(self, inputs: int, sizes: BlockSizes, layers: Layers, gate: Gate | None) -> None:
         super().__init__()
-        kernel, widened, outputs, squeezed, stride, activation = sizes
+        kernel, widened, outputs, squeezed, stride, activation, fused = sizes
         block: list[nn.Module] = []
-        if widened != inputs:
+        narrows = not fused or widened != inputs
+        if fused:
+            first = widened if narrows else outputs
+            block += [layers.convolution(inputs, first, kernel, stride), layers.normalisation(first), activation()]
+        elif widened != inputs:
             block += [layers.convolution(inputs, widened, 1), layers.normalisation(widened), activation()]
-        block += [layers.convolution(widened, widened, kernel, stride, groups=widened)]
-        block += [layers.normalisation(widened), activation()]
+        if not fused:
+            block += [layers.convolution(widened, widened, kernel, stride, groups=widened)]
+            block += [layers.normalisation(widened), activation()]
         if squeezed and gate is not None:
             block += [gate(layers, widened, squeezed)]
-        block += [layers.convolution(widened, outputs, 1), layers.normalisation(outputs)]
+        if narrows:
+            block += [layers.convolution(widened, outputs, 1), layers.normalisation(outputs)]
         self.layers = nn.Sequential(*block)
         self.adds_input = inputs == outputs and stride == 1
 

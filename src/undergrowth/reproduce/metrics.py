@@ -23,6 +23,7 @@ from undergrowth.runs.result import personal_accuracy, result_of
 from undergrowth.runs.stored_experiment import stored_experiment
 
 EFFICIENCY, METADATA, TOTAL, PASSES = "efficiency", "metadata", "total GB", "forward passes"
+FINAL = "final"
 PERSONAL = re.compile(r"(accuracy|relative accuracy) of (.+), (.+)")
 _COSTS = {"down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up")}
 _COSTS["computing"] = ("compute_seconds",)
@@ -36,7 +37,7 @@ def measure(store: Store, run: str, metric: str) -> float:
     `metric` is one of
 
     - a column of the rounds such as `accuracy`: its best value, in per cent;
-    - `final`: the accuracy after the last round, in per cent;
+    - `final`, `final COLUMN`: the accuracy, or that column, after the last round, in per cent;
     - `class N`: the accuracy of the final model on the test samples of class N, in per cent;
     - `efficiency`: the best accuracy in per cent for an hour of computing on one device;
     - `metadata`: the megabytes that all devices together send in the last round besides their models;
@@ -66,8 +67,9 @@ def measure(store: Store, run: str, metric: str) -> float:
     for prefix, accuracy in _ACCURACIES.items():
         if metric.startswith(prefix):
             return 100 * _known(accuracy(store, run, metric.removeprefix(prefix)), run, metric)
-    if metric == "final":
-        return 100 * float(rounds[-1]["accuracy"])
+    name, _, column = metric.partition(" ")
+    if name == FINAL:
+        return 100 * _known(finite(rounds[-1].get(column or "accuracy")), run, metric)
     if metric == EFFICIENCY:
         per_second = learning_efficiency(rounds, store.run(run)["summary"]["compute_seconds"])
         return 100 * 3600 * _known(per_second, run, metric)

@@ -120,11 +120,18 @@ def _in_turn(model: Model, batches: Sequence[Batch], work: Callable[[Model, Batc
         return [work(model, batch) for batch in batches]
 
 
-def score_all(method: Method, task: Task, state: State, own: Mapping[str, State], test: Shard) -> dict[str, float]:
+def score_all(
+    method: Method,
+    task: Task,
+    state: State,
+    own: Mapping[str, State],
+    test: Shard,
+    test_groups: Mapping[str, Tensor] | None = None,
+) -> dict[str, float]:
     """The metrics and the loss of the run, and the mean main metric of each group of models that the method names.
 
     The model "global" decides about the run; without it, the mean over all models does. Models that are named like
-    devices are one group.
+    devices are one group. `test_groups`: the positions of the test samples of each group, for an ensemble.
     """
     models, kind = evaluated_models(method, task, state, own), task.kind
     scores = {name: evaluate(kind, *with_model(task, weights, name), test) for name, weights in models.items()}
@@ -134,7 +141,30 @@ def score_all(method: Method, task: Task, state: State, own: Mapping[str, State]
     deciding = [scores["global"]] if "global" in scores else list(scores.values())
     means = {name: float(np.mean([each[name] for each in deciding])) for name in deciding[0]}
     others = {f"{main}/{name}": float(np.mean(group)) for name, group in groups.items() if name != "global"}
-    return {**means, **(others if len(groups) > 1 else {})}
+    return {**means, **(others if len(groups) > 1 else {}), **_score_ensemble(method, task, state, test, test_groups)}
+
+
+def _score_ensemble(
+    method: Method, task: Task, state: State, test: Shard, test_groups: Mapping[str, Tensor] | None
+) -> dict[str, float]:
+    """The metrics of the models of groups, each on the test samples of its group, over all these samples.
+
+    If the groups of test samples are not known: the main metric of each model on all samples.
+    """
+    kind, main = task.kind, task.kind.metric.name
+    with _explained(method, "ensemble"):
+        parts = {name: with_model(task, each, name) for name, each in method.ensemble(task, state).items()}
+    if not parts:
+        return {}
+    known = {name: positions for name, positions in (test_groups or {}).items() if name in parts}
+    if not known:
+        return {f"{main}/group-{name}": evaluate(kind, *each, test)[main] for name, each in parts.items()}
+    shards = {name: test.take(positions) for name, positions in known.items()}
+    measured = [measure_samples(kind, *parts[name], shard.x, shard.y) for name, shard in shards.items()]
+    outputs = [each.outputs for each in measured if each.outputs is not None]
+    together = Measured(torch.cat([each.rows for each in measured]), torch.cat(outputs) if outputs else None)
+    scores = score(kind, together, torch.cat([shard.y for shard in shards.values()]))
+    return {f"{name}/ensemble": value for name, value in scores.items() if name != "loss"}
 
 
 def evaluated_models(

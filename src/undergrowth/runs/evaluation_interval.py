@@ -51,7 +51,9 @@ def evaluation_flops(federation: Federation) -> float:
     """
     task, root, population = federation.task, federation.driver.root, federation.population
     root.initialise()
-    models = [with_model(task, each) for each in federation.method.models(task, root.state, {}).values()]
+    method, state = federation.method, root.state
+    named = [*method.models(task, state, {}).values(), *method.ensemble(task, state).values()]
+    models = [with_model(task, each) for each in named]
     if not models:  # every device has its own model, once it has trained
         models = [ModelWeights(task.model, task.model.initial(0))] * len(population.devices)
     x = federation.test.x[:_BATCH].to("meta")

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from undergrowth.core import (
     Client,
@@ -49,6 +50,7 @@ from undergrowth.runs.builders import (
     task_of,
 )
 from undergrowth.runs.config import Experiment, FleetSection
+from undergrowth.runs.device_groups import DeviceGroups, device_groups
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_objects import references
@@ -84,6 +86,7 @@ class Federation:
     engine: Engine
     server_links: Mapping[str, LinkProfile]  # node → the link to its parent
     notes: list[str]  # facts that the user should know and that are not errors
+    groups: DeviceGroups  # those that the method asks for
 
     @cached_property
     def driver(self) -> Driver:
@@ -140,6 +143,14 @@ class Federation:
         return self.population_at(max(0, self.driver.root.round - 1))
 
     @cached_property
+    def test_groups(self) -> dict[str, Tensor]:
+        """Group → positions of its samples in the central test set; empty if the groups of samples are not known."""
+        known = self.groups.of_test
+        if known is None:
+            return {}
+        return {str(name): torch.from_numpy(np.flatnonzero(known == name)) for name in np.unique(known)}
+
+    @cached_property
     def first_round(self) -> FirstRound:
         """What the server would send to each device in a typical round."""
         devices = tuple(device for device in self.population.devices if self.population.size(device))
@@ -186,6 +197,8 @@ def federate(
         speeds = {name: devices.profile(name).achieved_flops for name in population.devices}
         assigned = assign_counts(task.ladder, experiment.model.counts, speeds, experiment.run.seed)
         task = replace(task, assigned=assigned)
+    groups = device_groups(population, method.group_field)
+    task = replace(task, groups=groups.of_device)
     task = replace(task, run_loops=getattr(engine, "run_loops", None))
     sizes = {name: population.size(name) for name in with_samples}
     proxy_data = named_proxy_data(topology, experiment, population)
@@ -206,7 +219,9 @@ def federate(
     if not topology.parents and not method.pooled and experiment.fleet.server_link != "free":
         notes.append("fleet.server_link has no effect: a star has no link between servers")
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
-    return Federation(method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes)
+    return Federation(
+        method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes, groups
+    )
 
 
 def _name_of(method: Method) -> str:

@@ -258,7 +258,9 @@ class Execution:
         self._evaluated = round
         federation = self.federation
         root, own = federation.driver.root, federation.world.states.all()
-        self.scores = score_all(federation.method, federation.task, root.state, own, federation.test)
+        self.scores = score_all(
+            federation.method, federation.task, root.state, own, federation.test, federation.test_groups
+        )
         if federation.changes:
             self._evaluate_devices(round)
 

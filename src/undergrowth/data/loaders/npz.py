@@ -40,7 +40,7 @@ def load(
     """
     check_task(task, _TASKS, "an .npz file")
     file = _find(path)
-    arrays = _read(file)
+    arrays = read_arrays(file)
     found = {part: next((key for key in keys if key in arrays), None) for part, keys in _KEYS.items()}
     follows = task == "next-token" and found["y"] is None  # the labels are the next tokens of x
     for part in ("x",) if follows else ("x", "y"):
@@ -92,7 +92,8 @@ def _find(path: Path) -> Path:
     return files[0]
 
 
-def _read(file: Path) -> dict[str, np.ndarray]:
+def read_arrays(file: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file, by name."""
     try:
         # Opened here, because numpy does not close a damaged file.
         with file.open("rb") as opened:

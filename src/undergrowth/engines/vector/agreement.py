@@ -30,14 +30,16 @@ def full_precision() -> Iterator[None]:
 def agree(a: object, b: object, before: object) -> bool:
     """Whether a step from `before` led to the same values in `a` and `b`, relative to what the step changed.
 
-    Not a `map_leaves`, because the tensors of a mapping are judged together.
+    Not a `map_leaves`, because the tensors of a mapping or a list are judged together.
     """
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return _distance(a, b) <= MAX_DIFFERENCE * _step_length(b, before) + ROUNDING * _norm(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping) and isinstance(before, Mapping):
         return a.keys() == b.keys() and _mappings_agree(a, b, before)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and isinstance(before, list | tuple):
-        return len(a) == len(b) and all(agree(*values) for values in zip(a, b, before, strict=False))
+        return len(a) == len(b) and _mappings_agree(
+            *({str(at): each for at, each in enumerate(v)} for v in (a, b, before))
+        )
     return a == b
 
 
