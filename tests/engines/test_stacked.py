@@ -88,6 +88,33 @@ def test_embedding() -> None:
     check_layer(F.embedding, tokens, [weight])
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_lstm(layers: int, bias: bool, batch_first: bool) -> None:
+    """Outputs and last states, with their gradients, are those of torch's layer."""
+    plain = torch.nn.LSTM(3, 5, layers, bias=bias, batch_first=batch_first).double()
+    names = [name for name, _ in plain.named_parameters()]
+    x, *weights = randoms((BATCH, 6, 3), *(tuple(weight.shape) for weight in plain.parameters()))
+
+    def layer(x: Tensor, *weights: Tensor) -> Tensor:
+        """All that the layer returns, in rows of samples."""
+        rows = x if batch_first else x.transpose(0, 1)
+        plain._parameters.update(zip(names, weights, strict=True))
+        outputs, states = plain(rows)
+        outputs = outputs if batch_first else outputs.transpose(0, 1)
+        return torch.cat([outputs.flatten(1), *(state.transpose(0, 1).flatten(1) for state in states)], 1)
+
+    check_layer(layer, x, weights)
+
+
+@pytest.mark.parametrize("options", [{"bidirectional": True}, {"proj_size": 2}, {"num_layers": 2, "dropout": 0.5}])
+def test_an_lstm_that_cannot_be_stacked_says_so(options: dict[str, Any]) -> None:
+    plain = torch.nn.LSTM(3, 5, batch_first=True, **options)
+    with Stacked(CLIENTS, None), pytest.raises(NotImplementedError, match="a stacked LSTM has one direction"):
+        plain(torch.zeros(CLIENTS * BATCH, 6, 3))
+
+
 @pytest.mark.parametrize("shape", [(6, 3, 3), (6,)])
 def test_batch_norm_in_training_and_evaluation(shape: tuple[int, ...]) -> None:
     x, weight, bias = randoms((BATCH, *shape), (6,), (6,))

@@ -15,7 +15,7 @@ from undergrowth.core import InputError
 from undergrowth.report.plan_advice import advise
 from undergrowth.runs.advice import best_method, find_next_class, round_up
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.planning import Planner, Row, takes_part
+from undergrowth.runs.planning import Planner, Row, describe_left_out, takes_part
 
 from ..fleet_files import fleet_file
 
@@ -180,3 +180,9 @@ def test_rows_as_a_table_of_pandas() -> None:
 def test_deadlines_are_rounded_up_to_three_digits(seconds: float) -> None:
     rounded = round_up(seconds)
     assert seconds <= rounded <= seconds * 1.01 and math.isclose(float(f"{rounded:.3g}"), rounded)
+
+
+def test_methods_that_are_left_out_for_one_reason_are_named_together() -> None:
+    reason = "model.lora: the model has no linear layer"
+    assert describe_left_out({"lora": reason, "slora": reason}) == [f"left out: lora, slora: {reason}"]
+    assert describe_left_out({"moon": "method moon needs maps"}) == ["left out: moon: the method needs maps"]

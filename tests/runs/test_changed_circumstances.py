@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import undergrowth as ug
+from tests.fleet_files import fleet_file
 from undergrowth.core import InputError
 from undergrowth.runs import Store
 from undergrowth.runs.execution import resume, start
@@ -76,6 +78,23 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path: Path, change: Any) -> No
         resume("last", str(tmp_path / "runs"))
     np.savez(path, **{**arrays, "x": given.x.numpy(), "y_test": given.test_y.numpy()})
     assert len(resume("last", str(tmp_path / "runs")).history) == ROUNDS
+
+
+@pytest.mark.parametrize("named", ["fleet", "fleet.availability"])
+def test_a_run_is_not_resumed_with_another_fleet_file(
+    tmp_path: Path, interrupted: Callable[..., None], out: str, named: str
+) -> None:
+    fleet, trace = Path(fleet_file(tmp_path, sensor={"share": 1.0})), tmp_path / "trace.csv"
+    trace.write_text("device,on,off\n" + "".join(f"device-{n:03d},0,50000\n" for n in range(4)), encoding="utf-8")
+    section = {"name": str(fleet), "availability": f"trace:{trace}"}
+    changed = fleet if named == "fleet" else trace
+    interrupted(tree(fleet=section), 1)
+    before = changed.read_text(encoding="utf-8")
+    changed.write_text(before.replace("50000", "60000") + "# other\n" * (named == "fleet"), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"^{named}: its file has changed since run '.*' began; restore it"):
+        resume("last", out)
+    changed.write_text(before, encoding="utf-8")
+    assert len(resume("last", out).history) == ROUNDS
 
 
 def test_runs_in_a_read_only_folder_can_be_read(tmp_path: Path, monkeypatch: Any) -> None:

@@ -15,7 +15,7 @@ from tests.runs.conftest import Run
 from undergrowth.core import Classification, Model, ModelWeights, RunError, RunWarning, Shard
 from undergrowth.runs import execution
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.diagnosis import count_dead_units, describe_guessing
+from undergrowth.runs.diagnosis import count_dead_units, describe_dead_units, describe_guessing
 
 TEST = Shard(torch.linspace(-1, 1, 40).reshape(20, 2), torch.arange(20) % 4)
 
@@ -40,6 +40,11 @@ def describe(accuracy: float, loss: float, dead: int = 0, **raw: Any) -> str | N
 def test_dead_units_are_counted() -> None:
     assert count_dead_units(model(3), TEST) == {"1": (3, 10)}
     assert not any(module._forward_hooks for module in model(3).model.module.modules())
+
+
+def test_dead_units_are_told_also_if_the_model_has_learned() -> None:
+    described = [describe_dead_units(model(dead), TEST, parse_experiment({})) for dead in (8, 9)]
+    assert described[0] is None and described[1] is not None and "9 of 10 units of '1' are dead" in described[1]
 
 
 def test_dead_channels_are_counted() -> None:

@@ -20,6 +20,11 @@ from undergrowth.runs.engine_choice import (
 SMALL = Facts(
     clients=20, rounds=100, steps=10, calls=370, flops=1e8, inputs=20 * 784, weights=160_000, cores=2
 )  # fmt: skip
+# Two steps of LSTM layers with 16 and with 256 units, on 20 and 80 positions.
+TINY_LSTM = Facts(
+    clients=20, rounds=100, steps=2, calls=4886, flops=7e6, inputs=160, weights=5840, cores=1, recurrent=True
+)  # fmt: skip
+LARGE_LSTM = replace(TINY_LSTM, calls=19_286, flops=2.4e10, inputs=2560, weights=819_920)
 LARGE = replace(SMALL, calls=600, flops=6e9, weights=1_690_000, convolves=True)
 
 
@@ -36,13 +41,17 @@ LARGE = replace(SMALL, calls=600, flops=6e9, weights=1_690_000, convolves=True)
         (replace(SMALL, clients=1), {"engine": "serial"}),
         (LARGE, {"engine": "processes", "stack": False}),
         (replace(LARGE, cores=1), {"engine": "serial"}),
+        (TINY_LSTM, {"engine": "vector"}),
+        (LARGE_LSTM, {"engine": "serial"}),
+        (replace(LARGE_LSTM, cores=2), {"engine": "processes", "stack": False}),
         (replace(LARGE, gpu=True), {"engine": "vector"}),
         (replace(SMALL, gpu=True, rounds=1), {"engine": "vector"}),
         (replace(LARGE, gpu=True, stacks=False), {"engine": "serial"}),
     ],
     ids=[
         "brief run", "small model", "one core", "no workers", "does not stack", "does not stack, one core",
-        "short rounds", "one client", "convolutions", "convolutions, one core", "GPU", "brief run on a GPU",
+        "short rounds", "one client", "convolutions", "convolutions, one core", "tiny LSTM", "large LSTM",
+        "large LSTM, two cores", "GPU", "brief run on a GPU",
         "GPU, does not stack",
     ],
 )  # fmt: skip

@@ -43,7 +43,9 @@ def test_facts_of_a_logistic_model() -> None:
     assert facts.steps == -(-sizes[3] // 32)
     assert facts.calls % facts.steps == 0 and 10 < facts.calls / facts.steps < 40
     assert facts.flops == sizes[3] * 4 * 640
-    assert facts.stacks and facts.forks and not facts.gpu and not facts.convolves
+    assert facts.forks and not facts.gpu and not facts.convolves
+    assert not facts.stacks  # not tried for a brief run
+    assert count_facts(federation(train={"rounds": 4000})).stacks
     assert count_facts(federation(model="cnn")).convolves
 
 
@@ -96,7 +98,7 @@ class Multiplied(nn.Module):
         ({"model": "mlp", "method": "fedfsc"}, {}, True),
         ({"model": "mlp", "method": "moon"}, {}, True),
         ({"model": "mlp", "method": "fedkad", "public": 0.1}, {}, True),
-        ({"model": {"name": "lstm", "hidden": 8, "vocabulary": 7}, "data": {}}, {"data": Tokens()}, False),
+        ({"model": {"name": "lstm", "hidden": 8, "vocabulary": 7}, "data": {}}, {"data": Tokens()}, True),
         ({}, {"model": Multiplied}, False),
     ],
     ids=["cnn", "batch normalisation", "two updates", "own state", "public data", "lstm", "unknown layer"],
@@ -105,7 +107,7 @@ def test_whether_clients_stack_is_counted_as_the_vector_engine_finds(
     changes: dict[str, Any], objects: dict[str, Any], stacks: bool
 ) -> None:
     built = federate(parse_experiment({**RAW, **changes}), **objects)
-    assert count_facts(built).stacks == stacks
+    assert engine_facts.can_stack(built, typical_jobs(built, 1)[0].down) == stacks
     engine = VectorEngine()
     engine.open(built.world)
     list(engine.run(typical_jobs(built, 2)))

@@ -13,7 +13,7 @@ from undergrowth.core import Metric
 from undergrowth.runs.progress import ProgressLines
 
 
-def rounds_printed(seconds_a_round: float, capsys: pytest.CaptureFixture[str]) -> list[int]:
+def print_ten_rounds(seconds_a_round: float, evaluate_every: int = 1) -> None:
     now = [0.0]
     lines = ProgressLines(clock=lambda: now[0])
     for number in range(1, 11):
@@ -21,8 +21,12 @@ def rounds_printed(seconds_a_round: float, capsys: pytest.CaptureFixture[str]) -
         root = SimpleNamespace(done=number == 10)
         federation = SimpleNamespace(driver=SimpleNamespace(root=root))
         run: Any = SimpleNamespace(run="id", federation=federation, fraction=lambda row: row["round"] / 10)
-        run.metric = Metric("accuracy")
+        run.metric, run.is_evaluated = Metric("accuracy"), lambda row: row["round"] % evaluate_every == 0
         lines.on_round({"round": number, "accuracy": 0.5, "loss": 1.0, "wall_seconds": now[0]}, run)
+
+
+def rounds_printed(seconds_a_round: float, capsys: pytest.CaptureFixture[str]) -> list[int]:
+    print_ten_rounds(seconds_a_round)
     return [int(number) for number in re.findall(r"id: round (\d+) of 10, accuracy 0.500", capsys.readouterr().err)]
 
 
@@ -33,6 +37,12 @@ def test_slow_rounds_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> Non
 def test_fast_rounds_have_a_line_a_second_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert rounds_printed(0.25, capsys) == [1, 5, 9, 10]
     assert rounds_printed(0.001, capsys) == [1, 10]
+
+
+def test_a_round_that_was_not_evaluated_shows_no_figures_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    print_ten_rounds(2.0, evaluate_every=5)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[3:5] == ["id: round 4 of 10, 8 s", "id: round 5 of 10, accuracy 0.500, loss 1.000, 10 s"]
 
 
 def test_a_run_prints_its_first_and_last_round_on_standard_error(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,9 +30,10 @@ class WrittenRuns:
         options: dict[str, Any] | None = None,
         rounds: int = 4,
         seed: int = 0,
+        metric: str = "accuracy",
         **settings: Any,
     ) -> str:
-        """A run whose process is gone before its first round."""
+        """A run whose process is gone before its first round. `metric`: the main one of its task."""
         described = {
             "method": {"name": method, **(options or {})},
             "train": {"rounds": rounds},
@@ -42,6 +43,7 @@ class WrittenRuns:
         kept = {
             "settings": Experiment.model_validate(described).model_dump(mode="json"), "defaults": {},
             "objects": {"method": None, "data": None, "model": None},
+            "task": {"name": "any", "main": [metric, True], "metrics": [metric]},
         }  # fmt: skip
         facts = {
             "method": method, "data": "digits", "model": "cnn", "seed": seed, "rounds": rounds, "clients": 2,

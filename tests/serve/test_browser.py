@@ -126,6 +126,32 @@ def test_the_list_is_sorted_filtered_ticked_and_compared(
     assert browser.problems() == []
 
 
+def test_the_runs_of_a_sweep_are_folded_sorted_and_ticked_together(
+    runs: WrittenRuns, address: str, open_browser: Callable[..., Browser]
+) -> None:
+    for method, rounds in (("fedavg", 2), ("moon", 3)):
+        runs.store.add_to_sweep(runs.finished(method, rounds=rounds), "methods", method)
+    runs.finished("fedprox")
+    browser = open_browser()
+    browser.driver.get(address)
+
+    def visible() -> list[str]:
+        return [row.text.split(":")[0] for row in browser.all("tbody tr") if row.is_displayed()]
+
+    assert len(visible()) == 2 and visible()[1] == "sweep methods 2 runs"
+    browser.all(".fold")[0].click()
+    assert len(visible()) == 4
+    next(head for head in browser.all("th .sort") if head.text.startswith("accuracy")).click()
+    assert [("moon" in row, "fedavg" in row) for row in visible()[1:3]] == [(True, False), (False, True)]
+    browser.all("tr.sweep input")[0].click()
+    assert browser.all("#compare")[0].text == "Compare 2 runs"
+    browser.all(".fold")[0].click()
+    [filter_box] = browser.all("#filter")
+    filter_box.send_keys("moon")
+    assert len(visible()) == 2 and "moon" in visible()[1]  # the row of the sweep and the run
+    assert browser.problems() == []
+
+
 def test_the_page_of_a_running_run_grows(runs: WrittenRuns, address: str, open_browser: Callable[..., Browser]) -> None:
     browser = open_browser()
     run = runs.begin(rounds=5)

@@ -29,7 +29,7 @@ def ids(page: str) -> list[str]:
 
 def cell(page: str, run: str, title: str) -> str:
     """A cell of the row of a run, without markup."""
-    row = next(row for row in re.findall(r"<tr>.*?</tr>", page, re.S) if f'value="{run}"' in row)
+    row = next(row for row in re.findall(r"<tr\b.*?</tr>", page, re.S) if f'value="{run}"' in row)
     return re.sub(r"<[^>]*>", "", re.search(rf'<td[^>]*data-title="{title}"[^>]*>(.*?)</td>', row)[1])
 
 
@@ -212,15 +212,41 @@ def test_reading_and_writing_do_not_wait_for_each_other(runs: WrittenRuns, clien
     assert cell(client.get("/").text, done, "state") == "failed"
 
 
-def test_a_run_that_cannot_be_read_is_told(runs: WrittenRuns, client: TestClient) -> None:
-    run = runs.finished()
-    quiet = TestClient(client.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
-    for change, words in (("format=999", "newer"), ("format=NULL, experiment='{'", "JSONDecodeError")):
+def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(runs: WrittenRuns, client: TestClient) -> None:
+    run, other = runs.finished("moon"), runs.finished()
+    for change, words in (("format=999", "newer version"), ("format=NULL, experiment='{'", "damaged row in the store")):
         with runs.store.transaction() as connection:
             connection.execute(f"UPDATE runs SET {change} WHERE id=?", (run,))
-        answer = quiet.get("/")
-        assert answer.status_code == 500 and words in answer.text
-        assert "content-security-policy" in answer.headers
+        page = client.get("/").text
+        assert cell(page, other, "state") == "done" and f'name="run" value="{run}"' not in page  # it cannot be ticked
+        row = next(row for row in re.findall(r"<tr\b.*?</tr>", page, re.S) if f"/runs/{run}" in row)
+        assert "moon" in row and "unreadable</span>" in row and words in row
+        answer = client.get(f"/runs/{run}")
+        assert answer.status_code == 404 and words in answer.text
+
+
+def test_the_metric_of_the_task_is_the_title_of_its_column(runs: WrittenRuns, client: TestClient) -> None:
+    one = runs.begin(metric="r2")
+    runs.store.finish_run(one, {"rounds": 2, "metrics": {"r2": 0.5}}, [])
+    page = client.get("/").text
+    assert '<button type="button" class="sort">r2</button>' in page and cell(page, one, "r2") == "0.5000"
+    assert "accuracy" not in page
+    other = runs.finished()
+    page = client.get("/").text
+    assert [cell(page, run, "metric") for run in (one, other)] == ["r2 0.5000", "accuracy 0.2000"]
+
+
+def test_the_runs_of_a_sweep_are_together_below_a_row_about_it(runs: WrittenRuns, client: TestClient) -> None:
+    first, alone, second = runs.finished("fedavg"), runs.finished(), runs.begin("moon")
+    for run, variant in ((first, "slow"), (second, "fast")):
+        runs.store.add_to_sweep(run, "a&b", variant)
+    page = client.get("/").text
+    assert ids(page) == [second, first, alone]  # at the place of the newest
+    assert "sweep a&amp;b</button>" in page and "2 runs: 1 killed, 1 done" in page
+    assert page.index('class="sweep" data-sweep="a&amp;b"') < page.index(f"/runs/{second}")
+    compared_page = client.get(compared(first, second)).text
+    assert "slow" in compared_page and "fast" in compared_page
+    assert "slow" not in client.get(compared(first, alone)).text
 
 
 def test_the_page_of_an_old_run() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import undergrowth as ug
+from tests.fleet_files import fleet_file
 from undergrowth.core import InputError
 from undergrowth.runs import Store
 from undergrowth.sweeps import worker, worker_pool
@@ -57,6 +59,18 @@ def test_finished_runs_are_taken_from_the_store(whole: ug.SweepResult, executed:
     # With another seed and another engine, only the run with that seed is missing.
     more = {**GRID, "method": "fedavg", "run": {"seed": [0, 1, 2], "engine": "vector", "threads": 2}}
     assert ug.sweep(more, out=whole.folder).runs[:2] == whole.runs[:2] and len(executed) == 1
+
+
+def test_the_store_knows_the_sweeps_of_a_run(whole: ug.SweepResult) -> None:
+    ug.sweep(GRID, out=whole.folder)  # other tests have used its runs in other sweeps
+    listed = {row["run"]: row for row in ug.list(whole.folder)}
+    sweeps = {listed[run]["sweep"] for run in whole.runs}
+    assert len(sweeps) == 1 and None not in sweeps
+    assert [listed[run]["variant"] for run in whole.runs] == [*["fedavg"] * 2, *["fedprox, mu 10.0"] * 2]
+    Path("again.yaml").write_text(yaml.safe_dump({**GRID, "method": "fedavg"}), encoding="utf-8")
+    assert ug.sweep("again.yaml", out=whole.folder).runs == whole.runs[:2]  # the last sweep that used a run counts
+    listed = {row["run"]: row for row in ug.list(whole.folder)}
+    assert [listed[run]["sweep"] == "again" for run in whole.runs] == [True, True, False, False]
 
 
 def test_an_interrupted_run_is_resumed(whole: ug.SweepResult, executed: list[Any]) -> None:
@@ -120,6 +134,14 @@ def test_a_run_of_an_own_model_is_reused_until_its_source_changes(
     first = ug.sweep(raw)
     assert ug.sweep(raw).runs == first.runs and len(executed) == 1
     Path("swept_model.py").write_text(f"{source}\n# changed\n", encoding="utf-8")
+    assert ug.sweep(raw).runs != first.runs and len(executed) == 2
+
+
+def test_a_run_of_a_fleet_file_is_reused_until_the_file_changes(executed: list[Any], tmp_path: Path) -> None:
+    raw = {**SMALL, "fleet": fleet_file(tmp_path, sensor={"share": 1.0})}
+    first = ug.sweep(raw)
+    assert ug.sweep(raw).runs == first.runs and len(executed) == 1
+    fleet_file(tmp_path, sensor={"share": 1.0, "flops": 2e9})
     assert ug.sweep(raw).runs != first.runs and len(executed) == 2
 
 

@@ -12,12 +12,12 @@ _MIN_WIDTH_FOR_COSTS = 105  # terminal columns; a narrower terminal gets only th
 _NARROW_COLUMNS = 6
 
 
-def _metric(row: dict[str, Any], title: str) -> str:
-    """The main metric of a run, with its name unless that is the title of the column."""
-    from undergrowth.report.tables import score
+def _rounds(row: dict[str, Any]) -> str:
+    """The finished rounds and the planned ones, unless a limit of the run ended it before these."""
+    from undergrowth.report.tables import count
 
-    value = score(row[row["metric"]])
-    return value if row["metric"] == title else f"{row['metric']} {value}"
+    done = count(row["rounds_done"])
+    return done if row["status"] == "done" and row["rounds_done"] != row["rounds"] else f"{done}/{row['rounds']}"
 
 
 def list_runs(out: OutFolder = "runs", json: AsJson = False) -> None:
@@ -25,8 +25,9 @@ def list_runs(out: OutFolder = "runs", json: AsJson = False) -> None:
 
     Example: undergrowth list --out experiments
     """
-    from undergrowth.report.tables import count, duration, size, table
+    from undergrowth.report.tables import count, duration, named_score, size, table
     from undergrowth.runs.listing import list_runs as list_rows
+    from undergrowth.runs.listing import shared_title
 
     rows = list_rows(out)
     if json:
@@ -37,15 +38,17 @@ def list_runs(out: OutFolder = "runs", json: AsJson = False) -> None:
         return
     screen = console()
     shown_columns = _NARROW_COLUMNS if screen.width < _MIN_WIDTH_FOR_COSTS else None
-    shared = {row["metric"] for row in rows}
-    title = shared.pop() if len(shared) == 1 else "metric"
+    title = shared_title(rows)
     columns = ("run", "status", "rounds", title, "devices", "model", "data", "sent", "simulated")
     shown = [
         (
-            row["run"], row["status"], f"{row['rounds_done']}/{row['rounds']}", _metric(row, title),
+            row["run"], row["status"], _rounds(row), named_score(row, title),
             count(row["clients"]), row["model"], row["data"],
             size((row["bytes_down"] or 0) + (row["bytes_up"] or 0)), duration(row["simulated_seconds"]),
         )[:shown_columns]
         for row in rows
     ]  # fmt: skip
     screen.print(table(columns[:shown_columns], shown, right=(2, 3, 4, 7, 8)))
+    for row in rows:
+        if row["problem"]:
+            screen.print(row["problem"])

@@ -15,8 +15,8 @@ from undergrowth.report.run_record import learning_efficiency
 from undergrowth.report.stream_section import RECOVERY_COLUMNS, recovery_rows
 from undergrowth.report.tables import cost_table, count, facts, score, start_line, table
 from undergrowth.runs import Result
+from undergrowth.runs.commands import out_option
 from undergrowth.runs.result import NOT_SUMMARISED
-from undergrowth.runs.store import out_option
 
 JSON_KEYS = (
     "run", "method", "data", "model", "seed", "rounds", "clients", "engine", "accuracy", "loss",

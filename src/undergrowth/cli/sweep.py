@@ -75,7 +75,7 @@ def sweep(
     raw = experiment_file.read(file)
     for text in settings or []:
         experiment_file.assign_text(raw, text)
-    planned = plan_sweep(raw, out)
+    planned = plan_sweep(raw, out, Path(file).stem)
     for path in (target, latex):
         if path and Path(path).expanduser().is_dir():
             raise InputError(f"'{path}' is a folder; name a file")

@@ -45,7 +45,7 @@ def _matching(folder: Path, pattern: str) -> list[str]:
     with closing(Store(folder)) as store:
         if not any(letter in pattern for letter in "*?["):
             return [store.find(pattern)]
-        runs = [row["id"] for row in store.runs() if fnmatchcase(row["id"], pattern)]
+        runs = [run for run in store.ids() if fnmatchcase(run, pattern)]
     if not runs:
         raise InputError(f"pattern '{pattern}' matches no run in '{folder}'; `undergrowth list` shows them")
     return runs

@@ -176,12 +176,23 @@ def short_labels(records: Sequence[RunRecord]) -> list[str]:
 
 
 def distinct_labels(records: Sequence[RunRecord], paths: Sequence[str], with_method: bool = True) -> list[str]:
-    """One label per run, of its method and its values of the settings `paths`; only the first ones if they suffice."""
-    labels: list[str] = []
-    for number in (_MAX_LABEL_PARTS, len(paths) + 1):
-        labels = [_label(record, paths, with_method, number) for record in records]
-        if len(set(labels)) == len(labels):
-            break
+    """One label per run, of its method and its values of the settings `paths`.
+
+    If the first few parts do not tell all runs apart, a label has the settings that do, and leaves out the others.
+    """
+    methods, settings = [str(record.row["method"]) for record in records], [each.named_settings for each in records]
+
+    def write(chosen: Sequence[str], max_parts: int | None = None) -> list[str]:
+        named = with_method or "method.name" in chosen
+        return [_label(*each, chosen, named, max_parts) for each in zip(methods, settings, strict=True)]
+
+    labels = write(paths, _MAX_LABEL_PARTS)
+    if len(set(labels)) < len(labels):
+        telling: list[str] = []
+        for path in paths:
+            if len(set(write([*telling, path]))) > len(set(write(telling))):
+                telling.append(path)
+        labels = write(telling)
     # Equal labels get the last letters of the run id, which are random.
     return [
         f"{label} ({record.run[-4:]})" if labels.count(label) > 1 else label
@@ -189,14 +200,16 @@ def distinct_labels(records: Sequence[RunRecord], paths: Sequence[str], with_met
     ]
 
 
-def _label(record: RunRecord, paths: Sequence[str], with_method: bool, max_parts: int) -> str:
-    parts = [str(record.row["method"])] if with_method or "method.name" in paths else []
+def _label(
+    method: str, settings: Mapping[str, Any], paths: Sequence[str], with_method: bool, max_parts: int | None
+) -> str:
+    parts = [method] if with_method else []
     for path in paths:
-        value = record.named_settings.get(path)
+        value = settings.get(path)
         if path != "method.name" and value is not None:
             section, _, key = path.rpartition(".")
             parts.append(f"{section if key == 'name' else key} {value}")
-    return ", ".join(parts[:max_parts]) or str(record.row["method"])
+    return ", ".join(parts[:max_parts]) or method
 
 
 def finite(value: Any) -> float | None:

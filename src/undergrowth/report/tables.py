@@ -61,6 +61,13 @@ def score(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
+def named_score(row: Mapping[str, Any], title: str) -> str:
+    """The main metric of a listed run, with its name unless that is the title of the column."""
+    name = row["metric"]
+    value = score(None if name is None else row[name])
+    return value if name in (None, title) else f"{name} {value}"
+
+
 def describe_value(metric: Metric, value: float) -> str:
     """A value to reach, as part of a sentence: an accuracy of 0.9000, r2 of 0.5000."""
     article = {"accuracy": "an ", "loss": "a "}.get(metric.name, "")

@@ -49,7 +49,8 @@ def _build_population(experiment: Experiment, data: Dataset | Population | None)
         if isinstance(data, Dataset) and not is_reference(section.name) and task not in (None, data.task):
             raise InputError(f"task '{task}': data set '{data.name}' is for {data.task}")
     if is_hugging_face(data):
-        data = load("hf", data, **(section.options if section.name == "hf" else {}))  # type: ignore[arg-type]
+        options = {} if task is None else {"task": task}
+        data = load("hf", data, **options | (section.options if section.name == "hf" else {}))  # type: ignore[arg-type]
     if isinstance(data, Dataset) and task not in (None, data.task):
         data = replace(data, task=task)
         data.check()

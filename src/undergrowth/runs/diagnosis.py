@@ -1,4 +1,4 @@
-"""Why a run has not learned anything, where that can be seen."""
+"""Why a run has not learned anything, or less than it could, where that can be seen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from undergrowth.runs.config import Experiment
 DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
 
 _SAMPLES = 512  # on which units are tried
-_DEAD = 0.9  # a layer with more dead units than this fraction does not learn
+_DEAD = 0.8  # a layer with more dead units than this fraction learns little
 
 
 def describe_guessing(
@@ -40,13 +40,8 @@ def _cause(loss: float, uniform: float, model: ModelWeights, test: Shard, experi
     if not isfinite(loss):
         return f"the loss is {loss}; {DIVERGED}"
     rate = f"train.lr ({experiment.train.lr:g})"
-    for layer, (dead, units) in count_dead_units(model, test).items():
-        if dead > _DEAD * units:
-            init = experiment.model.options.get("init")
-            other = f"another model.init than {init}" if init else "another start of the weights"
-            return (
-                f"{dead} of {units} units of '{layer}' are dead (0 for every sample); a smaller {rate} or {other} helps"
-            )
+    if dead := describe_dead_units(model, test, experiment):
+        return dead
     if isfinite(uniform) and loss > 2 * uniform:
         return f"the loss {loss:.3g} is far above that of a uniform guess ({uniform:.3g}); {rate} may be too large"
     if isfinite(uniform) and loss > 0.95 * uniform:
@@ -55,6 +50,17 @@ def _cause(loss: float, uniform: float, model: ModelWeights, test: Shard, experi
             f"{rate}"
         )
     return f"more rounds may help, or another {rate}"
+
+
+def describe_dead_units(model: ModelWeights, test: Shard, experiment: Experiment) -> str | None:
+    """A sentence about the first layer of which most units are dead, also in a model that is better than guessing."""
+    for layer, (dead, units) in count_dead_units(model, test).items():
+        if dead > _DEAD * units:
+            init = experiment.model.options.get("init")
+            other = f"another model.init than {init}" if init else "another start of the weights"
+            rate = f"a smaller train.lr ({experiment.train.lr:g})"
+            return f"{dead} of {units} units of '{layer}' are dead (0 for every sample); {rate} or {other} helps"
+    return None
 
 
 def count_dead_units(model: ModelWeights, test: Shard) -> dict[str, tuple[int, int]]:
@@ -75,6 +81,8 @@ def count_dead_units(model: ModelWeights, test: Shard) -> dict[str, tuple[int, i
         return count
 
     relus = [(name, each) for name, each in model.model.module.named_modules() if isinstance(each, nn.ReLU)]
+    if not relus:
+        return {}
     hooks = [module.register_forward_hook(counting(name)) for name, module in relus]
     try:
         with torch.no_grad():

@@ -18,6 +18,9 @@ CALL = 15e-6  # a tensor operation of one client
 STACKED_CALL = 25e-6  # the same operation of a whole stack
 FLOP = 14e-12
 STACKED_CONVOLUTION = 4e-12  # added to a FLOP of a convolutional model in a stack
+STACKED_RECURRENCE = 9e-12  # the same for a model with LSTM layers
+FUSED_RECURRENCE = 1 / 30  # calls of an LSTM layer, which is one operation, for each that is counted: all of a loop
+STACKED_LOOP = 1 / 6  # the same in a stack, where the layer is a loop with fewer operations than are counted
 WEIGHT = 1e-9  # a step reads and writes each weight
 STACKED_WEIGHT = 0.5e-9  # added to that in a stack, which does not fit into a core's cache
 INPUT = 5e-9  # a step gathers each value of its batch
@@ -46,7 +49,13 @@ class Facts:
     gpu: bool = False  # the run is on a GPU
     stacks: bool = True  # many clients can be computed at once
     convolves: bool = False  # the model has convolutions
+    recurrent: bool = False  # the model has LSTM layers
     forks: bool = True  # worker processes can be started
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether the run stays serial because other engines could save little."""
+        return not self.gpu and self.rounds * self.clients * client_seconds(self) < MAX_SERIAL_SECONDS
 
     def __str__(self) -> str:
         return (
@@ -67,9 +76,9 @@ def choose_engine(facts: Facts) -> Choice:
         if facts.stacks:
             return Choice({"engine": "vector"}, "vector, because a GPU computes many clients at once")
         return Choice({"engine": "serial"}, "serial, because these clients cannot be stacked on the GPU")
+    if facts.is_brief:
+        return Choice({"engine": "serial"}, f"serial, because there is little to compute: {facts}")
     serial, *others = candidates = estimates(facts)
-    if serial[0] < MAX_SERIAL_SECONDS:
-        return Choice(serial[1], f"serial, because there is little to compute: {facts}")
     seconds, settings = min(candidates, key=lambda candidate: candidate[0])
     stacked = " of stacked clients" if settings.get("stack") else ""
     if settings is serial[1]:
@@ -99,10 +108,11 @@ def client_seconds(facts: Facts, stack: int | None = None) -> float:
     """Seconds of one client's job, alone or in a stack of that many."""
     seconds = CLIENT + FLOP * facts.flops + facts.steps * (WEIGHT * facts.weights + INPUT * facts.inputs)
     if stack is None:
-        return seconds + CALL * facts.calls
+        return seconds + CALL * facts.calls * (FUSED_RECURRENCE if facts.recurrent else 1)
     seconds += STACKED_WEIGHT * facts.steps * facts.weights
     seconds += STACKED_CONVOLUTION * facts.flops if facts.convolves else 0.0
-    return seconds + (STACK + STACKED_CALL * facts.calls) / stack
+    seconds += STACKED_RECURRENCE * facts.flops if facts.recurrent else 0.0
+    return seconds + (STACK + STACKED_CALL * facts.calls * (STACKED_LOOP if facts.recurrent else 1)) / stack
 
 
 def stack_size(facts: Facts, clients: int) -> int:

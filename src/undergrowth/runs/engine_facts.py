@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,13 +25,16 @@ CLIENTS, BATCH = 2, 2  # of the stack that is tried; batch normalisation needs t
 
 
 def count_facts(federation: Federation) -> Facts:
-    """What `choose_engine` needs to know about this federation on this machine."""
+    """What `choose_engine` needs to know about this federation on this machine.
+
+    Whether clients can be stacked is not tried for a brief run, which stays serial: trying takes a third of a second.
+    """
     task, population = federation.task, federation.population
     (job,) = typical_jobs(federation, 1)
     down, size = federation.world.links.down(job.down)
     work, _ = federation.clock.plain_timing(job.device, down, size, None)
     shapes = task.model.shapes.values()
-    return Facts(
+    facts = Facts(
         clients=_clients_in_a_round(federation),
         rounds=federation.driver.root.cycles,
         steps=work.steps,
@@ -40,11 +44,13 @@ def count_facts(federation: Federation) -> Facts:
         weights=sum(shape.numel() for shape in shapes),
         cores=cores(),
         gpu=torch.device(federation.world.torch_device).type == "cuda",
-        stacks=can_stack(federation, down),
+        stacks=False,
         convolves=any(len(shape) > 3 for shape in shapes),
+        recurrent=any(isinstance(layer, torch.nn.LSTM) for layer in task.model.module.modules()),
         # Beside a GPU, torch refuses to train in a process that was forked after its parent has traced a backward pass.
         forks=hasattr(os, "fork") and not torch.cuda.is_available(),
     )
+    return facts if facts.is_brief else replace(facts, stacks=can_stack(federation, down))
 
 
 def _clients_in_a_round(federation: Federation) -> int:

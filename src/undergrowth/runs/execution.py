@@ -22,7 +22,14 @@ from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.ongoing_run import Execution, OnRound
-from undergrowth.runs.opening import AUTO, check_same_data, check_same_method, enter_run, open_federation
+from undergrowth.runs.opening import (
+    AUTO,
+    check_same_data,
+    check_same_files,
+    check_same_method,
+    enter_run,
+    open_federation,
+)
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_evaluation import DoStep, evaluate_personal
@@ -149,6 +156,7 @@ def resume(
             )
         if method is not None:
             check_same_method(row, method)
+        check_same_files(row, experiment)
         has_phase = experiment.start.trains
         federation = federate(
             experiment.starting_from(None) if has_phase else experiment, method, data, model, functions

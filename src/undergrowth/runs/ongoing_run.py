@@ -18,7 +18,7 @@ from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.diagnosis import DIVERGED, describe_guessing
+from undergrowth.runs.diagnosis import DIVERGED, describe_dead_units, describe_guessing
 from undergrowth.runs.evaluation import (
     MAX_EVALUATED_DEVICES,
     digest,
@@ -160,7 +160,7 @@ class Execution:
     def finish(self) -> None:
         """Evaluates, writes the model and marks the run as done."""
         federation = self.federation
-        self._note_guessing()
+        self._note_weakness()
         self.write_model()
         population = federation.present
         metrics = self.score_devices(population)
@@ -297,10 +297,11 @@ class Execution:
         if not isfinite(self.scores["loss"]) and not any(DIVERGED in note for note in notes):
             notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")
 
-    def _note_guessing(self) -> None:
+    def _note_weakness(self) -> None:
+        """Notes that the final model is no better than guessing, or that most units of a layer are dead."""
         federation = self.federation
-        kind = federation.task.kind
-        note = describe_guessing(kind, self.scores, final_model(federation), federation.test, self.experiment)
+        found = final_model(federation), federation.test, self.experiment
+        note = describe_guessing(federation.task.kind, self.scores, *found) or describe_dead_units(*found)
         if note and note not in federation.notes:
             federation.notes.append(note)
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
-from zlib import crc32
 
 from undergrowth.core import InputError, Method, TaskKind, check_state
 from undergrowth.data import Population
@@ -20,10 +19,10 @@ from undergrowth.runs.new_device_data import describe_data
 from undergrowth.runs.own_objects import source_records
 from undergrowth.runs.personal_phase import AUTO as AUTO
 from undergrowth.runs.preview import check_deadline, describe_guess
+from undergrowth.runs.setting_files import changed_files, hash_files
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import object_options, option_defaults
 from undergrowth.runs.tree_price import check_server_deadlines
-from undergrowth.topology import Topology
 
 
 def open_federation(experiment: Experiment, federation: Federation) -> Experiment:
@@ -76,7 +75,7 @@ def enter_run(
         "task": _task_facts(federation.task.kind),
         "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
         "frozen": frozen_digest(federation.task),
-        "topology": _digest(federation.topology),
+        "files": hash_files(experiment),
     }
     return store.create(run_facts(experiment, population), kept)
 
@@ -120,13 +119,16 @@ def check_same_method(row: Mapping[str, Any], method: Method) -> None:
             )
 
 
-def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
-    """Refuses to continue the run in a row of the store with other data, topology or frozen weights than at its start.
+def check_same_files(row: Mapping[str, Any], experiment: Experiment) -> None:
+    """Refuses to continue the run in a row of the store if a file of its fleet or topology has changed."""
+    for setting in changed_files(row["experiment"].get("files"), experiment):
+        raise InputError(
+            f"{setting}: its file has changed since run '{row['id']}' began; restore it, or start a new run"
+        )
 
-    A run of an earlier version has no digest of its topology, which no file described.
-    """
-    if row["experiment"].get("topology") not in (None, _digest(federation.topology)):
-        raise InputError(f"topology: its file has changed since run '{row['id']}' began; restore it or start a new run")
+
+def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
+    """Refuses to continue the run in a row of the store with other data or frozen weights than at its start."""
     before = row["experiment"].get("fingerprint")
     if before is not None and differ(before, fingerprint(federation.population)):
         raise InputError(f"data: it is not the data of run '{row['id']}'; restore that data, or start a new run")
@@ -135,7 +137,3 @@ def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
         raise InputError(
             f"model: its frozen weights are not those of run '{row['id']}'; restore them, or start a new run"
         )
-
-
-def _digest(topology: Topology) -> int:
-    return crc32(repr((topology.children, sorted(topology.settings.items()))).encode())

@@ -124,7 +124,8 @@ def describe_left_out(left_out: Mapping[str, str]) -> list[str]:
     """A note for each reason why methods are left out of a plan."""
     by_reason: dict[str, list[str]] = {}
     for method, reason in left_out.items():
-        by_reason.setdefault(re.sub(rf"\b(method )?{re.escape(method)}\b", "the method", reason), []).append(method)
+        name = rf"(?<![.\w])(method )?{re.escape(method)}\b"  # but not the setting model.lora
+        by_reason.setdefault(re.sub(name, "the method", reason), []).append(method)
     return [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
 
 

@@ -45,16 +45,20 @@ class ProgressBar:
         self._bar.update(self._task, description=execution.run, total=execution.experiment.max_rounds, completed=done)
 
     def on_round(self, row: Mapping[str, Any], execution: Execution) -> None:
-        name = execution.metric.name
-        status = f"{name} {row[name]:.3f}"
-        self._bar.update(self._task, completed=row["round"], total=_expected_rounds(row, execution), status=status)
+        self._bar.update(self._task, completed=row["round"], total=_expected_rounds(row, execution))
+        if execution.is_evaluated(row):
+            name = execution.metric.name
+            self._bar.update(self._task, status=f"{name} {row[name]:.3f} after round {row['round']}")
 
     def on_phase(self, step: str, done: int, rounds: int) -> None:
         self._bar.update(self._task, description=step, total=rounds, completed=done, status="")
 
 
 class ProgressLines:
-    """A line for every round, but at most one a second. The first and the last round always have one."""
+    """A line for every round, but at most one a second. The first and the last round always have one.
+
+    A round that was not evaluated has no figures of the model in its line.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, seconds_between: float = SECONDS_BETWEEN_LINES
@@ -70,8 +74,9 @@ class ProgressLines:
         done = execution.federation.driver.root.done
         expected = row["round"] if done else _expected_rounds(row, execution)
         name = execution.metric.name
-        scores = f"{name} {row[name]:.3f}, loss {row['loss']:.3f}, {row['wall_seconds']:.0f} s"
-        self._print(f"{execution.run}: round {row['round']} of {expected}, {scores}", always=done)
+        scores = f"{name} {row[name]:.3f}, loss {row['loss']:.3f}, " if execution.is_evaluated(row) else ""
+        line = f"{execution.run}: round {row['round']} of {expected}, {scores}{row['wall_seconds']:.0f} s"
+        self._print(line, always=done)
 
     def on_phase(self, step: str, done: int, rounds: int) -> None:
         if done:

@@ -30,7 +30,9 @@ CREATE INDEX links_of_run ON links (run, round);
 CREATE TABLE checkpoints (
   run TEXT, round INTEGER, file TEXT, checksum INTEGER, PRIMARY KEY (run, round));
 CREATE TABLE personal (
-  run TEXT, model TEXT, device TEXT, accuracy REAL, PRIMARY KEY (run, model, device))
+  run TEXT, model TEXT, device TEXT, accuracy REAL, PRIMARY KEY (run, model, device));
+CREATE TABLE sweeps (
+  sweep TEXT, run TEXT, variant TEXT, PRIMARY KEY (sweep, run))
 """
 
 
@@ -46,8 +48,13 @@ def _add_personal(connection: sqlite3.Connection) -> None:
     connection.execute(f"CREATE TABLE personal ({columns})")
 
 
+def _add_sweeps(connection: sqlite3.Connection) -> None:
+    """The runs of every sweep, with the name of their variant. A run may belong to several sweeps."""
+    connection.execute("CREATE TABLE sweeps (sweep TEXT, run TEXT, variant TEXT, PRIMARY KEY (sweep, run))")
+
+
 # The function at index n changes a store of version n to version n + 1.
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_add_version_and_format, _add_personal)
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_add_version_and_format, _add_personal, _add_sweeps)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 

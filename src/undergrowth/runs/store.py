@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from undergrowth import __version__
 from undergrowth.core import InputError, RunError, suggest
 from undergrowth.exchange import COLUMNS, COSTS, ROUND_COST_KEYS, Entry, Totals
+from undergrowth.runs.commands import out_option
 from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
 from undergrowth.runs.lock import is_locked
 from undergrowth.runs.schema import SCHEMA_VERSION, is_current, migrate, migrated_copy, schema_version
@@ -183,6 +183,15 @@ class Store:
             connection.execute("DELETE FROM personal WHERE run=?", (run,))
             connection.executemany(_insertion("personal", ("run", "model", "device", "accuracy")), rows)
 
+    def forget_sweep(self, sweep: str) -> None:
+        """Deletes which runs belong to `sweep`, before its runs are found or started again."""
+        with self.transaction() as connection:
+            connection.execute("DELETE FROM sweeps WHERE sweep=?", (sweep,))
+
+    def add_to_sweep(self, run: str, sweep: str, variant: str) -> None:
+        with self.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO sweeps VALUES (?, ?, ?)", (sweep, run, variant))
+
     def set_status(self, run: str, status: str, notes: Sequence[str] | None = None) -> None:
         with self.transaction() as connection:
             connection.execute("UPDATE runs SET status=? WHERE id=?", (status, run))
@@ -206,12 +215,12 @@ class Store:
         """The id of the run that `name` identifies: an id, the beginning of one, or `last`."""
         if not isinstance(name, str) or not name:
             raise InputError(f"run {name!r} must be the id of a run, the beginning of one, or 'last'")
-        ids = [row["id"] for row in self._connection.execute("SELECT id FROM runs ORDER BY created, rowid")]
+        ids = self.ids()
         if name == "last" and ids:
-            return str(ids[-1])
+            return ids[-1]
         found = [run for run in ids if run == name] or [run for run in ids if run.startswith(name)]
         if len(found) == 1:
-            return str(found[0])
+            return found[0]
         if found:
             raise InputError(f"run '{name}' could be any of {', '.join(found[:MAX_RUNS_IN_MESSAGE])}; write more of it")
         hint = suggest(name, ids) if ids else "it holds no runs yet"
@@ -219,27 +228,41 @@ class Store:
             hint = f"the latest is {ids[-1]}, and `undergrowth list` shows all {len(ids)}"
         raise InputError(f"run '{name}' is not in '{self.folder}'; {hint}")
 
+    def ids(self) -> list[str]:
+        """The ids of all runs, the oldest first."""
+        return [str(row["id"]) for row in self._connection.execute("SELECT id FROM runs ORDER BY created, rowid")]
+
     def runs(self) -> list[dict[str, Any]]:
         """The rows of all runs, the oldest first."""
-        return [self._decode_run(row) for row in self._connection.execute("SELECT * FROM runs ORDER BY created, rowid")]
+        return [self.run(run) for run in self.ids()]
+
+    def columns(self, run: str) -> dict[str, Any]:
+        """The row of a run as it is stored, also of one that this version cannot read."""
+        return dict(self._connection.execute("SELECT * FROM runs WHERE id=?", (run,)).fetchone())
 
     def run(self, run: str) -> dict[str, Any]:
-        """The row of a run, with its experiment in the current format."""
-        return self._decode_run(self._connection.execute("SELECT * FROM runs WHERE id=?", (run,)).fetchone())
-
-    def _decode_run(self, row: sqlite3.Row) -> dict[str, Any]:
-        decoded = _decode(row, "experiment", "notes", "summary")
-        found = decoded["format"] or 0
-        check_format(f"run '{decoded['id']}' in '{self.folder}'", found, EXPERIMENT_FORMAT)
-        decoded["experiment"] = upgrade_experiment(decoded["experiment"], found)
+        """The row of a run, with its experiment in the current format. Raises `InputError` if it cannot be read."""
+        row = self.columns(run)
+        found, name = row["format"] or 0, f"run '{run}' in '{self.folder}'"
+        check_format(name, found, EXPERIMENT_FORMAT)
+        try:
+            decoded = row | {key: json.loads(row[key]) for key in ("experiment", "notes", "summary")}
+            decoded["experiment"] = upgrade_experiment(decoded["experiment"], found)
+        except (ValueError, TypeError, LookupError) as error:
+            raise InputError(f"{name} has a damaged row in the store ({type(error).__name__}: {error})") from None
         if decoded["status"] == "running" and not is_locked(self.folder / decoded["id"]):
             decoded["status"] = "killed"  # its process ended without recording a status
         return decoded
 
+    def sweeps(self) -> dict[str, tuple[str, str]]:
+        """The sweep and the variant of every run of a sweep; of several sweeps, the one that used the run last."""
+        query = "SELECT run, sweep, variant FROM sweeps ORDER BY rowid"
+        return {run: (sweep, variant) for run, sweep, variant in self._connection.execute(query)}
+
     def rounds(self, run: str) -> list[dict[str, Any]]:
         """The history of a run, one row per finished round."""
-        rows = self._connection.execute("SELECT * FROM rounds WHERE run=? ORDER BY round", (run,))
-        return [_decode_round(row) for row in rows]
+        query = "SELECT * FROM rounds WHERE run=? ORDER BY round"
+        return [_decode_round(row) for row in self._connection.execute(query, (run,))]
 
     def device_scores(self, run: str) -> list[tuple[int, dict[str, float]]]:
         """Rounds with the scores of the devices in them, as `finish_round` stored them."""
@@ -303,20 +326,13 @@ class Store:
 
     def servers(self, run: str) -> set[str]:
         """The nodes that asked a child: the root and, in a deeper topology, the inner nodes."""
-        rows = self._connection.execute("SELECT DISTINCT parent FROM links WHERE run=?", (run,))
-        return {row["parent"] for row in rows}
+        query = "SELECT DISTINCT parent FROM links WHERE run=?"
+        return {row["parent"] for row in self._connection.execute(query, (run,))}
 
     def checkpoints(self, run: str) -> list[tuple[int, str, int]]:
         """Round, file and checksum of every checkpoint, the newest first."""
-        rows = self._connection.execute(
-            "SELECT round, file, checksum FROM checkpoints WHERE run=? ORDER BY round DESC", (run,)
-        )
-        return [(row["round"], row["file"], row["checksum"]) for row in rows]
-
-
-def out_option(folder: Path) -> str:
-    """The option of a command that names the folder of the runs; empty for the default folder."""
-    return "" if folder == Path("runs") else f" --out {shlex.quote(str(folder))}"
+        query = "SELECT round, file, checksum FROM checkpoints WHERE run=? ORDER BY round DESC"
+        return [tuple(row) for row in self._connection.execute(query, (run,))]
 
 
 def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
@@ -328,13 +344,7 @@ def _insertion(table: str, columns: Iterable[str]) -> str:
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
-def _decode(row: sqlite3.Row, *json_columns: str) -> dict[str, Any]:
-    return {key: json.loads(row[key]) if key in json_columns else row[key] for key in row.keys()}  # noqa: SIM118
-
-
 def _decode_round(row: sqlite3.Row) -> dict[str, Any]:
-    decoded = _decode(row, "more")
-    decoded["more"].pop(DEVICE_SCORES, None)  # `Store.device_scores` has them
-    # The accuracy of a task that has none is empty.
-    left_out = {"run", "more", *(["accuracy"] if decoded["accuracy"] is None else [])}
-    return {**{key: value for key, value in decoded.items() if key not in left_out}, **decoded["more"]}
+    # The accuracy of a task that has none is empty. `Store.device_scores` has the scores of devices.
+    left_out = {"run", "more", DEVICE_SCORES, *(["accuracy"] if row["accuracy"] is None else [])}
+    return {key: value for key, value in {**dict(row), **json.loads(row["more"])}.items() if key not in left_out}

@@ -1,6 +1,6 @@
 "use strict";
 
-// Sorts, filters and updates the list of runs. Without this script the list can be read, and ticked runs compared.
+// Sorts, filters, folds and updates the list of runs. Without this script the list can be read, and ticked runs compared.
 
 const shortestPause = 2000; // milliseconds
 const pausePerAnswer = 20; // times as long as the answer took, so that watching costs a run little of its time
@@ -12,8 +12,12 @@ const compare = document.getElementById("compare");
 // The newest run is first. Runs of the same second stay in the order in which the server sends them.
 let sorted = { column: heads.length - 1, descending: true };
 let rows = body.innerHTML;
+const unfolded = new Set(); // sweeps whose runs are shown
 
-const boxes = () => [...body.querySelectorAll("input[type=checkbox]")];
+const boxes = () => [...body.querySelectorAll("input[name=run]")];
+const sweepRows = () => [...body.querySelectorAll("tr.sweep")];
+const rowsOf = (sweep) => [...body.rows].filter((row) => row.dataset.sweep === sweep && !row.classList.contains("sweep"));
+const boxesOf = (sweep) => rowsOf(sweep).filter((row) => !row.hidden).flatMap((row) => [...row.querySelectorAll("input")]);
 const valueAt = (row, column) => row.cells[column + 1].dataset.value;
 
 function compareRows(one, other) {
@@ -25,13 +29,27 @@ function compareRows(one, other) {
 }
 
 function arrange() {
-  const words = filter.value.toLowerCase().split(/\s+/);
-  const all = [...body.rows].filter((row) => !row.classList.contains("empty"));
+  const words = filter.value.toLowerCase().split(/\s+/).filter((word) => word);
+  const all = [...body.rows].filter((row) => !row.classList.contains("empty") && !row.classList.contains("sweep"));
   for (const row of all.sort(compareRows)) {
-    row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+    const text = `${row.textContent} ${row.dataset.sweep ?? ""}`.toLowerCase();
+    row.hidden = !words.every((word) => text.includes(word));
+    row.classList.toggle("folded", "sweep" in row.dataset && !words.length && !unfolded.has(row.dataset.sweep));
     body.append(row);
   }
+  const placed = new Set();
+  for (const row of all) { // the runs of a sweep follow its row, at the place of the first of them
+    if (!("sweep" in row.dataset) || placed.has(row.dataset.sweep)) continue;
+    placed.add(row.dataset.sweep);
+    row.before(...sweepRows().filter((each) => each.dataset.sweep === row.dataset.sweep));
+    row.after(...rowsOf(row.dataset.sweep).filter((each) => each !== row));
+  }
+  for (const row of sweepRows()) {
+    row.hidden = rowsOf(row.dataset.sweep).every((each) => each.hidden);
+    row.querySelector(".fold").setAttribute("aria-expanded", String(words.length > 0 || unfolded.has(row.dataset.sweep)));
+  }
   heads.forEach((head, column) => {
+    head.textContent = all[0]?.cells[column + 1].dataset.title ?? head.textContent; // the name of the metric can change
     const order = sorted.descending ? "descending" : "ascending";
     head.parentElement.setAttribute("aria-sort", column === sorted.column ? order : "none");
   });
@@ -47,6 +65,10 @@ function countTicks() {
   compare.disabled = ticked < 2;
   compare.textContent = ticked < 2 ? "Compare (tick two or more)" : `Compare ${ticked} runs`;
   every.checked = shown.length > 0 && shown.every((box) => box.checked);
+  for (const row of sweepRows()) {
+    const inside = boxesOf(row.dataset.sweep);
+    row.querySelector("input").checked = inside.length > 0 && inside.every((box) => box.checked);
+  }
 }
 
 async function update() {
@@ -81,7 +103,17 @@ heads.forEach((head, column) => head.addEventListener("click", () => {
   arrange();
 }));
 filter.addEventListener("input", arrange);
-body.addEventListener("change", countTicks);
+body.addEventListener("change", (event) => {
+  const row = event.target.closest("tr.sweep");
+  if (row) for (const box of boxesOf(row.dataset.sweep)) box.checked = event.target.checked;
+  countTicks();
+});
+body.addEventListener("click", (event) => {
+  if (!event.target.classList.contains("fold")) return;
+  const { sweep } = event.target.closest("tr").dataset;
+  unfolded.has(sweep) ? unfolded.delete(sweep) : unfolded.add(sweep);
+  arrange();
+});
 every.addEventListener("change", () => {
   for (const box of boxes()) if (!box.closest("tr").hidden) box.checked = every.checked;
   countTicks();

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from undergrowth.report.html import escape
 from undergrowth.report.run_page import build_page, build_summary
-from undergrowth.report.run_record import load_records
+from undergrowth.report.run_record import RunRecord, load_records
 from undergrowth.runs import Store
 from undergrowth.serve.run_state import DONE, RunState, progress_markup, version
 from undergrowth.serve.template import render
@@ -18,7 +18,7 @@ from undergrowth.serve.template import render
 def run_page(folder: Path, states: Sequence[RunState], live_address: str) -> str:
     """The page about the runs of `states`. Until all are done, the page asks `live_address` what is new."""
     with closing(Store(folder)) as store:
-        page = build_page(load_records(store, [state.run for state in states], activity=True))
+        page = build_page(_records(store, states, activity=True))
     live = any(state.status != DONE for state in states)
     data = {"live": live_address, "version": version(states), "statuses": _statuses(states)} if live else {}
     attributes = "".join(f' data-{name}="{escape(value)}"' for name, value in data.items())
@@ -32,7 +32,7 @@ def run_page(folder: Path, states: Sequence[RunState], live_address: str) -> str
 def live_answer(folder: Path, states: Sequence[RunState]) -> str:
     """What is new about the runs of `states`, as JSON for `live.js`."""
     with closing(Store(folder)) as store:
-        page = build_summary(load_records(store, [state.run for state in states]))
+        page = build_summary(_records(store, states))
     answer = {
         "version": version(states),
         "statuses": _statuses(states),
@@ -41,6 +41,14 @@ def live_answer(folder: Path, states: Sequence[RunState]) -> str:
         "figures": page.drawings,
     }
     return json.dumps(answer, allow_nan=False)
+
+
+def _records(store: Store, states: Sequence[RunState], activity: bool = False) -> list[RunRecord]:
+    """The runs; if all of them belong to one sweep, with the names of their variants."""
+    runs, sweeps = [state.run for state in states], store.sweeps()
+    names = {sweeps[run][0] if run in sweeps else None for run in runs}
+    variants = None if len(runs) == 1 or len(names) > 1 or None in names else {run: sweeps[run][1] for run in runs}
+    return load_records(store, runs, activity, variants)
 
 
 def _statuses(states: Sequence[RunState]) -> str:

@@ -64,7 +64,13 @@ def run_sweep(
     with closing(Store(planned.folder, create=True)) as store:
         index = RunIndex(store, SameInputs())
         every = [job for each in planned.jobs.values() for job in each.values()]
-        finished = WorkerPool(index, min(jobs, len(every)), on_progress).run(every)
+        store.forget_sweep(planned.name)
+
+        def on_end(job: Job, results: JobResults) -> None:
+            if job.sweep and job.key in results.runs:  # also a finished run that the sweep reuses
+                store.add_to_sweep(results.runs[job.key], *job.sweep)
+
+        finished = WorkerPool(index, min(jobs, len(every)), on_progress).run(every, on_end)
         variants = [_collect(store, name, each, finished) for name, each in planned.jobs.items()]
     given = accuracy if metric is None else metric
     result = SweepResult(variants, store.folder, planned.target if given is None else given)

@@ -29,6 +29,7 @@ class Job:
     device_start: Job | None = None
     keep_head: bool = False  # of the model of `start`
     missing: frozenset[str] = frozenset()  # data sets that it needs and that are not on this machine
+    sweep: tuple[str, str] | None = None  # names of the sweep and the variant that it belongs to
     exact: tuple[str, ...] = ()  # settings that are not part of the key of an experiment and tell this job from others
 
     @property
@@ -106,12 +107,13 @@ class RunIndex:
         self.folder = store.folder
         self.has_same_inputs = has_same_inputs
         self._runs: dict[str, list[StoredRun]] = {}
-        for row in store.runs():
-            if any(row["experiment"]["objects"].values()):
-                continue
+        for run in store.ids():
             try:
+                row = store.run(run)
                 described = stored_experiment(row)
-            except InputError:  # written by a version with other settings
+            except InputError:  # written by a version with other settings, or damaged
+                continue
+            if any(row["experiment"]["objects"].values()):
                 continue
             runs = self._runs.setdefault(experiment_key(described), [])
             runs.append(StoredRun(row["id"], row["status"] == "done", described, row["experiment"]))

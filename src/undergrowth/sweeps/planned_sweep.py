@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ _WITHOUT_EFFECT = ("run.seed", "run.out")
 
 @dataclass(frozen=True)
 class PlannedSweep:
-    """The jobs of each variant by their seeds, and the folder of the runs."""
+    """The jobs of each variant by their seeds, the folder of the runs, and the name of the sweep in lists of runs."""
 
     jobs: Mapping[str, Mapping[int, Job]]
     folder: str
+    name: str
 
     @property
     def labels(self) -> dict[str, str]:
@@ -47,26 +49,34 @@ class PlannedSweep:
         return limits.pop() if len(limits) == 1 else None
 
 
-def plan_sweep(source: str | PathLike[str] | Mapping[str, Any], out: str | PathLike[str] | None = None) -> PlannedSweep:
+def plan_sweep(
+    source: str | PathLike[str] | Mapping[str, Any], out: str | PathLike[str] | None = None, name: str | None = None
+) -> PlannedSweep:
     """The sweep in a file or a dictionary. `out` replaces the folder of the runs.
+
+    `name`: of the sweep; by default that of the file, or a short hash of the dictionary.
 
     Raises `InputError` for the first problem of a variant, with the name of the variant.
     """
-    raw = dict(source) if isinstance(source, Mapping) else experiment_file.read(Path(source))
+    if isinstance(source, Mapping):
+        raw = dict(source)
+        name = name or f"sweep-{sha256(repr(raw).encode()).hexdigest()[:4]}"
+    else:
+        raw, name = experiment_file.read(Path(source)), name or Path(source).stem
     if out is not None:
         raw = merge_layers(raw, {"run": {"out": str(out)}})
     variants = expand(raw)
     exact = (*_FILES, *_varied_run_settings(variants))
-    jobs = {variant.name: _check(variant, exact, named=len(variants) > 1) for variant in variants}
+    jobs = {variant.name: _check(variant, name, exact, len(variants) > 1) for variant in variants}
     folders = {job.experiment.run.out for each in jobs.values() for job in each.values()}
     if len(folders) > 1:
         raise InputError(f"run.out {sorted(folders)}: all runs of a sweep are in one folder; write one")
-    names: dict[str, str] = {}
+    first: dict[str, str] = {}
     for variant, each in jobs.items():
-        other = names.setdefault(next(iter(each.values())).key, variant)
+        other = first.setdefault(next(iter(each.values())).key, variant)
         if other != variant:
             raise InputError(f"variants '{other}' and '{variant}' are the same experiment; leave one of them out")
-    return PlannedSweep(jobs, folders.pop())
+    return PlannedSweep(jobs, folders.pop(), name)
 
 
 def _varied_run_settings(variants: Sequence[Variant]) -> list[str]:
@@ -76,10 +86,10 @@ def _varied_run_settings(variants: Sequence[Variant]) -> list[str]:
     return sorted(path for path in paths if any(each.get(path) != flat[0].get(path) for each in flat))
 
 
-def _check(variant: Variant, exact: tuple[str, ...], named: bool) -> dict[int, Job]:
+def _check(variant: Variant, sweep: str, exact: tuple[str, ...], named: bool) -> dict[int, Job]:
     """The jobs of a variant. The experiments of all seeds are parsed; that of the first is built as a run builds it."""
     try:
-        jobs = [Job(raw, exact=exact) for raw in variant.raws.values()]
+        jobs = [Job(raw, sweep=(sweep, variant.name), exact=exact) for raw in variant.raws.values()]
         seeds = [job.experiment.run.seed for job in jobs]
         experiment = jobs[0].experiment
         federation = federate(experiment)

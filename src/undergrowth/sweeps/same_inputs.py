@@ -1,4 +1,4 @@
-"""Whether a stored run was made from the data and the source files that its experiment names now."""
+"""Whether a stored run was made from the data, source, fleet and topology files that its experiment names now."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from undergrowth.runs.config import Experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.own_objects import changed_sources
+from undergrowth.runs.setting_files import changed_files
 from undergrowth.sweeps.jobs import StoredRun
 
 
@@ -26,6 +27,8 @@ class SameInputs:
             if changed_sources(run.kept.get("sources", ())):
                 return False
         except InputError:  # a module is missing
+            return False
+        if changed_files(run.kept.get("files"), run.described):
             return False
         if _is_embedded(run.described):
             return True

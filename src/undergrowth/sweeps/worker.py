@@ -3,6 +3,7 @@
 Request:
 {"raw": {...}, "run": null, "out": "runs"}     start a new run; if "run" is an id, resume that run instead
 {..., "cores": [0, 1]}                         use these cores of the CPU only
+{..., "sweep": ["methods", "fedavg"]}          the run belongs to this variant of this sweep
 {..., "until": 1794837600.0}                   stop after the first round that ends later, in seconds since the epoch
 
 Replies:
@@ -43,10 +44,15 @@ def run_job(request: Mapping[str, Any], on_progress: Callable[[float], None]) ->
         if fraction < 1.0 and "until" in request and time.time() >= request["until"]:
             raise OutOfTime
 
+    def on_start(execution: Execution) -> None:
+        if request.get("sweep"):
+            execution.store.add_to_sweep(execution.run, *request["sweep"])
+
+    hooks: dict[str, Any] = {"on_start": on_start, "on_round": on_round}
     try:
         if request["run"]:
-            return {"run": resume(request["run"], request["out"], on_round=on_round).run}
-        return {"run": start(request["raw"], on_round=on_round).run}
+            return {"run": resume(request["run"], request["out"], **hooks).run}
+        return {"run": start(request["raw"], **hooks).run}
     except OutOfTime:
         return {"stopped": True}
     except (InputError, RunError) as error:

@@ -200,6 +200,8 @@ class WorkerPool:
         if not unfinished:  # a resumed run reports its first fraction after a round
             self.on_progress(job, 0.0)
         request: dict[str, Any] = {"raw": described.raw, "run": unfinished, "out": str(self.index.folder)}
+        if job.sweep:
+            request["sweep"] = job.sweep
         if self.until < math.inf:
             request["until"] = self.until
         worker = self._idle.get()

@@ -14,8 +14,16 @@ from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders import words as texts
 from undergrowth.data.loaders.files import MissingFilesError, file_error
 from undergrowth.data.loaders.images import check_image_options, stack_images
-from undergrowth.data.split import stratified_split
+from undergrowth.data.loaders.targets import (
+    TASK_OPTION,
+    as_targets,
+    check_task,
+    count_targets,
+    next_tokens,
+    split_samples,
+)
 
+_TASKS = ("classification", "regression", "multi-label", "next-token")
 _USUAL_LABELS = ("label", "labels", "target", "fine_label", "class")
 _TEST_PARTS = ("test", "validation")
 
@@ -29,7 +37,7 @@ def load(
     path: Any,
     *,
     input: str | Sequence[str] | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     group: str | None = None,
     size: int | Sequence[int] | None = None,
     channels: int = 3,
@@ -39,17 +47,19 @@ def load(
     tokenizer: str | None = None,
     test_share: float = 0.2,
     seed: int = 0,
+    task: str = "classification",
 ) -> Dataset:
     """The data set in the folder `path`, or the object `path` itself.
 
     The input is one column of images or of texts, or columns of numbers. Without a part `test` or `validation`, the
     fraction `test_share` of every class is the central test set.
     """
+    check_task(task, _TASKS, "a Hugging Face data set")
     parts = _parts(path)
     train = parts[0]
-    label_column = _label(train, label)
+    label_columns = _label_columns(train, label, task, tokenizer)
     group_column = None if group is None else _column(train, "group", group)
-    columns = _inputs(train, input, {label_column, group_column})
+    columns = _inputs(train, input, {*label_columns, group_column})
     kinds = {_kind(train, column) for column in columns}
     if kinds == {"image"} and len(columns) == 1:
         inputs = _images(parts, columns[0], check_image_options(size, channels), channels)
@@ -57,19 +67,20 @@ def load(
         rows = [[str(text) for text in part[columns[0]]] for part in parts]
         inputs = texts.token_rows(rows, length, vocabulary, words, tokenizer)
     elif kinds == {"number"}:
-        inputs = [_numbers(part, columns) for part in parts]
+        inputs = [_numbers(part, columns, "input", np.int64 if task == "next-token" else np.float32) for part in parts]
     else:
         raise InputError(f"input is {columns}; it must be one column of images or of texts, or columns of numbers")
-    labels, names = _labels(parts, label_column)
+    labels, classes, names = _labels(parts, label_columns, task, inputs, texts.PADDING if kinds == {"text"} else None)
     fields = {} if group_column is None else {group_column: np.array([str(each) for each in train[group_column]])}
     if len(parts) == 1:
-        kept, held = stratified_split(labels[0], test_share, seed)
+        kept, held = split_samples(labels[0], task, test_share, seed)
         inputs, labels = [inputs[0][kept], inputs[0][held]], [labels[0][kept], labels[0][held]]
         fields = {key: values[kept] for key, values in fields.items()}
     name = "dataset" if is_hugging_face(path) else Path(path).resolve().name
-    notes = (f"the input is {', '.join(columns)} and the label {label_column}",) if None in (input, label) else ()
+    told = f"the input is {', '.join(columns)} and the label {', '.join(label_columns) or 'the next token'}"
+    notes = (told,) if input is None or (label is None and label_columns) else ()
     (x, test_x), (y, test_y) = inputs, labels
-    return Dataset(name, x, y, test_x, test_y, len(names), names, fields, notes=notes)
+    return Dataset(name, x, y, test_x, test_y, classes, names, fields, notes=notes, task=task)
 
 
 def _parts(path: Any) -> list[Any]:
@@ -116,6 +127,23 @@ def _kind(part: Any, column: str) -> str:
     return "number" if inner.startswith(("int", "uint", "float", "bool")) else "other"
 
 
+def _label_columns(part: Any, label: Any, task: str, tokenizer: str | None) -> list[str]:
+    """The columns of the label: one for classes, any number for other tasks, none for the next token of the input."""
+    if task == "next-token":
+        if label is not None:
+            raise InputError(
+                f"label is {label!r}; the task next-token has none: its labels are the tokens of the input"
+            )
+        if tokenizer is not None:
+            raise InputError("tokenizer: the task next-token reads texts as words of a vocabulary; leave it out")
+        return []
+    if isinstance(label, list | tuple):
+        if task == "classification" or not label:
+            raise InputError(f"label {list(label)}: name one column; several are for regression and multi-label")
+        return list(dict.fromkeys(_column(part, "label", each) for each in label))
+    return [_label(part, label)]
+
+
 def _label(part: Any, label: str | None) -> str:
     if label is not None:
         return _column(part, "label", label)
@@ -139,7 +167,37 @@ def _inputs(part: Any, given: Any, taken: set[str | None]) -> list[str]:
     raise InputError("data set 'hf' has no column of images, texts or numbers besides label and group")
 
 
-def _labels(parts: Sequence[Any], column: str) -> tuple[list[np.ndarray], tuple[str, ...]]:
+def _labels(
+    parts: Sequence[Any], columns: Sequence[str], task: str, inputs: Sequence[np.ndarray], padding: int | None
+) -> tuple[list[np.ndarray], int, tuple[str, ...]]:
+    """The labels of each part, the number of outputs that they need, and the names of the classes.
+
+    `padding`: the token of `inputs` that does not count.
+    """
+    if task == "classification":
+        labels, names = _classes(parts, columns[0])
+        return labels, len(names), names
+    if task == "next-token":
+        if any(each.ndim != 2 or each.dtype.kind not in "iu" for each in inputs):
+            raise InputError("task 'next-token': the input must be a column of texts, or of lists of tokens")
+        return [next_tokens(each, padding) for each in inputs], 1 + max(int(each.max()) for each in inputs), ()
+    named = getattr(getattr(parts[0].features[columns[0]], "feature", None), "names", None)
+    if task == "multi-label" and named and len(columns) == 1:  # lists of the classes that a sample has
+        return [_marks(part[columns[0]], len(named)) for part in parts], len(named), tuple(named)
+    labels = [as_targets(_numbers(part, columns, "label", np.float32), task) for part in parts]
+    count = count_targets(labels[0])
+    return labels, count, tuple(columns) if count == len(columns) else ()
+
+
+def _marks(rows: Any, classes: int) -> np.ndarray:
+    """A row of 0 and 1 for each list of classes."""
+    marks = np.zeros((len(rows), classes), dtype=np.float32)
+    for place, found in enumerate(rows):
+        marks[place, list(found)] = 1.0
+    return marks
+
+
+def _classes(parts: Sequence[Any], column: str) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """The labels of each part from 0, and the names of the classes."""
     values = [list(part[column]) for part in parts]
     names = getattr(parts[0].features[column], "names", None)
@@ -161,12 +219,14 @@ def _images(parts: Sequence[Any], column: str, size: tuple[int, int] | None, cha
     return stacks
 
 
-def _numbers(part: Any, columns: Sequence[str]) -> np.ndarray:
+def _numbers(part: Any, columns: Sequence[str], option: str, dtype: Any) -> np.ndarray:
+    if wrong := [column for column in columns if _kind(part, column) != "number"]:
+        raise InputError(f"{option} '{wrong[0]}' does not hold numbers; name a column that does")
     rows = part.select_columns(list(columns)).with_format("numpy")[:]
     try:
-        arrays = [np.asarray(rows[column], dtype=np.float32) for column in columns]
+        arrays = [np.asarray(rows[column], dtype=dtype) for column in columns]
     except (TypeError, ValueError):
-        raise InputError(f"input {', '.join(columns)}: the lists of a column must be equally long") from None
+        raise InputError(f"{option} {', '.join(columns)}: the lists of a column must be equally long") from None
     if len(arrays) == 1 and arrays[0].ndim > 1:
         return arrays[0]
     return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
@@ -182,12 +242,14 @@ ENTRY = DatasetEntry(
     loader=load,
     loader_options={
         "input": "column of images or texts, or columns of numbers; by default the only such column",
-        "label": "column of the label; by default the one called label, or the only ClassLabel",
+        "label": "column of the label; by default the one called label, or the only ClassLabel; of regression and "
+        "multi-label also several columns, or one of lists",
         "group": "column of the natural groups; the partition is then natural by default",
         "size": "of images: height and width in pixels; by default those of the first image",
         "channels": "of images: 3 for colour, 1 for grey",
         **{key: f"of texts: {meaning}" for key, meaning in texts.OPTIONS.items()},
         "test_share": "fraction of every class for the central test set, if there is no part test or validation",
         "seed": "seed of the draw of that set",
+        "task": TASK_OPTION.format("classification, regression, multi-label, next-token (of the input)"),
     },
 )

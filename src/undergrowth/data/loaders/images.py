@@ -1,4 +1,7 @@
-"""A folder of images with one folder per class. Needs Pillow, which the extra `images` installs."""
+"""A folder of images with one folder per class, or with a table of numbers to predict.
+
+Needs Pillow, which the extra `images` installs.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +15,53 @@ from undergrowth.core.errors import InputError
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error
-from undergrowth.data.split import stratified_split
+from undergrowth.data.loaders.table_file import open_table
+from undergrowth.data.loaders.targets import TASK_OPTION, as_targets, check_task, count_targets, split_samples
 
+TABLE = "metadata.csv"  # the name that Hugging Face's imagefolder uses, as of its column with the files
+FILE_COLUMN = "file_name"
+_TASKS = ("classification", "regression", "multi-label")
 _MODES = {3: "RGB", 1: "L"}  # channels → Pillow's name
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 
 
 def load(
-    path: Path, *, size: int | Sequence[int] | None = None, channels: int = 3, test_share: float = 0.2, seed: int = 0
+    path: Path,
+    *,
+    size: int | Sequence[int] | None = None,
+    channels: int = 3,
+    label: str | Sequence[str] | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+    task: str = "classification",
 ) -> Dataset:
     """Images from path/CLASS/*, or path/train/CLASS/* and path/test/CLASS/*, all resized to one size.
 
-    `size` is (height, width), by default that of the first image; `channels` is 3 for colour or 1 for grey. Without a
-    test folder, the fraction `test_share` of every class is the central test set.
+    With the task regression or multi-label, the folder (or each of train and test) has a table metadata.csv instead of
+    folders: a column `file_name` and columns of numbers, of which `label` names those to predict. `size` is (height,
+    width), by default that of the first image; `channels` is 3 for colour or 1 for grey. Without a test folder, the
+    fraction `test_share` of every class is the central test set.
     """
     wanted = check_image_options(size, channels)
+    check_task(task, _TASKS, "a folder of images")
+    if task == "classification" and label is not None:
+        raise InputError(f"label is {label!r}; the classes of images are folders, so leave it out")
     folder = path / "train" if (path / "train").is_dir() else path
-    class_names = _classes(folder)
-    files, y = _files(folder, class_names)
+    has_test = folder != path and (path / "test").is_dir()
+    names = _classes(folder) if task == "classification" else _label_columns(folder, label)
+    files, y = _samples(folder, names, task)
     x = read_images(files, wanted, channels)
-    if folder != path and (path / "test").is_dir():
-        unknown = sorted(set(_classes(path / "test")) - set(class_names))
+    if has_test:
+        unknown = sorted(set(_classes(path / "test")) - set(names)) if task == "classification" else ()
         if unknown:
             raise InputError(f"{path / 'test' / unknown[0]}: there is no such class in {folder}")
-        test_files, test_y = _files(path / "test", class_names)
+        test_files, test_y = _samples(path / "test", names, task)
         test_x = read_images(test_files, (x.shape[2], x.shape[3]), channels)
     else:
-        train, test = stratified_split(y, test_share, seed)
+        train, test = split_samples(y, task, test_share, seed)
         x, y, test_x, test_y = x[train], y[train], x[test], y[test]
-    return Dataset(path.resolve().name, x, y, test_x, test_y, len(class_names), class_names)
+    classes = len(names) if task == "classification" else count_targets(y)
+    return Dataset(path.resolve().name, x, y, test_x, test_y, classes, names, task=task)
 
 
 def _pillow() -> Any:
@@ -78,6 +99,34 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 def _image_files(folder: Path) -> list[Path]:
     return sorted(each for each in folder.glob("*") if each.suffix.lower() in _SUFFIXES)
+
+
+def _label_columns(folder: Path, label: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The columns to predict: those that `label` names, or all but that of the files."""
+    if not (folder / TABLE).is_file():
+        raise MissingFilesError(f"{folder} contains no {TABLE} with a column {FILE_COLUMN} and the numbers to predict")
+    known = open_table(folder / TABLE, header=True).names
+    if FILE_COLUMN not in known:
+        raise file_error(folder / TABLE, f"it has no column '{FILE_COLUMN}', only {', '.join(known)}")
+    wanted = [name for name in known if name != FILE_COLUMN] if label is None else label
+    columns = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    for name in columns:
+        if name not in known or name == FILE_COLUMN:
+            raise file_error(folder / TABLE, f"label: it has no column '{name}' to predict, only {', '.join(known)}")
+    return columns
+
+
+def _samples(folder: Path, names: tuple[str, ...], task: str) -> tuple[list[Path], np.ndarray]:
+    """The image files of a folder and their labels: classes by folder, or columns of its table."""
+    if task == "classification":
+        return _files(folder, names)
+    table = open_table(folder / TABLE, header=True)
+    values, texts = table.read(names, [FILE_COLUMN])
+    files = texts[FILE_COLUMN]
+    if np.isnan(values).any():
+        row, column = np.argwhere(np.isnan(values))[0]
+        raise file_error(table.path, f"row {table.first_row + row}, column '{names[column]}' has no value; fill it in")
+    return [folder / files.values[code] for code in files.codes], as_targets(values, task)
 
 
 def _files(folder: Path, class_names: tuple[str, ...]) -> tuple[list[Path], np.ndarray]:
@@ -119,16 +168,19 @@ def stack_images(images: Iterable[Any], count: int, size: tuple[int, int] | None
 
 ENTRY = DatasetEntry(
     name="images",
-    title="Any folder of images with one folder per class",
+    title="Any folder of images, with one folder per class or a table of numbers",
     licence="that of the images",
     how_to_get="put the images there, in one folder per class, and pip install 'undergrowth[images]'",
-    layout="CLASS/*.png, or train/CLASS/*.png and test/CLASS/*.png (also jpg, bmp, gif, webp, tiff)",
+    layout="CLASS/*.png, or train/CLASS/*.png and test/CLASS/*.png (also jpg, bmp, gif, webp, tiff); "
+    "for regression and multi-label metadata.csv with the column file_name, beside the images",
     example='load("images", "~/data/flowers", size=(32, 32))',
     loader=load,
     loader_options={
         "size": "height and width in pixels; by default those of the first image",
         "channels": "3 for colour, 1 for grey",
         "test_share": "fraction of every class for the central test set, if the files have none",
+        "label": "columns of metadata.csv to predict, for regression and multi-label; by default all but file_name",
         "seed": "seed of the draw of that set",
+        "task": TASK_OPTION.format("classification, regression, multi-label"),
     },
 )

@@ -12,7 +12,7 @@ from undergrowth.core.errors import InputError
 from undergrowth.data.dataset import Array, Dataset, to_numpy
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.leaf import load_leaf
-from undergrowth.data.loaders.text import NO_LABEL
+from undergrowth.data.loaders.targets import NO_LABEL
 from undergrowth.data.loaders.words import FIRST_WORD, PADDING, UNKNOWN
 
 _LENGTH = 10

@@ -11,10 +11,10 @@ import numpy as np
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
-from undergrowth.data.labels import strata_of
 from undergrowth.data.loaders.files import MissingFilesError, file_error
 from undergrowth.data.loaders.table_file import SUFFIXES, TableFile, TextColumn, open_table
-from undergrowth.data.split import group_split, stratified_split
+from undergrowth.data.loaders.targets import as_targets, check_task, split_samples
+from undergrowth.data.split import group_split
 
 _TASKS = ("classification", "regression", "multi-label")
 _USUAL_LABELS = ("label", "target")
@@ -72,8 +72,7 @@ def load(
     if test_by == "group":
         train, test = group_split(fields[str(groups_by)], test_share, seed)
     else:
-        strata = strata_of(y, task)
-        train, test = stratified_split(np.zeros(len(y)) if strata is None else strata, test_share, seed)
+        train, test = split_samples(y, task, test_share, seed)
     if not len(test):
         raise file_error(table.path, f"it has {len(y)} rows; at least 2 are needed, one of them for the test set")
     x = _prepare(table, features, matrix, train, standardise)
@@ -100,8 +99,7 @@ def _check_options(missing: Any, standardise: Any, header: Any, test_by: Any, gr
 
 
 def _check_task(task: Any, label: Any, standardise_label: Any) -> None:
-    if task not in _TASKS:
-        raise InputError(f"task '{task}': a table can have the tasks {', '.join(_TASKS)}")
+    check_task(task, _TASKS, "a table")
     if not isinstance(standardise_label, bool):
         raise InputError(f"standardise_label is {standardise_label!r}; it must be true or false")
     if standardise_label and task != "regression":
@@ -242,8 +240,7 @@ def _targets(table: TableFile, labels: Sequence[str], values: np.ndarray, kept: 
         raise file_error(
             table.path, f"{where}: {values[row, column]:g} is not 0 or 1, as a label of multi-label must be"
         )
-    found: np.ndarray = values[kept].astype(np.float32)
-    return found[:, 0] if task == "regression" and len(labels) == 1 else found
+    return as_targets(values[kept], task)
 
 
 def _as_number(value: str) -> float | None:

@@ -18,8 +18,8 @@ from undergrowth.core.errors import InputError
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error, read_bytes
+from undergrowth.data.loaders.targets import NO_LABEL
 
-NO_LABEL = -1  # of positions after the end of a text
 _SPEECH = re.compile(r"(?:\A|\n\n)([^\n:]{1,60}):\n(.*?)(?=\n\n|\n?\Z)", re.DOTALL)
 
 

@@ -7,7 +7,7 @@ weights; all of these go through a few torch functions, which the mode `Stacked`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from undergrowth.engines.vector.convolution import convolve, gpu_layers, pool
 from undergrowth.engines.vector.normalisation import normalise
+from undergrowth.engines.vector.recurrence import run_layers
 from undergrowth.learning.descent import descend
 
 
@@ -211,7 +212,32 @@ def embedding(
     return F.embedding(own, weight.reshape(-1, weight.shape[2])).flatten(0, 1)
 
 
-LAYERS: dict[Any, Callable[..., Tensor]] = {
+def lstm(
+    stack: Stacked,
+    x: Tensor,
+    start: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> tuple[Tensor, ...]:
+    per_layer = 4 if biases else 2
+    if bidirectional or (dropout and training) or not isinstance(weights, list) or len(weights) != layers * per_layer:
+        raise NotImplementedError("a stacked LSTM has one direction, and no dropout, projection or packed sequence")
+    own = [stack.each(weight, 2 if place % per_layer < 2 else 1) for place, weight in enumerate(weights)]
+    by_layer = [own[first : first + per_layer] for first in range(0, len(own), per_layer)]
+    # Clients × positions × samples × inputs, so that the samples of one position are together.
+    x = stack.split(x).transpose(1, 2) if batch_first else x.unflatten(1, (stack.clients, -1)).transpose(0, 1)
+    states = [state.unflatten(1, (stack.clients, -1)).transpose(0, 1) for state in start]
+    outputs, *last = run_layers(x, states, by_layer)
+    outputs = outputs.transpose(1, 2).flatten(0, 1) if batch_first else outputs.transpose(0, 1).flatten(1, 2)
+    return outputs, *(state.transpose(0, 1).flatten(1, 2) for state in last)
+
+
+LAYERS: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
     descend: descending,
     F.conv2d: conv2d,
@@ -222,4 +248,6 @@ LAYERS: dict[Any, Callable[..., Tensor]] = {
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,
     F.embedding: embedding,
+    torch.lstm: lstm,
+    torch._cudnn_rnn_flatten_weight: lambda *_: None,  # only for the plain layer on a GPU
 }
