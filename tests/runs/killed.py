@@ -54,9 +54,9 @@ def kill_at(round: int, step: str) -> None:
     if step == "stored":
         finish = store.Store.finish_round
 
-        def finish_and_die(self, run, rounds, entries, kept):
+        def finish_and_die(self, run, rounds, *rest):
             rounds = list(rounds)
-            finish(self, run, rounds, entries, kept)
+            finish(self, run, rounds, *rest)
             if rounds[-1]["round"] == round:
                 die()
 

@@ -29,11 +29,10 @@ from undergrowth.core import (
     check_options,
     check_parts,
     check_task,
-    suggest,
 )
 from undergrowth.data import Dataset, PooledPopulation, Population, StreamedPopulation, pool
 from undergrowth.devices import Failures, Fleet, LinkProfile, build_availability, build_fleet
-from undergrowth.engines import ENGINES, Engine, EngineSettings, States, World
+from undergrowth.engines import Engine, States, World
 from undergrowth.engines.samples import shards_at
 from undergrowth.exchange import Driver, Links
 from undergrowth.learning import build_augmentation, build_sampler, build_selector
@@ -51,9 +50,9 @@ from undergrowth.runs.builders import (
 )
 from undergrowth.runs.config import Experiment, FleetSection
 from undergrowth.runs.device_groups import DeviceGroups, device_groups
+from undergrowth.runs.engine_builder import build_engine, engine_settings
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_preparation import with_model_settings
-from undergrowth.runs.own_objects import references
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.runs.server_links import wire_servers
@@ -317,30 +316,6 @@ def _nodes(
             nodes=frozenset(child for child in children if child in topology.children),
         )
     return nodes
-
-
-def build_engine(experiment: Experiment) -> Engine:
-    """The engine that the experiment names, not opened. `auto` is chosen later, on the built federation."""
-    name, names = experiment.run.engine, [*ENGINES, "auto"]
-    if name not in names:
-        raise InputError(f"run.engine '{name}' is not known; {suggest(name, names)}")
-    return ENGINES["serial" if name == "auto" else name](engine_settings(experiment))
-
-
-def engine_settings(experiment: Experiment) -> EngineSettings:
-    section = experiment.run
-    # Worker processes may use several torch devices: cuda:0,cuda:1.
-    devices = tuple(section.device.split(",")) if section.engine == "processes" else (section.device,)
-    return EngineSettings(
-        workers=section.workers,
-        torch_devices=devices,
-        placement=section.placement,
-        stack=section.stack,
-        chunk=section.chunk,
-        address=section.address,
-        tf32=section.precision != "float32",
-        modules=tuple(dict.fromkeys(name.partition(":")[0] for name in references(experiment))),
-    )
 
 
 def build_clock(
