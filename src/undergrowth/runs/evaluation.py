@@ -44,7 +44,8 @@ CPU_BATCH = 128  # activations of larger batches leave the cache of a core
 GPU_BATCH = 512
 MAX_EVALUATED_DEVICES = 1000  # of more devices, evenly spaced ones are evaluated
 MAX_DEVICES_PER_PASS = 64
-MAX_BYTES_PER_PASS = 2**27  # of models that are evaluated together
+CPU_BYTES_PER_PASS = 2**24  # of models that are evaluated together
+GPU_BYTES_PER_PASS = 2**27
 
 
 class Measured(NamedTuple):
@@ -213,7 +214,8 @@ def score_devices(
     stacked = replace(task, run_loops=partial(run_in_stacks, StackedSteps(task, torch_device, None, record=False)))
     together = not (task.model.mixed or task.kind.own_metrics or hasattr(population, "test_weights"))
     own_models: dict[str, Weights] = {}  # of devices, to be computed together
-    most = max(1, MAX_BYTES_PER_PASS // (4 * sum(shape.numel() for shape in task.model.shapes.values())))
+    room = CPU_BYTES_PER_PASS if torch.device(torch_device).type == "cpu" else GPU_BYTES_PER_PASS
+    most = max(1, room // (4 * sum(shape.numel() for shape in task.model.shapes.values())))
     for names, used in _groups_by_model(method, task, state, own, devices):
         found = with_model(task, used, f"devices/{names[0]}")
         if len(names) > 1 or not together or found.model is not task.model:
