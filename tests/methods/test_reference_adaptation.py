@@ -13,7 +13,7 @@ from torch.nn import functional
 from tests.methods import tiny_federation as tiny
 from undergrowth.core import Context, Packet, Shard
 from undergrowth.learning import elastic_loss
-from undergrowth.learning.adaptation import split_samples
+from undergrowth.learning.gradient_client import split_samples
 from undergrowth.methods import Adapt, FedProx, Local
 from undergrowth.methods.adapt.rules import AdaptationClient
 

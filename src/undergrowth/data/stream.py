@@ -50,7 +50,7 @@ class Stream:
         return [] if self.shift == "none" else list(range(self.every, rounds, self.every))
 
     def distribution(self, shifts: int) -> int:
-        """The number of the distribution after so many shifts."""
+        """The number of the distribution that samples come from once `shifts` shifts have begun."""
         if self.shift == "none" or shifts < 0:
             return 0
         return shifts % 2 if self.shift == "recurring" else shifts

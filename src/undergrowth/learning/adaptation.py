@@ -1,7 +1,6 @@
 """Local adaptation: a device trains a model of its own from one that it received.
 
-It says by `how` what the device minimises, and splits the device's samples into those to train on and those to
-validate with.
+`how` says what the device minimises. Models are compared on the samples that the device does not train on.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
-
-from undergrowth.core import Carry, Context, Model, Shard, Task, Weights
+from undergrowth.core import Carry, Model, Task, Weights
 from undergrowth.core.client import Loop
 from undergrowth.core.names import BUFFERS, FINISH, PARAMETERS, RECEIVED
 from undergrowth.core.notation import Form, Number, parse
+from undergrowth.learning.gradient_client import split_samples
 from undergrowth.learning.objectives import Objective, Proximal, TaskLoss
 from undergrowth.learning.reference import distillation_loss, elastic_loss, mean_losses
 
@@ -54,19 +52,6 @@ def build_adaptation(how: str, form: str) -> Adaptation:
     elif name == "kd":
         objective = distillation_loss(alpha=numbers[1], temperature=numbers[0], form=form)
     return Adaptation(name, objective, "head" if name == "freeze" else None)
-
-
-def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shard, Shard]:
-    """The samples to train on, and those to validate with: `fraction` of all, rounded, but never all of them.
-
-    The same device has the same parts in every round.
-    """
-    held_out = min(round(fraction * len(shard)), len(shard) - 1)
-    if held_out <= 0:
-        return shard, Shard(shard.x[:0], shard.y[:0])
-    order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
-    order = order.to(shard.y.device)
-    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
 
 
 def validate(

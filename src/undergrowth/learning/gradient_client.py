@@ -89,6 +89,7 @@ class GradientClient(LoopClient):
     epochs: int | None = None
     batch: int | None = None
     view: Callable[[Model], Model] | None = None  # trains `view(model)`, such as a slice of the model
+    held_out: float = 0.0  # fraction of the samples that are not trained on, see `split_samples`
 
     @property
     def ignored_settings(self) -> frozenset[str]:
@@ -115,6 +116,8 @@ class GradientClient(LoopClient):
         name = down.tags.get(MODEL_NAME, "")
         task = task.of_device(name, self.view)
         weights = self.start(task, down, own)
+        if self.held_out:
+            shard, _ = split_samples(shard, self.held_out, context)
         selected = shuffled_steps(
             task,
             weights,
@@ -209,6 +212,19 @@ class GradientClient(LoopClient):
 
     def _optimiser(self, task: Task) -> Optimiser:
         return build_optimiser(task.train) if self.optimiser is None else self.optimiser
+
+
+def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shard, Shard]:
+    """The samples to train on, and those to validate with: `fraction` of all, rounded, but never all of them.
+
+    The same device has the same parts in every round.
+    """
+    held_out = min(round(fraction * len(shard)), len(shard) - 1)
+    if held_out <= 0:
+        return shard, Shard(shard.x[:0], shard.y[:0])
+    order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
+    order = order.to(shard.y.device)
+    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
 
 
 def shuffled_steps(

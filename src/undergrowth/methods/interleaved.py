@@ -36,9 +36,7 @@ from undergrowth.core import (
     Packet,
     Plan,
     Server,
-    Shard,
     State,
-    Steps,
     Task,
     Updates,
     View,
@@ -56,7 +54,6 @@ from undergrowth.learning.adaptation import (
     build_adaptation,
     initial_weights,
     received_model,
-    split_samples,
     trained_model,
     validate,
 )
@@ -77,20 +74,14 @@ def held_out_losses(trained: Trained, models: int = 1) -> list[float]:
     return [loss if loss < MAX_LOSS else MAX_LOSS for loss in losses]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainingClient(GradientClient):
     """Trains the received model. own: `alone` is a_k, `model` is v_k or empty, `loss` is that of v_k."""
-
-    options: Interleaved
-
-    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        training, _ = split_samples(shard, self.options.validation, context)
-        return super().begin(task, down, training, own, context)
 
     def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
         if loops[0].down.tags[PHASE] != COMPARE:
             return super().after_steps(task, loops)
-        return validate(task, loops, self.options.validation, lambda loop: [received_model(task, loop)])
+        return validate(task, loops, self.held_out, lambda loop: [received_model(task, loop)])
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         own = trained.own
@@ -102,21 +93,15 @@ class TrainingClient(GradientClient):
         return Packet(trained.tensors, scalars), own
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AloneClient(GradientClient):
     """Trains a model as if there were no federation, and keeps only its loss."""
-
-    options: Interleaved
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         return initial_weights(task.model, int(down.tags[SEED]))
 
-    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        training, _ = split_samples(shard, self.options.validation, context)
-        return super().begin(task, down, training, own, context)
-
     def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
-        return validate(task, loops, self.options.validation, lambda loop: [trained_model(task, loop)])
+        return validate(task, loops, self.held_out, lambda loop: [trained_model(task, loop)])
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         (loss,) = held_out_losses(trained)
@@ -129,15 +114,11 @@ class AdaptingClient(GradientClient):
 
     options: Interleaved
 
-    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        training, _ = split_samples(shard, self.options.validation, context)
-        return super().begin(task, down, training, own, context)
-
     def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
         def compared(loop: Loop) -> list[Weights]:
             return [received_model(task, loop), trained_model(task, loop)]
 
-        return validate(task, loops, self.options.validation, compared)
+        return validate(task, loops, self.held_out, compared)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         before, after = held_out_losses(trained, models=2)
@@ -153,13 +134,14 @@ class InterleavedClient(Updates):
     options: Interleaved
 
     def updates(self, task: Task, down: Packet) -> Mapping[str, LoopClient]:
-        options = self.options
+        options, held_out = self.options, self.options.validation
         if down.tags[PHASE] == ADAPT:
             how = build_adaptation(options.how, options.form)
             epochs = options.adapt_epochs
-            return {ADAPT: AdaptingClient(objective=how.objective, split=how.split, epochs=epochs, options=options)}
-        alone = {ALONE: AloneClient(epochs=options.alone_epochs, options=options)} if SEED in down.tags else {}
-        return {down.tags[PHASE]: TrainingClient(options=options), **alone}
+            client = AdaptingClient(how.objective, how.split, epochs=epochs, held_out=held_out, options=options)
+            return {ADAPT: client}
+        alone = {ALONE: AloneClient(epochs=options.alone_epochs, held_out=held_out)} if SEED in down.tags else {}
+        return {down.tags[PHASE]: TrainingClient(held_out=held_out), **alone}
 
 
 @dataclass(frozen=True, kw_only=True)

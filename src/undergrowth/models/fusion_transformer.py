@@ -19,7 +19,7 @@ from undergrowth.core.errors import InputError
 from undergrowth.models.architecture import Architecture
 from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
-from undergrowth.models.transformer import EncoderLayer, MeanOfWords, thirds
+from undergrowth.models.transformer import encoder
 
 LONGEST = 1000.0  # wavelength of the slowest sine, in patches, divided by 2π
 
@@ -58,7 +58,6 @@ def patch_positions(rows: int, columns: int, width: int, like: Tensor) -> Tensor
 def make(
     shape: tuple[int, ...], classes: int, layers: Layers, patch: int, width: int, depth: int, heads: int
 ) -> Staged:
-    """Levels low, mid and up are after each third of the layers."""
     if any(side % patch for side in shape[1:]):
         raise InputError(
             f"model fusion-transformer: option patch {patch} must divide height and width of the images, "
@@ -68,12 +67,7 @@ def make(
         raise InputError(
             f"model fusion-transformer: option width must be a multiple of 4 and of heads {heads}, not {width}"
         )
-    stages: dict[str, nn.Module] = {"embedding": PatchEmbedding(shape[0], width, patch, layers)}
-    stages |= {f"layer{number + 1}": EncoderLayer(width, heads, layers) for number in range(depth)}
-    stages |= {"pool": MeanOfWords(width), "head": layers.linear(width, classes, last=True)}
-    names = list(stages)
-    levels = {level: names[1 + below] for level, below in zip(("low", "mid", "up"), thirds(depth), strict=True)}
-    return Staged(stages, {**levels, "head": "head"})
+    return encoder(PatchEmbedding(shape[0], width, patch, layers), classes, layers, width, depth, heads)
 
 
 FUSION_TRANSFORMER = Architecture(

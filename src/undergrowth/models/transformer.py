@@ -95,18 +95,25 @@ def thirds(layers: int) -> tuple[int, int, int]:
     return layers // 3, 2 * layers // 3, layers
 
 
-def make(
-    shape: tuple[int, ...], classes: int, layers: Layers, vocabulary: int, width: int, depth: int, heads: int
-) -> Staged:
-    """Levels low, mid and up are after each third of the layers."""
-    if width % heads:
-        raise InputError(f"model transformer: option width must be a multiple of heads {heads}, not {width}")
-    stages: dict[str, nn.Module] = {"embedding": TextEmbedding(vocabulary, shape[0], width)}
+def encoder(embedding: nn.Module, classes: int, layers: Layers, width: int, depth: int, heads: int) -> Staged:
+    """`depth` encoder layers between an embedding and a linear layer on the mean over words.
+
+    Levels low, mid and up are after each third of the layers.
+    """
+    stages = {"embedding": embedding}
     stages |= {f"layer{number + 1}": EncoderLayer(width, heads, layers) for number in range(depth)}
     stages |= {"pool": MeanOfWords(width), "head": layers.linear(width, classes, last=True)}
     names = list(stages)
     levels = {level: names[1 + below] for level, below in zip(("low", "mid", "up"), thirds(depth), strict=True)}
     return Staged(stages, {**levels, "head": "head"})
+
+
+def make(
+    shape: tuple[int, ...], classes: int, layers: Layers, vocabulary: int, width: int, depth: int, heads: int
+) -> Staged:
+    if width % heads:
+        raise InputError(f"model transformer: option width must be a multiple of heads {heads}, not {width}")
+    return encoder(TextEmbedding(vocabulary, shape[0], width), classes, layers, width, depth, heads)
 
 
 TRANSFORMER = Architecture(

@@ -19,7 +19,8 @@ import torch
 from undergrowth.core import Context, InputError, Shard
 from undergrowth.data import Population
 from undergrowth.exchange import Totals
-from undergrowth.learning.adaptation import ALONE, split_samples
+from undergrowth.learning.adaptation import ALONE
+from undergrowth.learning.gradient_client import split_samples
 from undergrowth.runs.class_shares import ClassShares
 from undergrowth.runs.config import Experiment, MethodSection, PublicSection
 from undergrowth.runs.evaluation import evaluated_models

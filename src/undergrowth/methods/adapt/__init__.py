@@ -48,7 +48,11 @@ class Adapt(Method):
     def client(self) -> AdaptationClient:
         adaptation = build_adaptation("fine-tune" if self.how == ALONE else self.how, self.form)
         return AdaptationClient(
-            objective=adaptation.objective, split=adaptation.split, options=self, keeps_federated=adaptation.compares
+            adaptation.objective,
+            adaptation.split,
+            held_out=self.validation,
+            options=self,
+            keeps_federated=adaptation.compares,
         )
 
     @property

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING
 from undergrowth.core import Context, Packet, Plan, Server, Shard, State, Sum, Task, View, Weights, find_non_finite
 from undergrowth.core.client import Carry, Loop, Steps
 from undergrowth.core.names import BUFFERS, FINISH, MODEL, PARAMETERS, SAMPLES, SEED
-from undergrowth.learning.adaptation import (
-    VALIDATION,
-    initial_weights,
-    received_model,
-    split_samples,
-    trained_model,
-    validate,
-)
+from undergrowth.learning.adaptation import VALIDATION, initial_weights, received_model, trained_model, validate
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.reference import FISHER
@@ -58,8 +51,7 @@ class AdaptationClient(GradientClient):
         }
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        training, _ = split_samples(shard, self.options.validation, context)
-        carry, steps = super().begin(task, down, training, own, context)
+        carry, steps = super().begin(task, down, shard, own, context)
         if self.keeps_federated and MODEL in own:
             # `received` stays the federated model, with which the objective compares.
             for part in (PARAMETERS, BUFFERS):
@@ -68,13 +60,13 @@ class AdaptationClient(GradientClient):
         return carry, steps
 
     def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
-        if not self.options.patience or not self.options.validation:
+        if not self.options.patience or not self.held_out:
             return super().after_steps(task, loops)
 
         def compared(loop: Loop) -> list[Weights]:
             return [trained_model(task, loop), *([received_model(task, loop)] if loop.carry[FINISH][FIRST] else [])]
 
-        return validate(task, loops, self.options.validation, compared)
+        return validate(task, loops, self.held_out, compared)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         names = trained.task.model.shapes
