@@ -27,6 +27,7 @@ from .test_vector import DATA, POPULATION, check_same, outcomes
 
 HELD = {name: {"all": {"current": 0}} for name in ("reserved_bytes", "allocated_bytes")}
 FREE = 1 << 34
+COUNTING = {"fedmezo"}  # what a step does depends on how many came before, so no step can be replayed for another
 
 
 @pytest.fixture
@@ -80,10 +81,11 @@ def opened(engine: VectorEngine, **train: Any) -> Any:
         (FedAvg(), "logistic", {"epochs": 2}),
         (FedAvg(), "cnn", {}),
         (FedProx(mu=0.1), "mlp", {"momentum": 0.5, "weight_decay": 1e-3, "epochs": 2}),
+        (FedAvg(), "cnn", {"optimiser": "adamw", "weight_decay": 1e-3, "lr": 1e-3}),
         (FedAvg(), "wrn-10-1", {"momentum": 0.5, "batch": 24, "lr": 1e-3}),
         (FedFSC(few_shot_epochs=2), "wrn-10-1", {}),
     ],
-    ids=["logistic", "cnn", "momentum", "batch normalisation", "two updates"],
+    ids=["logistic", "cnn", "momentum", "adamw", "batch normalisation", "two updates"],
 )
 def test_recorded_steps_give_what_the_serial_engine_gives(as_on_a_gpu, made, method, model, train):
     check_same(outcomes(SerialEngine(), method, model, **train), outcomes(as_on_a_gpu, method, model, **train))
@@ -100,7 +102,7 @@ def test_recorded_steps_of_every_method(as_on_a_gpu, made, method, tmp_path):
     serial, vector = ended("serial"), ended("vector")
     conformance.assert_close(conformance.weights(vector), conformance.weights(serial))
     assert list(vector.ledger.rows()) == list(serial.ledger.rows())
-    assert made and vector.history[-1]["not_stacked"] == 0
+    assert bool(made) == (method not in COUNTING) and vector.history[-1]["not_stacked"] == 0
 
 
 def test_steps_are_recorded_only_after_several_of_a_kind(as_on_a_gpu, made, monkeypatch):

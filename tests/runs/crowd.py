@@ -1,12 +1,11 @@
 """Runs an experiment with very many devices and prints its peak memory in bytes and how many shards were made."""
 
 import json
-import resource
 import sys
-from pathlib import Path
 
 import torch
 
+from undergrowth.bench.peak_memory import peak_memory
 from undergrowth.core import Shard
 from undergrowth.runs.execution import start
 
@@ -36,14 +35,6 @@ class Crowd:
 
     def size(self, device: str) -> int:
         return 50
-
-
-def peak_memory() -> int:
-    """Peak memory in bytes. On Linux getrusage also counts the parent process, which may be large."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line[:5] == "VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main(count: int, out: str, topology: str = "star", sample: float = 10, method: str = "fedavg") -> None:

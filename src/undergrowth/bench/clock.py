@@ -6,7 +6,6 @@ bookkeeping must add at most 5 % to the time inside the engine.
 
 from __future__ import annotations
 
-import resource
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from time import perf_counter, process_time
 import torch
 
 from undergrowth.bench import Measurement
+from undergrowth.bench.peak_memory import peak_memory
 from undergrowth.bench.workload import InMemoryPopulation, SyntheticPopulation
 from undergrowth.core import Model, Node, Packet, Task, Train
 from undergrowth.devices import build_fleet
@@ -78,7 +78,7 @@ def bookkeeping() -> tuple[float, float]:
             store.finish_round("bench", [facts], simulation.ledger.take(), None)
         seconds = perf_counter() - began
         store.close()
-    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    return seconds, float(peak_memory())
 
 
 def training_overhead(rounds: int = 3, devices: int = 50) -> tuple[float, float]:

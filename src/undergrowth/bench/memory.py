@@ -9,7 +9,6 @@ comparison.
 from __future__ import annotations
 
 import math
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undergrowth.bench import Measurement
+from undergrowth.bench.peak_memory import peak_memory
 from undergrowth.core import Context, Model, Packet, RunError, Shard, State, Task, Train
 from undergrowth.methods import FedAvg, FedMeZO
 from undergrowth.methods.fedmezo.replica import RoundOf
@@ -83,10 +83,10 @@ def main(model: str, job: str) -> None:
     """Prints the memory of a job of this process."""
     task, shard = (build_task(*MODELS[model]), Shard(torch.zeros(BATCH, TOKENS).long(), torch.zeros(BATCH).long()))
     JOBS[job](build_task(50, 32, 1), {}, shard)  # whatever torch loads with a first job
-    before = _resident()
+    before = peak_memory()
     weights = {name: torch.randn(shape).mul_(1 / math.sqrt(shape[-1])) for name, shape in task.model.shapes.items()}
     JOBS[job](task, weights, shard)
-    print(_resident() - before)
+    print(peak_memory() - before)
 
 
 def build_task(words: int, width: int, layers: int) -> Task:
@@ -97,12 +97,6 @@ def build_task(words: int, width: int, layers: int) -> Task:
             return TextTransformer(words, width, layers)
 
     return Task(Model(build), CLASSES, Train(batch=BATCH))
-
-
-def _resident() -> int:
-    """The peak of the resident memory of this process in bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _small(task: Task) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ number. On a GPU: ``undergrowth bench personal --workload cnn --device cuda --de
 
 from __future__ import annotations
 
-import resource
 import tempfile
 from collections.abc import Iterator
 from time import perf_counter
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undergrowth.bench import Measurement
+from undergrowth.bench.peak_memory import peak_memory
 from undergrowth.core import InputError, suggest
 from undergrowth.data import Dataset
 from undergrowth.models import builder
@@ -47,7 +47,7 @@ def measure(workload: str | None = None, device: str = "cpu", devices: int = DEV
         reference = by_hand(name, data, device, min(devices, LOOP_DEVICES))
         what = f"{name}, {devices} devices"
         yield Measurement(what, "clients/s, against a loop by hand", ours, reference, MIN_SPEED[kind])
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    memory = peak_memory()
     yield Measurement("its peak memory", "bytes, against the bar", memory, MAX_BYTES, 1.0, lower_is_better=True)
 
 

@@ -69,7 +69,9 @@ class Adam:
 
     def init(self, parameters: Tensors) -> OptimiserState:
         zeros = [torch.zeros_like(p) for p in parameters]
-        return {"step": 0, "mean": zeros, "square": zeros}
+        # A tensor, because the steps of a stack are recorded, and a recording changes only tensors.
+        step = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+        return {"step": step, "mean": zeros, "square": zeros}
 
     def update(
         self, parameters: Tensors, gradients: Tensors, state: OptimiserState, lr: float, reuse: bool = False
@@ -83,10 +85,20 @@ class Adam:
         square = torch._foreach_mul(state["square"], self.beta2)
         square = torch._foreach_addcmul(square, gradients, gradients, value=1 - self.beta2)
         scale = torch._foreach_sqrt(square)
-        torch._foreach_div_(scale, math.sqrt(1 - self.beta2**step))
+        torch._foreach_div_(scale, _for_each(parameters, (1 - self.beta2**step).sqrt()))
         torch._foreach_add_(scale, self.epsilon)
-        moved = torch._foreach_addcdiv(parameters, mean, scale, value=-lr / (1 - self.beta1**step))
-        return moved, {"step": step, "mean": mean, "square": square}
+        change = torch._foreach_mul(mean, _for_each(parameters, -lr / (1 - self.beta1**step)))
+        torch._foreach_div_(change, scale)
+        return torch._foreach_add(parameters, change), {"step": step, "mean": mean, "square": square}
+
+
+def _for_each(parameters: Tensors, value: Tensor) -> list[Tensor]:
+    """`value`, a number or one per client of a stack, with as many dimensions as each parameter of one dtype."""
+    value = value.to(parameters[0].dtype)
+    if not value.dim():
+        return [value] * len(parameters)
+    shapes = {p.dim(): value.reshape(-1, *[1] * (p.dim() - 1)) for p in parameters}
+    return [shapes[p.dim()] for p in parameters]
 
 
 def build_optimiser(train: Train) -> Optimiser:
