@@ -137,8 +137,6 @@ class NodeServer(Server):
     def expected_answer(self, node: str, uploads: Mapping[str, Packet]) -> Packet | None:
         residuals = {name: each for up in uploads.values() for name, each in unpack_residuals(up).items()}
         devices = {child: up for child, up in uploads.items() if DEPTH not in up.scalars}
-        if self.asynchronous:
-            devices = dict(list(devices.items())[: self.options.buffer])
         residuals |= self.options.selector.expected(node, devices)
         return self._answer(uploaded_weights(next(iter(uploads.values()))), 0.0, residuals)
 
