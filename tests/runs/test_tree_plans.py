@@ -14,7 +14,7 @@ from ..fleet_files import fleet_file
 SMALL = {"data_options": {"train_samples": 160}, "partition": "iid", "model": "logistic", "clients": 8}
 TREE = {**SMALL, "topology": "tree:2x4"}
 ASYNC_EDGES = {"execution": ["synchronous", "asynchronous"]}
-ROUNDS = 3
+ROUNDS = 2
 
 
 def fleet(tmp_path: Path) -> str:

@@ -42,6 +42,8 @@ class Node:
     away: Container[str] = frozenset()  # children that cannot be reached now; set by the driver
     devices: int | None = None  # number of devices in the federation; None: of the children
     samples: int | None = None  # number of their samples; None: as many as `knowledge` says that the children have
+    training: bool = False  # whether its server still trains, so that no round ends; set by the driver
+    pauses: bool = False  # whether it waits after a round until the driver calls again, while its server trains
 
     state: State = field(default_factory=dict)
     round: int = 0
@@ -218,9 +220,11 @@ class Node:
                 self._ask(commands)
             elif self.server.asynchronous and not self._ready():
                 self._ask(commands)  # replaces children that answered or were lost
-            if self._out and not self._ready():
+            if self.training or (self._out and not self._ready()):
                 break
             self._end(commands)
+            if self.pauses and not self.phase:
+                break
         return commands
 
     @property
@@ -237,6 +241,8 @@ class Node:
         return self._enough
 
     def _ready(self) -> bool:
+        if self.training:
+            return False
         lost = len(self._lost)
         return self.server.ready(Progress(len(self._arrived), lost, len(self._out), self._expired, self._enough))
 

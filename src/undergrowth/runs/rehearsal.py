@@ -72,9 +72,13 @@ def rehearse(federation: Federation) -> Rehearsal:
     if clock.root_round is not None:
         clock.root_round = lambda: nodes[root.name].round
     engine = RehearsedEngine(world, clock, uploads, kept)
-    simulation = Simulation(nodes, federation.topology.parents, engine, world, clock, federation.server_links)
-    for node in nodes.values():
+    simulation = Simulation(
+        nodes, federation.topology.parents, engine, world, clock, federation.server_links, federation.server_training
+    )
+    for name, node in nodes.items():
         node.time = lambda: simulation.now
+        if node.pauses:
+            node.trains = federation.server_training[name].seconds
     began, done = 0.0, 0
     for ended in simulation.rounds():
         done += len(ended)
@@ -93,6 +97,7 @@ class RehearsedNode(Node):
     time: Callable[[], float] = float  # the present moment
     seconds: float = 0.0  # from an ask of its parent to its answer, or until it is given up; the longest
     asked: int = 0  # children that are at work at one time
+    trains: float = 0.0  # seconds between the end of its rounds and its answer
     late: int = 0  # children that miss its deadline in one round
     _began: float = 0.0
 
@@ -112,13 +117,13 @@ class RehearsedNode(Node):
         for command in commands:
             if isinstance(command, RoundEnd) and expired:
                 self.late = max(self.late, len(command.dropped))
-            self._note_seconds(isinstance(command, Answer))
+            self._note_seconds(isinstance(command, Answer), self.trains)
         self.asked = max(self.asked, len(self._out))
         return commands
 
-    def _note_seconds(self, over: bool) -> None:
+    def _note_seconds(self, over: bool, then: float = 0.0) -> None:
         if over:
-            self.seconds = max(self.seconds, self.time() - self._began)
+            self.seconds = max(self.seconds, self.time() + then - self._began)
 
 
 class Senders(Reducer):

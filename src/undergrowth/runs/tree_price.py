@@ -28,6 +28,8 @@ class _Branch:
     link_seconds: float = 0.0  # of the slowest of its links, down and up
     joules: float = 0.0  # of the network between it and its children
     relay_joules: float = 0.0  # the same if no node below combined anything
+    server_flops: float = 0.0  # of what its server trains
+    server_joules: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def price_tree(name: str, federation: Federation) -> list[Row]:
     `relay_joules` and `relay_seconds` are those of the same devices if no server below combined uploads: the packets of
     every device cross every link, as in a star whose server is the root. `seconds` is the longest time from an ask to
     the answer of a server of the level, at the root that of a round, and `late` the number of children that miss its
-    deadline. All figures of an asynchronous root are means over the rounds of the run.
+    deadline. `server_flops` and `server_joules` are those of what the level's servers train.
+    All figures of an asynchronous root are means over the rounds of the run.
     """
     topology = federation.topology
     if not topology.parents:
@@ -93,12 +96,17 @@ def check_server_deadlines(federation: Federation) -> None:
 
 def _price_branches(federation: Federation, rehearsal: Rehearsal) -> dict[str, _Branch]:
     entries: dict[str, list[Entry]] = {node: [] for node in federation.topology.children}
+    trained: dict[str, list[Entry]] = {node: [] for node in entries}
     for entry in rehearsal.entries:
         if entry.outcome != OWN_TRAINING:
             entries[entry.parent].append(entry)
+        elif entry.child in trained:
+            trained[entry.child].append(entry)
     branches: dict[str, _Branch] = {}
     for node in reversed([*entries]):  # children before their parents
         branch = branches[node] = _Branch()
+        branch.server_flops = sum(entry.flops for entry in trained[node]) / rehearsal.rounds
+        branch.server_joules = sum(entry.joules for entry in trained[node]) / rehearsal.rounds
         for entry in entries[node]:
             branch.bytes_down += entry.bytes_down / rehearsal.rounds
             branch.bytes_up += entry.bytes_up / rehearsal.rounds
@@ -156,4 +164,6 @@ def _price_level(federation: Federation, level: Mapping[str, _Branch], rehearsal
         "joules": sum(branch.joules for branch in level.values()) if names else None,
         "relay_joules": sum(branch.relay_joules for branch in level.values()) if names else None,
         "late": sum(node.late for node in nodes),
+        "server_flops": sum(branch.server_flops for branch in level.values()),
+        "server_joules": sum(branch.server_joules for branch in level.values()),
     }

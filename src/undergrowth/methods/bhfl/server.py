@@ -17,6 +17,7 @@ from undergrowth.core import (
     Progress,
     Reducer,
     Server,
+    ServerTraining,
     State,
     Task,
     View,
@@ -28,7 +29,7 @@ from undergrowth.core.names import MODEL, ROUND, SAMPLES, X, Y
 from undergrowth.core.samplers import count_of
 from undergrowth.core.shard import Shard
 from undergrowth.learning import Staleness, TaskLoss, learning_rate, model_mismatch, train_on_server
-from undergrowth.learning.distillation import public_data
+from undergrowth.learning.distillation import public_data, server_client
 from undergrowth.learning.node_models import round_received, run_round
 from undergrowth.learning.servers import uploaded_weights
 from undergrowth.methods.bhfl.node_optimiser import ReceivedModel, mean_of
@@ -128,6 +129,13 @@ class NodeServer(Server):
             residuals.update(self.options.selector.select(task, context.node, model, devices))
             return {**state, MODEL: merged, "up": memory, SAMPLES: samples, "from below": to_state(residuals)}
         return {**state, MODEL: merged, "up": memory}
+
+    def own_training(self, task: Task) -> ServerTraining | None:
+        data = self._proxy_data(task) if self.options.proxy != "none" else None
+        if data is None:
+            return None
+        client = server_client(TaskLoss(), task.train.lr, self.options.proxy_epochs, task.train.batch)
+        return ServerTraining(client, len(data), beside=self.options.proxy == "beside")
 
     def report(self, task: Task, state: State, partial: Packet | None, context: Context) -> Packet | None:
         if SAMPLES not in state:
