@@ -95,6 +95,28 @@ def test_a_star_takes_as_long_as_its_slowest_device(tmp_path: Path) -> None:
     assert max(row["seconds"] for row in ug.plan("bhfl", **settings)) == pytest.approx(last_round(result))
 
 
+@pytest.mark.parametrize("link", ["free", {"down": 1e9, "up": 1e9, "latency": 0.1}])
+def test_a_deadline_counts_what_is_left_of_the_training_between_rounds(link: Any, tmp_path: Path) -> None:
+    stream = {"memory": 20, "arrive": 5, "local_epochs": 2}
+    settings = {**TREE, "fleet": fleet(tmp_path), "server_link": link, "stream": stream, "rounds": 2}
+    settings |= {"deadline": 10.0, "node_deadlines": {1: 0.11}}
+    outcomes = {
+        entry.child: entry.outcome
+        for entry in ug.run("bhfl", out=str(tmp_path), progress=False, **settings).ledger.rows()
+        if entry.round == 2 and entry.child.startswith("device") and entry.outcome != "own training"
+    }
+    plan = ug.plan("bhfl", **settings)
+    # A slow device trains 0.1 s on its own, and then needs 0.056 s. While a packet is on its way for 0.1 s, it trains.
+    verdicts = {"quick": "fits", "slow": "too slow" if link == "free" else "fits"}
+    assert {row["device"]: row["verdict"] for row in plan} == verdicts
+    for row in plan:
+        assert outcomes[row["example"]] == ("arrived" if row["verdict"] == "fits" else "late")
+    assert plan.tree[1]["late"] == sum(outcome == "late" for outcome in outcomes.values())
+    if link == "free":
+        with pytest.raises(ug.InputError, match="of them for training between rounds"):
+            ug.run("bhfl", out=str(tmp_path), **{**settings, "deadline": 0.006, "node_deadlines": {}})
+
+
 def test_three_levels_of_several_rounds(tmp_path: Path) -> None:
     settings = {**SMALL, "fleet": fleet(tmp_path), "topology": "tree:2x2x2", "rounds": 1}
     settings |= {"options": {"rounds_per_level": [2, 3]}, "server_link": "lan"}

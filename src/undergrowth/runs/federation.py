@@ -116,14 +116,13 @@ class Federation:
 
     def deadline_of(self, device: str) -> float | None:
         """The seconds that the server above `device` waits for it."""
-        own = self.topology.of(self._servers.get(device, "")).deadline
+        own = self.topology.of(self.servers.get(device, "")).deadline
         return self.task.train.deadline if own is None else own
 
     @cached_property
-    def _servers(self) -> dict[str, str]:
-        """Device → the server above it; empty if all servers have the same deadline."""
-        children = self.topology.children if self.topology.deadlines else {}
-        return {child: node for node, all_below in children.items() for child in all_below}
+    def servers(self) -> dict[str, str]:
+        """Device → the server above it."""
+        return {child: node for node, children in self.topology.children.items() for child in children}
 
     @cached_property
     def test(self) -> Shard:
