@@ -57,9 +57,9 @@ def price_tree(name: str, federation: Federation) -> list[Row]:
     `bytes_down` and `bytes_up` are those of all links to the level's children. `relay_bytes_down`, `relay_bytes_up`,
     `relay_joules` and `relay_seconds` are those of the same devices if no server below combined uploads: the packets of
     every device cross every link, as in a star whose server is the root. `seconds` is the longest time from an ask to
-    the answer of a server of the level, at the root that of a round, and `late` the number of children that miss its
-    deadline. `server_flops` and `server_joules` are those of what the level's servers train.
-    All figures of an asynchronous root are means over the rounds of the run.
+    the answer of a server of the level, at the root that of a round. `late` is the number of children that miss a
+    deadline, `asynchronous` that of servers which do not wait for all children. `server_flops` and `server_joules` are
+    those of what the level's servers train. All figures of an asynchronous root are means over the rounds of the run.
     """
     topology = federation.topology
     if not topology.parents:
@@ -151,6 +151,7 @@ def _price_level(federation: Federation, level: Mapping[str, _Branch], rehearsal
     names = dict.fromkeys(federation.server_links[child].name for node in nodes for child in node.nodes)
     return {
         "servers": sum(node.asked > 0 for node in nodes),
+        "asynchronous": sum(node.asked > 0 and node.server.asynchronous for node in nodes),
         "children": sum(node.asked for node in nodes),
         "link": ", ".join(names) or "of the devices",
         "bytes_down": round(sum(branch.bytes_down for branch in level.values())),
