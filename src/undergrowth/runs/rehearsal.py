@@ -228,7 +228,6 @@ class Uploads:
     """The forms of the last uploads and answers, on meta tensors, and how many bytes combined ones have."""
 
     federation: Federation
-    sizes: dict[str, int] = field(default_factory=dict)  # node → bytes of its last answer
     _kinds: dict[str, Hashable] = field(default_factory=dict)  # device → the kind of its upload
     _below: dict[str, Counter[Hashable]] = field(default_factory=dict)  # node → kinds of uploads behind its answer
     _forms: dict[Hashable, Packet] = field(default_factory=dict)  # kind of upload, or node → the form of what it sends
@@ -258,8 +257,7 @@ class Uploads:
         expected = server.expected_answer(node, forms) if forms else None
         if expected is not None:
             self._forms[node] = expected
-        self.sizes[node] = self.combined_bytes(server.reducer, kinds) if expected is None else expected.nbytes
-        return self.sizes[node]
+        return self.combined_bytes(server.reducer, kinds) if expected is None else expected.nbytes
 
     def _has_form(self, child: str) -> bool:
         return child in self._kinds or child in self._forms
