@@ -108,6 +108,20 @@ def test_an_asynchronous_root_asks_again_when_it_has_trained(tmp_path: Path) -> 
     assert ug.plan("bhfl", **given).tree[0]["seconds"] == pytest.approx(times[-1] / 3)
 
 
+@pytest.mark.filterwarnings("ignore::undergrowth.RunWarning")
+@pytest.mark.parametrize(("proxy", "start"), [("before", DOWN + DEVICE), ("beside", DOWN)])
+def test_a_server_that_is_given_up_stops_training(proxy: str, start: float, tmp_path: Path) -> None:
+    nodes = {"slow": {"devices": 4, "proxy": 1.0}, "quick": {"devices": 4}}
+    given = settings(tmp_path, proxy, nodes, SLOW, deadline=0.1)
+    result = ug.run("bhfl", out=str(tmp_path), progress=False, **given)
+    assert [row["simulated_seconds"] for row in result.history] == pytest.approx([0.1, 0.2])
+    trained = [entry for entry in result.ledger.rows() if entry.outcome == OWN_TRAINING]
+    assert [entry.start for entry in trained] == pytest.approx([start, 0.1 + start])
+    assert [entry.seconds_compute for entry in trained] == pytest.approx([0.1 - start] * 2)
+    assert trained[0].flops == pytest.approx((0.1 - start) * SLOW)
+    assert ug.plan("bhfl", **given).tree[0]["late"] == 1
+
+
 @pytest.mark.parametrize("proxy", ["before", "beside"])
 def test_a_resumed_run_has_the_same_ledger(proxy: str, tmp_path: Path) -> None:
     options = {"proxy": proxy, "execution": "asynchronous"}

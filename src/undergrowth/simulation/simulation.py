@@ -26,7 +26,7 @@ from undergrowth.simulation.clock import Clock, Timing, booked_values
 from undergrowth.simulation.open_asks import OpenAsk, count_bytes, read_content, write_content
 from undergrowth.simulation.own_training import OwnTraining
 from undergrowth.simulation.pending import Pending
-from undergrowth.simulation.server_training import TrainingCost, TrainingServers
+from undergrowth.simulation.server_training import TRAINED, TrainingCost, TrainingServers
 from undergrowth.simulation.work import Work
 
 
@@ -79,7 +79,7 @@ class Simulation:
             if touched:
                 deepest = max(touched, key=self._depths.__getitem__)
                 del touched[deepest]
-                if not self._training.pausing(deepest, self.now):
+                if not self._training.pausing(deepest):
                     yield from self._advance(self.nodes[deepest])
 
     def stop(self) -> int:
@@ -113,6 +113,8 @@ class Simulation:
             if node.name not in self._pending.asks or self._pending.asks[node.name].id != tuple(content[0]):
                 return False
             self._drop_all(node.start(Ask(AskId(*content[0]), *content[1:])))
+        elif kind == TRAINED:
+            self._training.finish(node.name, self.now, self.root.round + (not self._held), self.ledger)
         elif kind == "deadline":
             node.expire(*content)
         elif kind == "node answers":
@@ -195,7 +197,7 @@ class Simulation:
         ended: list[RoundEnd] = []
         if node is self.root:
             ended = self._end_rounds(self._held, 0.0)
-        self._training.update(node, self.now)
+        self._training.update(node)
         ended += self._carry_out(node, node.advance())
         if node.asleep:
             wake = self.clock.next_on(self.now, node.children)
@@ -215,7 +217,7 @@ class Simulation:
         wait = 0.0  # for the training of the node's server
         for command in commands:
             if isinstance(command, Ask):
-                self._training.begin_beside(node, self.now, self.root.round + 1, self.ledger)
+                self._training.begin_beside(node, self.now)
                 if command.child not in self.nodes:
                     asks.append(command)
                     continue
@@ -229,8 +231,7 @@ class Simulation:
             elif isinstance(command, Answer):
                 self._answer_parent(node, command, wait)
             else:
-                round = command.round if node is self.root else self.root.round
-                wait = self._training.begin_after(node, command, self.now, round + 1, self.ledger)
+                wait = self._training.begin_after(node, command, self.now)
                 if node is self.root:
                     ended += self._end_rounds([command], wait)
         if asks:
@@ -262,6 +263,7 @@ class Simulation:
             self._pending.combined.pop(id.node, None)
             self.nodes[id.node].initialise()  # before its first round, which begins late if the ask is on the way
             self._drop_all(self.nodes[id.node].stop(), round)
+        self._training.end(id.node, self.now, round, self.ledger)
         self._end(self._pending.asks[id.node], "late", round=round)
 
     def _drop_all(self, drops: Sequence[Drop], round: int | None = None) -> None:
