@@ -272,6 +272,23 @@ def test_a_newcomer_joins_the_cluster_in_the_direction_of_its_update() -> None:
     tiny.assert_same(state["clusters"]["0"]["weights"], models["0"])
 
 
+@pytest.mark.parametrize("method", [KMeansClusters(k=2), IFCA(k=2), Auxo(gain=0.01)])
+def test_devices_that_did_not_train_make_no_cluster(method: Method) -> None:
+    """Their batches may be too small for BatchNorm. The other four are of two groups, which become two clusters."""
+    server = method.server
+    state = server.init(tiny.TASK, tiny.server_context(0))
+    total: Packet | None = None
+    for place in range(6):
+        weights = state["model"] if place < 2 else noisy_upload(state["model"], place % 2, place)
+        part = Packet.join({"parent": Packet(weights)})
+        up = Packet(part.tensors, {"samples": 0.0 if place < 2 else 10.0})
+        total = add_upload(server.reducer, total, f"d{place}", up)
+    assert total is not None
+    state = server.step(tiny.TASK, state, total, tiny.server_context(0))
+    assert len(state["clusters"]) == 2
+    assert set(state["members"]) == {"d2", "d3", "d4", "d5"}
+
+
 def test_projected_directions_keep_cosines() -> None:
     class Wide:
         parameters = ("w",)
