@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from undergrowth.learning.gradient_client import GradientClient
 
 FISHER = "fisher/"  # prefix of names in `LossInputs.received`: the Fisher information of a parameter
-FISHER_SAMPLES = 16  # the fewest samples of a job's part whose squared gradients are added up one by one
-MAX_FISHER_BYTES = 8 << 20  # of the sums of a job's parts together; of one part, if one takes more
+FISHER_SAMPLES = 16  # of one part of a job, whose squared gradients are added up one by one
+MAX_FISHER_BYTES = 8 << 20  # of the sums of all parts of a job; with larger models, parts have more samples
 MAX_BATCH = 128  # samples of a client in one forward pass without training
 TOTAL, STATISTICS = "total", "statistics"  # in carries: sums so far
 CONTEXT = Context(0, "measurement", 0)  # nothing random happens in evaluation mode
@@ -231,9 +231,8 @@ def _single_samples(data: Mapping[str, Tensor], total: Weights) -> list[Steps]:
     samples = len(data[Y])
     if data[X].is_meta:  # tensors that only count the work, which is the same in one part and in large batches
         return [Steps({X: data[X], Y: data[Y]}, (torch.arange(samples),), FISHER_SAMPLES)]
-    bytes_each = sum(value.nbytes for value in total.values())
-    parts = max(1, min(samples // FISHER_SAMPLES, MAX_FISHER_BYTES // bytes_each))
-    size = max(1, -(-samples // parts))
+    most = max(1, MAX_FISHER_BYTES // max(1, sum(value.nbytes for value in total.values())))
+    size = max(FISHER_SAMPLES, -(-samples // most))
     pairs = zip(data[X].split(size), data[Y].split(size), strict=True)
     return [Steps({X: x, Y: y}, (torch.arange(len(y)),), 1) for x, y in pairs]
 
