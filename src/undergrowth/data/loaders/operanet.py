@@ -17,7 +17,7 @@ import hashlib
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -115,8 +115,8 @@ def _cached_moments(experiments: list[tuple[Path, ...]], size: int, cache: Path 
         moments = _moments(experiments, size)
         cache.mkdir(parents=True, exist_ok=True)
         partial = cached.with_suffix(".part.npz")
-        images = {f"image/{name}": each for name, each in moments.images.items()}
-        np.savez(partial, activity=moments.activity, subject=moments.subject, room=moments.room, **images)
+        stored: dict[str, Any] = {f"image/{name}": each for name, each in moments.images.items()}
+        np.savez(partial, activity=moments.activity, subject=moments.subject, room=moments.room, **stored)
         partial.replace(cached)  # atomic, so that an interrupted run leaves no incomplete file
         return moments
     except InputError:
