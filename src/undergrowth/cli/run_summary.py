@@ -10,7 +10,7 @@ from typing import Any
 from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
 from undergrowth.exchange import Totals
-from undergrowth.report.personal_tables import COLUMNS, headline, personal_rows
+from undergrowth.report.personal_tables import headline, personal_table
 from undergrowth.report.run_record import learning_efficiency
 from undergrowth.report.stream_section import RECOVERY_COLUMNS, recovery_rows
 from undergrowth.report.tables import cost_table, count, facts, score, start_line, table
@@ -51,7 +51,7 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
         screen.print(f"before the first round: {start_line(summary['start'])}\n")
     personal = result.personal
     if personal is not None:
-        screen.print(table(COLUMNS, personal_rows(personal), right=range(1, len(COLUMNS))))
+        screen.print(personal_table(personal))
         screen.print(f"{headline(personal)}\n")
     stream = result.stream
     if stream is not None and stream.shifts:

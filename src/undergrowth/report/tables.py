@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,7 @@ from undergrowth.exchange import COSTS, Cost
 
 NO_VALUE = "–"
 
+_MAX_WIDTH = 10_000  # of a table that is measured
 _LARGE_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SMALL_PREFIXES = ("", "m", "µ", "n")
 
@@ -129,6 +131,17 @@ def table(
     for row in rows:
         built.add_row(*(Text(NO_VALUE if cell is None else str(cell)) for cell in row))
     return built
+
+
+class WideOrNarrow:
+    """Prints the first table, or the second one if the terminal is too narrow for the first."""
+
+    def __init__(self, wide: Table, narrow: Table) -> None:
+        self.wide, self.narrow = wide, narrow
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = console.measure(self.wide, options=options.update(max_width=_MAX_WIDTH)).maximum
+        yield self.wide if needed <= options.max_width else self.narrow
 
 
 def facts(rows: Iterable[tuple[str, Any]]) -> Table:
