@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from undergrowth.report.run_record import RunRecord
-from undergrowth.report.tables import NO_VALUE, WideOrNarrow, count, table
+from undergrowth.report.tables import NO_VALUE, WideOrNarrow, count, stackable_table
 from undergrowth.runs.relative_accuracy import FEDERATED, Change, Distribution, PersonalAccuracy, changes
 
 COLUMNS = (
@@ -42,26 +42,12 @@ def personal_rows(personal: PersonalAccuracy) -> list[tuple[Any, ...]]:
 
 def personal_table(personal: PersonalAccuracy) -> WideOrNarrow:
     """The figures of every model, for a terminal."""
-    return _fitting(COLUMNS, personal_rows(personal), range(1, len(COLUMNS)), _STACKED, 1)
+    return stackable_table(COLUMNS, personal_rows(personal), _STACKED, right=range(1, len(COLUMNS)))
 
 
 def tier_table(personal: PersonalAccuracy) -> WideOrNarrow:
     """The figures of every device class and compared model, for a terminal."""
-    return _fitting(TIER_COLUMNS, tier_rows(personal), (1, *range(3, len(TIER_COLUMNS))), _STACKED_TIERS, 2)
-
-
-def _fitting(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: Iterable[int],
-    stacked: Sequence[Sequence[int]],
-    first_number: int,
-) -> WideOrNarrow:
-    """A table, and the same with `stacked` columns. Their numbers are right-aligned, from column `first_number` on."""
-    narrow = [["\n".join(cells[place] for place in group) for group in stacked] for cells in (columns, *rows)]
-    return WideOrNarrow(
-        table(columns, rows, right=right), table(narrow[0], narrow[1:], right=range(first_number, len(stacked)))
-    )
+    return stackable_table(TIER_COLUMNS, tier_rows(personal), _STACKED_TIERS, right=(1, *range(3, len(TIER_COLUMNS))))
 
 
 def _relative_cells(relative: Distribution | None) -> tuple[str, ...]:

@@ -144,6 +144,16 @@ class WideOrNarrow:
         yield self.wide if needed <= options.max_width else self.narrow
 
 
+def stackable_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], stacked: Sequence[Sequence[int]], right: Iterable[int]
+) -> WideOrNarrow:
+    """A plain table that, in a narrow terminal, has the cells of each group in `stacked` one below the other."""
+    right = set(right)
+    narrow = [["\n".join(str(cells[place]) for place in group) for group in stacked] for cells in (columns, *rows)]
+    narrow_right = [place for place, group in enumerate(stacked) if group[0] in right]
+    return WideOrNarrow(table(columns, rows, right=right), table(narrow[0], narrow[1:], right=narrow_right))
+
+
 def facts(rows: Iterable[tuple[str, Any]]) -> Table:
     """A table without borders: names on the left, values on the right."""
     built = Table.grid(padding=(0, 3))
