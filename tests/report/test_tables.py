@@ -14,6 +14,7 @@ from undergrowth.report.tables import (
     duration,
     energy,
     operations,
+    other_scores,
     rate,
     score,
     size,
@@ -76,3 +77,9 @@ def test_a_stackable_table_has_two_lines_a_row_in_a_narrow_terminal(width: int) 
     assert [line for line in lines if line and "─" not in line] == (
         ["name mean spread", "one 1.25 ms 0.5 ms"] if width == 30 else narrow
     )
+
+
+def test_scores_of_other_models_are_those_of_the_last_round_that_has_some() -> None:
+    history = [{"round": 1, "accuracy/a": 0.1, "accuracy/b": 0.2}, {"round": 2, "accuracy/b": 0.25}, {"round": 3}]
+    assert other_scores(history) == [("accuracy/b", "0.2500")]
+    assert other_scores([]) == []

@@ -277,6 +277,13 @@ def test_a_read_only_output_folder_is_refused(run, tmp_path, monkeypatch):
         run(out=str(tmp_path / "locked"))
 
 
+def test_a_folder_with_runs_that_became_read_only_is_refused(run, tmp_path, monkeypatch):
+    stores.Store(tmp_path, create=True).close()
+    monkeypatch.setattr(stores.os, "access", lambda path, mode: False)
+    with pytest.raises(InputError, match=r"cannot be written to \(it is read-only\); name a folder that can"):
+        run(out=str(tmp_path))
+
+
 def test_a_store_that_cannot_be_written_is_refused(run, tmp_path):
     (tmp_path / stores.FILE).write_bytes(b"this is not a database, but long enough to be taken for one" * 20)
     with pytest.raises(InputError, match=r"cannot be written to .*not a database"):

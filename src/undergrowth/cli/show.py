@@ -38,7 +38,16 @@ def show(
     from undergrowth.core import InputError
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
-    from undergrowth.report.tables import cost_table, device_cells, device_columns, facts, score, start_line, table
+    from undergrowth.report.tables import (
+        cost_table,
+        device_cells,
+        device_columns,
+        facts,
+        other_scores,
+        score,
+        start_line,
+        table,
+    )
     from undergrowth.runs.listing import RUN_FACTS
 
     with open_store(out) as store:
@@ -70,7 +79,7 @@ def show(
     if "start" in totals:
         fact_rows.append(("before the first round", start_line(totals["start"])))
     names = dict.fromkeys([record.metric.name, *totals.get("metrics", {}), "loss"])
-    fact_rows += [(name, score(totals.get(name))) for name in names]
+    fact_rows += [*((name, score(totals.get(name))) for name in names), *other_scores(record.rounds)]
     screen.print(facts(fact_rows))
     screen.print(cost_table(totals))
     for each in _device_tables(record):

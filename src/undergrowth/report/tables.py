@@ -63,6 +63,13 @@ def score(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
+def other_scores(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Scores of other models than the run's in the last round that has some, such as accuracy/ensemble."""
+    found = ({name: value for name, value in row.items() if "/" in name} for row in reversed(history))
+    last = next((scores for scores in found if scores), {})
+    return [(name, score(value)) for name, value in last.items()]
+
+
 def named_score(row: Mapping[str, Any], title: str) -> str:
     """The main metric of a listed run, with its name unless that is the title of the column."""
     name = row["metric"]
