@@ -26,7 +26,8 @@ from undergrowth.core import (
 )  # fmt: skip
 from undergrowth.devices import Tracer
 from undergrowth.devices.meter import Meter
-from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Trained
+from undergrowth.engines.vector.stacked_loops import StackedLoops
+from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Trained, elastic_loss
 from undergrowth.learning.selectors import (
     EntropySelector,
     FewShotSelector,
@@ -34,6 +35,7 @@ from undergrowth.learning.selectors import (
     KMeansSelector,
     RandomSelector,
 )
+from undergrowth.methods import Adapt
 from undergrowth.models.catalogue import builder
 
 CLASSES = 5
@@ -143,6 +145,7 @@ CLIENTS = {
     "few shots": GradientClient(selector=FewShotSelector(2)),
     "forward only": ForwardOnly(),
     "before and after": Evaluated(),
+    "before the steps": GradientClient(elastic_loss(1.0), held_out=0.3),
     "plain": Plain(),
 }
 
@@ -289,7 +292,8 @@ def test_jobs_of_the_same_kind_are_traced_once(monkeypatch):
     task = task_of("mlp", (12,))
     tracer, down = Tracer(task, GradientClient(), (12,)), packet_of(task)
     expected = tracer.work(down, 50)
-    monkeypatch.setattr(GradientClient, "step", lambda *_: pytest.fail("a step is traced again"))
+    for name in ("step", "before_steps"):
+        monkeypatch.setattr(GradientClient, name, lambda *_: pytest.fail("a step is traced again"))
     tracer.work(down, 60)  # another size calls `begin` only
     monkeypatch.setattr(GradientClient, "begin", lambda *_: pytest.fail("the job is traced again"))
     assert tracer.work(down, 50) == expected
@@ -305,3 +309,10 @@ def test_a_client_that_raises_is_named() -> None:
     task = task_of()
     with pytest.raises(RunError, match="the client Raising failed while its work was priced: ValueError: no network"):
         Tracer(task, Raising(), IMAGES).work(packet_of(task), 16)
+
+
+def test_a_price_does_not_depend_on_how_the_engine_computes_several_models():
+    task = task_of("mlp")
+    client, down = Adapt(validation=0.2, patience=1).client, packet_of(task)
+    stacked = replace(task, run_loops=StackedLoops(None))
+    assert Tracer(stacked, client, IMAGES).work(down, 100) == Tracer(task, client, IMAGES).work(down, 100)

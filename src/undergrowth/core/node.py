@@ -18,7 +18,7 @@ from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.reducers import describe_misfit
 from undergrowth.core.samplers import DeviceKnowledge, NoKnowledge, View
-from undergrowth.core.server import Progress, Server, find_non_finite
+from undergrowth.core.server import InnerServer, Progress, Server, find_non_finite
 from undergrowth.core.server_calls import call_server, next_plan, next_state
 from undergrowth.core.task import Task
 
@@ -92,7 +92,8 @@ class Node:
         """Begins the run (root, without an ask) or the work for the parent's ask; returns asks that it gives up.
 
         A repeated or older ask of the parent is ignored. A newer one ends the work for the one before it. Asks of one
-        round of the parent, in different phases, are of one round of this node too.
+        round of the parent, in different phases, are of one round of this node too. A node that only passes on has
+        the parent's rounds, also if it missed some, so that a learning rate falls as in a star.
         """
         before = self._asked_by
         if ask is not None and before is not None and ask.id[1:] <= before[1:]:
@@ -102,6 +103,8 @@ class Node:
         if ask is not None:
             if ask.phase and before is not None and before.round == ask.id.round:
                 self.round, self.phase = self.round - 1, ask.phase
+            elif self.cycles == 1 and isinstance(self.server, InnerServer):
+                self.round = ask.id.round
             self._asked_by = ask.id
             self.state = next_state(self.server, "adopt", self.task, self.state, ask.packet, self.context())
         self.left = self.cycles
