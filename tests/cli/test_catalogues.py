@@ -58,6 +58,13 @@ def test_options_of_a_method(type_command) -> None:
         assert words in done.stdout
 
 
+def test_a_method_in_a_module_without_a_docstring(type_command, monkeypatch) -> None:
+    source = 'from undergrowth.methods import FedAvg\nclass Plain(FedAvg):\n    """FedAvg and nothing else."""\n'
+    Path("plain_methods.py").write_text(source)
+    monkeypatch.syspath_prepend(".")
+    assert "FedAvg and nothing else." in type_command("methods", "plain_methods:Plain").stdout
+
+
 def test_how_to_get_a_data_set(type_command) -> None:
     done = type_command("datasets", "cifar10")
     for words in ("3×32×32", "50 000", "184 MB", "https://www.cs.toronto.edu", "data_batch", "-s data.path="):

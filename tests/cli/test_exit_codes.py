@@ -70,6 +70,13 @@ def test_an_unexpected_exception(type_command, fail_in_round_2, error: Exception
     assert Store("runs").run(run)["status"] == "failed"
 
 
+@pytest.mark.parametrize("words", [["fleets"], ["topology"], ["report"], ["list", "--out"], ["run", "--fleet"]])
+def test_a_name_that_is_too_long_for_a_file_is_wrong_input(type_command, words: list[str]) -> None:
+    answer = type_command(*words, "x" * 400)
+    assert answer.exit_code == 2
+    assert answer.stderr.strip() == f"error: '{'x' * 40}…' is too long for the name of a file"
+
+
 def test_debug_prints_the_traceback(type_command, fail_in_round_2, monkeypatch) -> None:
     fail_in_round_2(RuntimeError("strange"))
     done = type_command("run", *TINY, "--debug")

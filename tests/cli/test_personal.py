@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 
 import pytest
@@ -50,6 +51,18 @@ def test_show(folder: str, type_command) -> None:
     found = last_json(type_command("show", "last", "--out", folder, "--json").stdout)["relative"]
     assert set(found) == {"federated", "ditto:0.5"} and found["federated"]["devices"] == 4
     assert sum(each["devices"] for each in found["federated"]["classes"].values()) == 4
+
+
+def test_no_cell_is_broken_in_a_narrow_terminal(folder: str, type_command, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = type_command("show", "last", "--out", folder)
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert re.search(
+        r"accuracy +relative +best 10 % +worst 10 % +below 0 *\n model +variance( +variance){3} *\n", done.stdout
+    )
+    percent, whole = r"[+-]\d+\.\d %", r"\d+"
+    wide = rf"federated +\d+\.\d % +{percent} +{percent} +{percent} +{whole} *"
+    assert re.search(wide + r"\n +\d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d % *\n", done.stdout)
 
 
 def test_compare_says_who_gains_and_who_loses(folder: str, type_command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,9 @@ def test_the_run_agrees_with_the_plan(type_command) -> None:
     assert history[0]["arrived"] == sum(row["fitting"] for row in rows)
     done = type_command("run", *flags, "--deadline", "0.0001")
     assert done.exit_code == 2 and "undergrowth plan" in done.stderr
+
+
+def test_devices_without_samples_are_noted(type_command) -> None:
+    done = type_command("plan", *SMALL, "-s", "data.train_samples=30")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"note: \d of 10 devices have no sample and take no part", done.output)

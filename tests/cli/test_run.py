@@ -92,6 +92,7 @@ def test_options_of_another_method_are_dropped(type_command) -> None:
         ("", "is empty"),
         ("# nothing but a comment\n", "is empty"),
         ("method: [fedavg", "is not YAML"),
+        ("train: {lr: &a [1, *a]}", "a list or a mapping in it contains itself"),
         ("- a\n- list\n", "not a list"),
         ("just a text", "not a text"),
         ("trian: {rounds: 3}", "trian is not a known key; did you mean 'train'?"),

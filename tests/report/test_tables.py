@@ -8,7 +8,19 @@ import math
 import pytest
 from rich.console import Console
 
-from undergrowth.report.tables import amount, count, duration, energy, operations, rate, score, size, table
+from undergrowth.report.tables import (
+    amount,
+    count,
+    duration,
+    energy,
+    operations,
+    other_scores,
+    rate,
+    score,
+    size,
+    stackable_table,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +64,22 @@ def test_markup_in_cells_is_not_interpreted() -> None:
     screen = Console(width=60, record=True, file=io.StringIO())
     screen.print(table(("name", "value"), [("[red]", None), ("x", 3)], right=(1,)))
     assert "[red]" in screen.export_text()
+
+
+@pytest.mark.parametrize("width", [30, 20])
+def test_a_stackable_table_has_two_lines_a_row_in_a_narrow_terminal(width: int) -> None:
+    built = stackable_table(("name", "mean", "spread"), [("one", "1.25 ms", "0.5 ms")], ((0,), (1, 2)), right=(1, 2))
+    screen = Console(width=width, file=io.StringIO())
+    screen.print(built)
+    assert isinstance(screen.file, io.StringIO)
+    lines = [" ".join(line.split()) for line in screen.file.getvalue().splitlines()]
+    narrow = ["mean", "name spread", "one 1.25 ms", "0.5 ms"]
+    assert [line for line in lines if line and "─" not in line] == (
+        ["name mean spread", "one 1.25 ms 0.5 ms"] if width == 30 else narrow
+    )
+
+
+def test_scores_of_other_models_are_those_of_the_last_round_that_has_some() -> None:
+    history = [{"round": 1, "accuracy/a": 0.1, "accuracy/b": 0.2}, {"round": 2, "accuracy/b": 0.25}, {"round": 3}]
+    assert other_scores(history) == [("accuracy/b", "0.2500")]
+    assert other_scores([]) == []

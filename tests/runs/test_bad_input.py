@@ -41,6 +41,11 @@ NAMES = {
     "option of none": ({"method": "local", "options": {"mu": 1}}, "method.mu", "local has no options"),
     "data key": ({"data_options": {"client": 3}}, "'digits' has no option 'client'", "did you mean 'clients'?"),
     "public key": ({"public": {"name": "digits", "sampels": 3}}, "no option 'sampels'", "did you mean 'samples'?"),
+    "public data": ({"public": "digit"}, "public: data set 'digit' is not known", "did you mean 'digits'?"),
+    "lora": ({"model_options": {"lora": "abc"}}, "model.lora 'abc' should be a section", "keys such as rank"),
+    "lora key": ({"model_options": {"lora": {"rnk": 4}}}, "model.lora.rnk is not a known key", "did you mean 'rank'?"),
+    "start data": ({"start": {"data": 5}}, "start.data 5 should be a name, or a section", "keys such as name"),
+    "topology key": ({"topology": {1: 2}}, "topology {1: 2} should be star, tree:4x5, a file", "{servers: [4]}"),
     "model key": ({"model_options": {"nrom": "batch"}}, "unknown option 'nrom'", "did you mean 'norm'?"),
     "down": ({"links": {"down": "zip"}}, "links.down 'zip' is not known", "choose one of: bf16, fp16, int4, int8,"),
     "up": ({"links": {"up": "zip"}}, "links.up 'zip' is not known", "choose one of: bf16, fp16, int4, int8, topk"),
@@ -270,6 +275,13 @@ def test_a_read_only_output_folder_is_refused(run, tmp_path, monkeypatch):
     monkeypatch.setattr(stores.Path, "mkdir", refuse)
     with pytest.raises(InputError, match=r"cannot be written to .*Permission denied.*; name a folder that can"):
         run(out=str(tmp_path / "locked"))
+
+
+def test_a_folder_with_runs_that_became_read_only_is_refused(run, tmp_path, monkeypatch):
+    stores.Store(tmp_path, create=True).close()
+    monkeypatch.setattr(stores.os, "access", lambda path, mode: False)
+    with pytest.raises(InputError, match=r"cannot be written to \(it is read-only\); name a folder that can"):
+        run(out=str(tmp_path))
 
 
 def test_a_store_that_cannot_be_written_is_refused(run, tmp_path):

@@ -171,6 +171,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "no object": ("model", "M:Nett", "module 'M' has no 'Nett'; did you mean 'Net'?"),
     "no attribute of an object": ("model", "M:Inner.nett", "'Inner' has no 'nett'; did you mean 'net'?"),
     "a file": ("model", "./M.py:Net", "must be module:object with dotted Python names, such as M:Net"),
+    "two words": ("model", "my module:Net", "with dotted Python names, such as mymodule:Net"),
     "nothing": ("model", "M:", "must be module:object with dotted Python names, such as M:Net"),
     "a number": ("model", "M:number", "is of type int; it must be or return an nn.Module"),
     "a module": ("model", "M:module", "is an nn.Module; name a class or function that returns a new one"),

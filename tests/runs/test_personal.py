@@ -155,7 +155,7 @@ def test_short_forms() -> None:
     [
         ({"method": "central"}, "personal: central trains one model"),
         ({"method": "local"}, "personal.adapt: local has no model of all devices"),
-        ({"data": {**SMALL["data"], "holdout": 0.0}}, "no device has test samples"),  # type: ignore[dict-item]
+        ({"data": {**SMALL["data"], "holdout": 0.0}}, "data.holdout 0.0 leaves no device a test sample"),  # type: ignore[dict-item]
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_before_the_run(

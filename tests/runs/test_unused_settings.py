@@ -30,6 +30,13 @@ def test_methods_without_rounds_do_not_use_deadline_and_sample(method: str) -> N
     assert notes(method=method, train={"epochs": 2}) == []
 
 
+def test_a_shift_after_the_last_round_is_noted() -> None:
+    stream = {"memory": 5, "shift": "sudden", "every": 3}
+    (note,) = notes(stream=stream, train={"rounds": 3})
+    assert note.startswith("stream.shift sudden has no effect: the first shift would be in round 4, and the run has 3")
+    assert notes(stream=stream, train={"rounds": 4}) == []
+
+
 def test_a_deadline_that_the_sampler_uses_is_used() -> None:
     assert notes(method="fedbuff", fleet={"deadline": 60}, train={"sampler": "fedcs"}) == []
 

@@ -94,12 +94,18 @@ def test_named_variants_with_choices() -> None:
     assert experiments(raw)["b, fedft"] == [{"method": {"name": "fedft", "epochs": 2}}]
 
 
+def test_a_choice_of_bare_values_is_named_by_its_section() -> None:
+    assert list(experiments({"personal": [True, False]})) == ["personal True", "personal False"]
+    assert list(experiments({"topology": ["star", "tree:2x2"]})) == ["star", "tree:2x2"]
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
         ({"train": {"lr": []}}, r"train.lr \[\] is an empty list of choices"),
         ({"method": []}, r"method \[\] is an empty list of choices"),
-        ({"run": {"seed": [1, 1]}}, "run.seed has 1 twice"),
+        ({"run": {"seed": [1, 1]}}, "two runs of the sweep are equal, with run.seed 1; write every choice once"),
+        ({"method": ["fedavg", "fedavg"]}, "two runs of the sweep are equal, with run.seed 0"),
         ({"sweep": {"name": "a"}}, "sweep .* should be a list of variants"),
         ({"sweep": [{"train": {"lr": 1}}]}, "sweep: variant 1 needs a name"),
         ({"sweep": [{"name": "a"}, {"name": "a"}]}, "two variants have the name 'a'"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,29 @@ def test_several_runs_at_a_time_give_the_same(capfd: pytest.CaptureFixture[str])
     raw = {**SMALL, "run": {"seed": [0, 1]}}
     assert digests(ug.sweep(raw, jobs=2, out="two", progress=True)) == digests(ug.sweep(raw, out="one"))
     assert "2 of 2 runs: fedavg, seed" in capfd.readouterr().err
+
+
+def test_a_worker_without_its_sweep_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of a sweep may be killed while its workers are starting, or during a run."""
+    request = json.dumps({"raw": {**SMALL, "run": {"out": "alone"}}, "run": None, "out": "alone"})
+    monkeypatch.setattr("sys.stdin", [request])
+    with pytest.raises(SystemExit, match="130"):
+        worker.main(parent=os.getppid() + 1)
+    assert not Path("alone").exists()
+
+
+def test_a_run_whose_sweep_was_killed_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    request = json.dumps({"raw": {**SMALL, "run": {"out": "alone"}}, "run": None, "out": "alone"})
+    monkeypatch.setattr("sys.stdin", [request])
+    monkeypatch.setattr("sys.stdout", Broken())
+    with pytest.raises(SystemExit, match="130"):
+        worker.main(parent=os.getppid())
+    (run,) = ug.list("alone")
+    assert (run["status"], run["rounds_done"]) == ("interrupted", 1)
 
 
 def test_a_run_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str]:
 
     if isinstance(error, InputError):
         return WRONG_INPUT, f"error: {one_line(error)}"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return WRONG_INPUT, f"error: '{str(error.filename)[:40]}…' is too long for the name of a file"
     if isinstance(error, RunError):
         return FAILED, f"failed: {one_line(error)}"
     return FAILED, f"failed: {describe_error(error)}; --debug shows the traceback"

@@ -52,10 +52,9 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
     if option_rows:
         example += f" -s method.{option_rows[0]['option']}={option_rows[0]['default']}"
     if json:
-        text = module_docstring(method)
         facts = {
             "method": name,
-            "explanation": text,
+            "explanation": explanation(method),
             "options": option_rows,
             "ignored_settings": ignored_settings(method),
             "tasks": tasks(method),
@@ -64,7 +63,7 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
         return
     screen = console()
     screen.print(f"{name}\n")
-    screen.print(module_docstring(method))
+    screen.print(explanation(method))
     if option_rows:
         columns = ("option", "default", "limits", "description")
         rows = [(row["option"], row["default"], row["limits"], row["explanation"]) for row in option_rows]
@@ -117,8 +116,17 @@ def module_docstring(defined: Any) -> str:
     return inspect.cleandoc(getattr(inspect.getmodule(defined), "__doc__", None) or "")
 
 
+def explanation(method: type[Any]) -> str:
+    """The docstring of the method's module, which has the formulas; of its class if the module has none."""
+    return module_docstring(method) or _class_docstring(method)
+
+
 def title(method: type[Any]) -> str:
-    """The first line of the class docstring, or of the module's if the class only has the one of `dataclass`."""
+    """The first line of the docstring of the class, or of its module if the class has none."""
+    return (_class_docstring(method) or module_docstring(method)).partition("\n")[0]
+
+
+def _class_docstring(method: type[Any]) -> str:
+    """The docstring that was written for a class; empty if it only has the one that `dataclass` generates."""
     docstring = inspect.cleandoc(method.__doc__ or "")
-    generated = not docstring or docstring.startswith(f"{method.__name__}(")
-    return (module_docstring(method) if generated else docstring).partition("\n")[0]
+    return "" if docstring.startswith(f"{method.__name__}(") else docstring

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from undergrowth.report import PlanReport
 
 
-_MAX_WIDTH = 10_000  # of a table that is measured
-
-
 def plan(
     file: run.ExperimentFile = None,
     method: Annotated[
@@ -98,12 +95,11 @@ def _print_plan(found: PlanReport) -> None:
     from undergrowth.report.plan_page import heading
     from undergrowth.report.plan_table import narrow_table, wide_table
     from undergrowth.report.plan_tree import explain_tree, tree_table
+    from undergrowth.report.tables import WideOrNarrow
 
     screen = console()
-    wide = wide_table(found)
     screen.print(heading(found.planned))
-    needed = screen.measure(wide, options=screen.options.update(max_width=_MAX_WIDTH)).maximum
-    screen.print(wide if needed <= screen.width else narrow_table(found))
+    screen.print(WideOrNarrow(wide_table(found), narrow_table(found)))
     if found.tree:
         screen.print(tree_table(found.tree))
         screen.print(explain_tree(found.tree))

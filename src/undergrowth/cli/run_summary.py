@@ -10,10 +10,10 @@ from typing import Any
 from undergrowth.cli.output import console, print_json
 from undergrowth.core import RunError
 from undergrowth.exchange import Totals
-from undergrowth.report.personal_tables import COLUMNS, headline, personal_rows
+from undergrowth.report.personal_tables import headline, personal_table
 from undergrowth.report.run_record import learning_efficiency
 from undergrowth.report.stream_section import RECOVERY_COLUMNS, recovery_rows
-from undergrowth.report.tables import cost_table, count, facts, score, start_line, table
+from undergrowth.report.tables import cost_table, count, facts, other_scores, score, start_line, table
 from undergrowth.runs import Result
 from undergrowth.runs.commands import out_option
 from undergrowth.runs.result import NOT_SUMMARISED
@@ -41,9 +41,8 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
         f"{result.method} on {result.data}: {summary['model']}, {count(summary['clients'])} devices, "
         f"{count(summary['rounds'])} rounds, seed {summary['seed']}\n"
     )
-    screen.print(
-        facts([*((name, score(value)) for name, value in result.metrics.items()), ("loss", score(result.loss))])
-    )
+    metrics = [(name, score(value)) for name, value in result.metrics.items()]
+    screen.print(facts([*metrics, *other_scores(result.history), ("loss", score(result.loss))]))
     seconds = result.ledger.compute_seconds
     efficiency = learning_efficiency(result.history, seconds)
     screen.print(cost_table({**summary, "compute_seconds": seconds, "learning_efficiency": efficiency}))
@@ -51,7 +50,7 @@ def print_summary(result: Result, *, json: bool, report: bool) -> None:
         screen.print(f"before the first round: {start_line(summary['start'])}\n")
     personal = result.personal
     if personal is not None:
-        screen.print(table(COLUMNS, personal_rows(personal), right=range(1, len(COLUMNS))))
+        screen.print(personal_table(personal))
         screen.print(f"{headline(personal)}\n")
     stream = result.stream
     if stream is not None and stream.shifts:

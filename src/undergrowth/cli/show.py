@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from undergrowth.report.run_record import RunRecord
+    from undergrowth.report.tables import WideOrNarrow
     from undergrowth.runs.relative_accuracy import PersonalAccuracy
 
 _MAX_ROUNDS = 10
@@ -37,7 +38,16 @@ def show(
     from undergrowth.core import InputError
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
-    from undergrowth.report.tables import cost_table, device_cells, device_columns, facts, score, start_line, table
+    from undergrowth.report.tables import (
+        cost_table,
+        device_cells,
+        device_columns,
+        facts,
+        other_scores,
+        score,
+        start_line,
+        table,
+    )
     from undergrowth.runs.listing import RUN_FACTS
 
     with open_store(out) as store:
@@ -69,7 +79,7 @@ def show(
     if "start" in totals:
         fact_rows.append(("before the first round", start_line(totals["start"])))
     names = dict.fromkeys([record.metric.name, *totals.get("metrics", {}), "loss"])
-    fact_rows += [(name, score(totals.get(name))) for name in names]
+    fact_rows += [*((name, score(totals.get(name))) for name in names), *other_scores(record.rounds)]
     screen.print(facts(fact_rows))
     screen.print(cost_table(totals))
     for each in _device_tables(record):
@@ -81,16 +91,16 @@ def show(
         screen.print(f"note: {note}")
 
 
-def _device_tables(record: RunRecord) -> Iterator[Table]:
+def _device_tables(record: RunRecord) -> Iterator[Table | WideOrNarrow]:
     """Tables of the models that were compared on the devices, and of the shifts of their samples."""
-    from undergrowth.report.personal_tables import COLUMNS, TIER_COLUMNS, personal_rows, tier_rows
+    from undergrowth.report.personal_tables import personal_table, tier_table
     from undergrowth.report.stream_section import RECOVERY_COLUMNS, recovery_rows
     from undergrowth.report.tables import table
 
     if record.personal is not None:
-        yield table(COLUMNS, personal_rows(record.personal), right=range(1, len(COLUMNS)))
+        yield personal_table(record.personal)
         if len(set(record.personal.tiers)) > 1:
-            yield table(TIER_COLUMNS, tier_rows(record.personal), right=(1, *range(3, len(TIER_COLUMNS))))
+            yield tier_table(record.personal)
     if record.stream is not None and record.stream.shifts:
         yield table(RECOVERY_COLUMNS, recovery_rows(record.stream.recoveries), right=range(len(RECOVERY_COLUMNS)))
 

@@ -32,6 +32,7 @@ def topology(
 
       undergrowth topology languages.yaml --data speech-commands --path ~/data/speech --partition natural
     """
+    from undergrowth.runs.atomic_files import replace_file
     from undergrowth.runs.topologies import preview_topology
     from undergrowth.topology import draw_svg, draw_text
     from undergrowth.topology.drawing import summary
@@ -39,7 +40,7 @@ def topology(
     section = {"name": data, "partition": partition, "clients": clients, "path": path}
     found = preview_topology(name, {key: value for key, value in section.items() if value is not None}, seed)
     if svg is not None:
-        Path(svg).expanduser().write_text(draw_svg(found), encoding="utf-8")
+        replace_file(Path(svg).expanduser(), draw_svg(found).encode("utf-8"))
         typer.echo(f"wrote the drawing to '{svg}'", err=True)
     if json:
         settings = {node: found.of(node).given for node in found.children}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,12 @@ class _Loader(yaml.SafeLoader):
 
 def load_yaml(text: str) -> Any:
     """The value of a YAML text. Raises `DuplicateKeyError`, or another `yaml.YAMLError` if it is not YAML."""
-    return yaml.load(text, Loader=_Loader)  # a SafeLoader: it runs no code from the text
+    value = yaml.load(text, Loader=_Loader)  # a SafeLoader: it runs no code from the text
+    try:
+        json.dumps(value, default=repr, skipkeys=True)
+    except ValueError:  # by an anchor and an alias, such as &a [*a]
+        raise yaml.MarkedYAMLError(problem="a list or a mapping in it contains itself") from None
+    return value
 
 
 def load_file(path: Path, what: str) -> Any:

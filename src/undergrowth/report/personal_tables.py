@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from undergrowth.report.run_record import RunRecord
-from undergrowth.report.tables import NO_VALUE, count
+from undergrowth.report.tables import NO_VALUE, WideOrNarrow, count, stackable_table
 from undergrowth.runs.relative_accuracy import FEDERATED, Change, Distribution, PersonalAccuracy, changes
 
 COLUMNS = (
@@ -14,6 +14,9 @@ COLUMNS = (
     "below 0", "",
 )  # fmt: skip
 TIER_COLUMNS = ("class", "devices", "model", "relative", "variance", "best 10 %", "worst 10 %", "below 0", "")
+# Columns whose cells are one below the other in a narrow terminal.
+_STACKED = ((0,), (1, 2), (3, 4), (5, 6), (7, 8), (9, 10))
+_STACKED_TIERS = ((0, 1), (2,), (3, 4), (5,), (6,), (7, 8))
 CHANGE_COLUMNS = ("model", "run", "gain", "lose", "same", "mean change", "largest losses")
 
 
@@ -35,6 +38,16 @@ def personal_rows(personal: PersonalAccuracy) -> list[tuple[Any, ...]]:
         start = (each["model"], percent(accuracy.mean), _variance(accuracy.variance))
         rows.append((*start, *_relative_cells(each["relative"])))
     return rows
+
+
+def personal_table(personal: PersonalAccuracy) -> WideOrNarrow:
+    """The figures of every model, for a terminal."""
+    return stackable_table(COLUMNS, personal_rows(personal), _STACKED, right=range(1, len(COLUMNS)))
+
+
+def tier_table(personal: PersonalAccuracy) -> WideOrNarrow:
+    """The figures of every device class and compared model, for a terminal."""
+    return stackable_table(TIER_COLUMNS, tier_rows(personal), _STACKED_TIERS, right=(1, *range(3, len(TIER_COLUMNS))))
 
 
 def _relative_cells(relative: Distribution | None) -> tuple[str, ...]:

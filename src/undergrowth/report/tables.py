@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,7 @@ from undergrowth.exchange import COSTS, Cost
 
 NO_VALUE = "–"
 
+_MAX_WIDTH = 10_000  # of a table that is measured
 _LARGE_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SMALL_PREFIXES = ("", "m", "µ", "n")
 
@@ -59,6 +61,13 @@ def score(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NO_VALUE
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
+
+
+def other_scores(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Scores of other models than the run's in the last round that has some, such as accuracy/ensemble."""
+    found = ({name: value for name, value in row.items() if "/" in name} for row in reversed(history))
+    last = next((scores for scores in found if scores), {})
+    return [(name, score(value)) for name, value in last.items()]
 
 
 def named_score(row: Mapping[str, Any], title: str) -> str:
@@ -129,6 +138,27 @@ def table(
     for row in rows:
         built.add_row(*(Text(NO_VALUE if cell is None else str(cell)) for cell in row))
     return built
+
+
+class WideOrNarrow:
+    """Prints the first table, or the second one if the terminal is too narrow for the first."""
+
+    def __init__(self, wide: Table, narrow: Table) -> None:
+        self.wide, self.narrow = wide, narrow
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = console.measure(self.wide, options=options.update(max_width=_MAX_WIDTH)).maximum
+        yield self.wide if needed <= options.max_width else self.narrow
+
+
+def stackable_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], stacked: Sequence[Sequence[int]], right: Iterable[int]
+) -> WideOrNarrow:
+    """A plain table that, in a narrow terminal, has the cells of each group in `stacked` one below the other."""
+    right = set(right)
+    narrow = [["\n".join(str(cells[place]) for place in group) for group in stacked] for cells in (columns, *rows)]
+    narrow_right = [place for place, group in enumerate(stacked) if group[0] in right]
+    return WideOrNarrow(table(columns, rows, right=right), table(narrow[0], narrow[1:], right=narrow_right))
 
 
 def facts(rows: Iterable[tuple[str, Any]]) -> Table:

@@ -93,7 +93,11 @@ def build_public(experiment: Experiment, population: Population) -> Shard | None
         what = f"data '{population.name}': its public samples"
     else:
         task = task_of(population)
-        data, figures = _load(section, experiment, task), device_normalisation(experiment, population)
+        figures = device_normalisation(experiment, population)
+        try:
+            data = _load(section, experiment, task)
+        except InputError as error:
+            raise InputError(f"public: {error}") from None
         if not isinstance(data, Dataset):
             raise InputError(f"public '{section.name}' made a {type(data).__name__}; it must be or return a Dataset")
         # Inputs of another shape are refused below.

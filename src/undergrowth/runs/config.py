@@ -32,7 +32,7 @@ from undergrowth.runs.fields import (
 from undergrowth.runs.formats import refuse_old_keys
 from undergrowth.runs.model_section import ModelSection
 from undergrowth.runs.personal_section import PersonalSection
-from undergrowth.runs.sections import Named, Section
+from undergrowth.runs.sections import Named, Section, section_type
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
 from undergrowth.runs.stream_section import StreamSection
@@ -302,8 +302,8 @@ def experiment_keys() -> list[str]:
 def keys_of(model: type[BaseModel], place: Sequence[str]) -> list[str]:
     """The keys of the section at `place`, such as ["train"]; of the last section on the way if `place` is a value."""
     for step in place:
-        inner = model.model_fields[step].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        inner = section_type(model, step)
+        if inner is None:
             break
         model = inner
     return list(model.model_fields)

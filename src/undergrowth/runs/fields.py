@@ -22,7 +22,8 @@ def _as_text(value: Any) -> Any:
 
 
 def _topology(value: Any) -> Any:
-    if isinstance(value, dict) or (isinstance(_as_text(value), str) and value):
+    has_words = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    if has_words or (isinstance(_as_text(value), str) and value):
         return _as_text(value)
     raise ValueError("should be star, tree:4x5, a file, or the keys of a topology file, such as {tree: {servers: [4]}}")
 

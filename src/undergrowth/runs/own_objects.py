@@ -36,10 +36,10 @@ def resolve(section: str, name: str) -> Any:
     path, _, qualified = name.partition(":")
     what = f"{section} '{name}'"
     if not all(step.isidentifier() for step in (*path.split("."), *qualified.split("."))):
-        written = path.removesuffix(".py").strip("./").replace("/", ".") or "mymodule"
-        raise InputError(
-            f"{what} must be module:object with dotted Python names, such as {written}:{qualified or 'Net'}"
-        )
+        written = path.removesuffix(".py").strip("./").replace("/", ".")
+        right = all(step.isidentifier() for step in (*written.split("."), *(qualified or "Net").split(".")))
+        example = f"{written}:{qualified or 'Net'}" if right else "mymodule:Net"
+        raise InputError(f"{what} must be module:object with dotted Python names, such as {example}")
     module = _import(what, path)
     found: Any = module
     for step in qualified.split("."):

@@ -161,7 +161,8 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
         )
     population = tested_population(section, federation.population)
     if not any(len(population.test(device)) for device in population.devices if population.size(device)):
-        raise InputError("personal: no device has test samples; give data.holdout above 0")
+        holdout = experiment.data.holdout
+        raise InputError(f"personal: data.holdout {holdout} leaves no device a test sample; give a larger one")
     models = evaluated_models(federation.method, federation.task, federation.driver.root.state, {})
     if "global" not in models and section.adapt:
         raise InputError(f"personal.adapt: {name} has no model of all devices to adapt; write personal.adapt=[]")

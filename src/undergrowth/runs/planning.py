@@ -115,6 +115,10 @@ class Planner:
                 f"data set '{self.population.name}' is not on this machine: the plan assumes its published size in "
                 f"equal parts, {self.population.samples} samples on each of {self.population.clients} devices"
             )
+        else:
+            devices = self.population.devices
+            empty = sum(self.population.size(device) == 0 for device in devices)
+            notes += [f"{empty} of {len(devices)} devices have no sample and take no part"] if empty else []
         if self.planned.start.trains:
             notes.append(f"not in these prices: {self.planned.start}, before the first round")
         return notes + describe_left_out(self.left_out)

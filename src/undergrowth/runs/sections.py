@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+
+def section_type(parent: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The section that the field `key` of `parent` holds; None if the field is a value, or not known."""
+    field = parent.model_fields.get(key)
+    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 class Section(BaseModel):

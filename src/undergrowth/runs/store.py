@@ -62,9 +62,9 @@ class Store:
     def _open(self, create: bool, write: bool) -> None:
         if create:
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(
-            self._address, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, uri=True
-        )
+            if not os.access(self.folder, os.W_OK):
+                raise PermissionError("it is read-only")
+        self._connection = sqlite3.connect(self._address, SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, uri=True)
         version = schema_version(self._connection)
         check_format(f"the run store '{self.folder / FILE}'", version, SCHEMA_VERSION)
         current = is_current(self._connection)

@@ -1,4 +1,4 @@
-"""Notes about settings that have no effect in a run, because its method does not use them."""
+"""Notes about settings that have no effect in a run, because its method or its rounds do not use them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from undergrowth.runs.config import Experiment
 
 
 def unused_settings(experiment: Experiment, method: Method, task: Task) -> list[str]:
-    """A note that names the settings that differ from their defaults and that `method` does not use; or no note."""
+    """Notes about shifts of a stream that never come, and about changed settings that `method` does not use."""
+    notes = []
+    stream = experiment.stream
+    if stream.shift != "none" and stream.every >= experiment.max_rounds:
+        notes.append(
+            f"stream.shift {stream.shift} has no effect: the first shift would be in round {stream.every + 1}, and the "
+            f"run has {experiment.max_rounds}"
+        )
     ignored = set(method.ignored_settings)
     if getattr(task.sampler, "deadline", None) is not None:
         ignored.discard("fleet.deadline")  # the sampler chooses devices by it, also where no round ends by it
@@ -17,10 +24,10 @@ def unused_settings(experiment: Experiment, method: Method, task: Task) -> list[
     values = {path: _value_at(experiment, path) for path in sorted(ignored)}
     changed = [f"{path} {value}" for path, value in values.items() if value != _value_at(defaults, path)]
     if not changed:
-        return []
+        return notes
     *others, last = changed
     listed = f"{', '.join(others)} and {last}" if others else last
-    return [f"{experiment.method.name} does not use {listed}; {'they have' if others else 'it has'} no effect"]
+    return [*notes, f"{experiment.method.name} does not use {listed}; {'they have' if others else 'it has'} no effect"]
 
 
 def _value_at(experiment: Experiment, path: str) -> Any:

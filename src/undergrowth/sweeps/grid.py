@@ -20,8 +20,9 @@ from pydantic import BaseModel
 from undergrowth.core import InputError
 from undergrowth.report.run_record import flatten
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.sections import section_type
 from undergrowth.sweeps.layers import as_section, merge_layers
-from undergrowth.sweeps.list_settings import is_list_setting, section_type
+from undergrowth.sweeps.list_settings import is_list_setting
 
 Raw = dict[str, Any]
 VARIANTS = "sweep"  # the key of the named variants
@@ -121,7 +122,7 @@ def _by_variant(raws: list[Raw]) -> list[dict[Any, Raw]]:
         rest = {path: value for path, value in _flat(raw).items() if path != _SEED}
         group = groups.setdefault(json.dumps(rest, sort_keys=True, default=repr), {})
         if seed in group:
-            raise InputError(f"run.seed has {seed!r} twice; every seed is one run")
+            raise InputError(f"two runs of the sweep are equal, with run.seed {seed!r}; write every choice once")
         group[seed] = raw
     return list(groups.values())
 
@@ -144,8 +145,10 @@ def _method_name(raw: Raw) -> str:
 
 
 def _part(path: str, value: Any) -> str:
-    key = path.partition(".")[2]
-    return f"{key} {value}" if key not in ("", "name") else str(value)
+    section, _, key = path.partition(".")
+    if key == "name" or (not key and isinstance(value, str)):
+        return str(value)
+    return f"{key or section} {value}"
 
 
 def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:

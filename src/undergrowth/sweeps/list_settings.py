@@ -15,13 +15,6 @@ from undergrowth.runs.method_builder import method_class
 from undergrowth.runs.own_objects import is_reference, resolve
 
 
-def section_type(parent: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """The section that the field `key` of `parent` holds; None if the field is a value, or not known."""
-    field = parent.model_fields.get(key)
-    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
 def is_list_setting(section: str, kind: type[BaseModel], name: Any, key: str) -> bool:
     """Whether `key` of a section is a list by nature.
 

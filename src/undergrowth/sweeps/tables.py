@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
 
-from undergrowth.report.tables import NO_VALUE, duration, energy, score, size, table
+from undergrowth.report.tables import NO_VALUE, WideOrNarrow, duration, energy, score, size, stackable_table, table
 from undergrowth.sweeps.comparison import ComparisonRow, Spread
 
 _COSTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -15,9 +15,10 @@ _COSTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "joules": ("energy", energy),
 }
 _COST_TITLES = [title for title, _ in _COSTS.values()]
+_STACKED = ((0,), (1, 4), (2, 3), (5, 6), (7, 8))  # columns of the scores in a narrow terminal
 
 
-def score_table(rows: Sequence[ComparisonRow], metric: str = "accuracy") -> Table:
+def score_table(rows: Sequence[ComparisonRow], metric: str = "accuracy") -> WideOrNarrow:
     """The main metric, difference from the first variant with the seeds that agree, and mean rounds and costs."""
     columns = ["variant", "seeds", metric, "difference", "agree", "rounds", *_COST_TITLES]
     cells = []
@@ -29,7 +30,7 @@ def score_table(rows: Sequence[ComparisonRow], metric: str = "accuracy") -> Tabl
         rounds = row.rounds and row.rounds._replace(deviation=None)
         cells.append([row.variant, row.seeds, _text(row.value, score), difference, agree, _rounds(rounds)])
         cells[-1] += _cost_cells(means)
-    return table(columns, cells, right=range(1, len(columns)))
+    return stackable_table(columns, cells, _STACKED, right=range(1, len(columns)))
 
 
 def target_table(rows: Sequence[ComparisonRow]) -> Table:

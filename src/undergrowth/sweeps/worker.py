@@ -80,18 +80,25 @@ def use_cores(cores: Sequence[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def main() -> None:
+def main(parent: int) -> None:
+    """Run jobs until standard input ends, or until the process `parent`, which started this one, has died."""
     replies, sys.stdout = sys.stdout, sys.stderr  # what runs print must not mix with the replies
-    parent = os.getppid()
+
+    def stop_if_alone() -> None:
+        if os.getppid() != parent:
+            raise KeyboardInterrupt
 
     def send(reply: Mapping[str, Any]) -> None:
-        if os.getppid() != parent:  # the parent process died
-            raise KeyboardInterrupt
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+        stop_if_alone()
+        try:
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+        except BrokenPipeError:  # it died just now
+            raise KeyboardInterrupt from None
 
     try:
         for line in sys.stdin:
+            stop_if_alone()  # it may have died while this process was starting
             request = json.loads(line)
             with use_cores(request.get("cores")):
                 reply = run_job(request, lambda fraction: send({"fraction": fraction}))

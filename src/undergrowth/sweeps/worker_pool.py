@@ -72,7 +72,7 @@ class WorkerProcess:
 
     def run(self, request: Mapping[str, Any], on_progress: Callable[[float], None]) -> Reply:
         if self._process is None:
-            command = [sys.executable, "-c", "from undergrowth.sweeps.worker import main; main()"]
+            command = [sys.executable, "-c", f"from undergrowth.sweeps.worker import main; main({os.getpid()})"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         process = self._process
         assert process.stdin and process.stdout

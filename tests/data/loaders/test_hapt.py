@@ -97,7 +97,13 @@ def test_wrong_files_and_options_are_refused(tmp_path: Path) -> None:
         load("hapt", write(tmp_path), modalities="both")
     labels = tmp_path / "RawData" / "labels.txt"
     labels.write_text("1 1 5 11\n")
-    with pytest.raises(InputError, match=r"labels\.txt: it must have 5 numbers in every line"):
+    with pytest.raises(InputError, match=r"labels\.txt: it must have 5 finite numbers in every line"):
+        load("hapt", tmp_path)
+    labels.write_text("1 1 5.5 11 300\n")
+    with pytest.raises(InputError, match=r"labels\.txt: its numbers must be whole"):
+        load("hapt", tmp_path)
+    labels.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"^\S*labels\.txt: it is not UTF-8 text$"):
         load("hapt", tmp_path)
     labels.write_text("1 1 5 11 500\n")
     with pytest.raises(InputError, match="experiment 1 has 400 readings, but a label for 11 to 500"):
@@ -107,4 +113,21 @@ def test_wrong_files_and_options_are_refused(tmp_path: Path) -> None:
         load("hapt", tmp_path)
     labels.write_text("9 1 5 11 300\n")
     with pytest.raises(InputError, match=r"contains no acc_exp09_user01\.txt"):
+        load("hapt", tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ["nan", "inf", "word"])
+def test_readings_must_be_finite_numbers(wrong: str, tmp_path: Path) -> None:
+    recorded = write(tmp_path / "recorded") / "RawData" / "acc_exp01_user01.txt"
+    recorded.write_text(recorded.read_text() + f"1 2 {wrong}\n")
+    with pytest.raises(InputError, match=r"acc_exp01_user01\.txt: it must have 3 finite numbers in every line"):
+        load("hapt", tmp_path / "recorded")
+
+
+@pytest.mark.parametrize(("key", "wrong"), [("x", np.nan), ("subject", np.nan), ("y", np.inf), ("x", "a"), ("y", "a")])
+def test_arrays_must_hold_finite_numbers(key: str, wrong: float | str, tmp_path: Path) -> None:
+    arrays = {"x": np.zeros((4, 128, 6)), "y": np.zeros(4), "subject": np.array([1, 1, 2, 2])}
+    arrays[key] = np.full(arrays[key].shape, wrong)
+    np.savez(tmp_path / "hapt.npz", **arrays)
+    with pytest.raises(InputError, match=rf"hapt\.npz: {key} holds texts, NaN or infinite numbers"):
         load("hapt", tmp_path)

@@ -60,7 +60,7 @@ def test_channels_are_moved_to_the_front(tmp_path: Path) -> None:
         ({"x": 3, "y": Y}, r"x has shape \(\)"),
         ({"x": X, "y": Y - 1}, r"\] is -1; labels must be"),
         ({"x": X * np.nan, "y": Y}, "NaN"),
-        ({"x": X[:1], "y": Y[:1]}, "test_x is empty"),
+        ({"x": X[:1], "y": Y[:1]}, "it has one sample; at least two are needed"),
         ({"x": X[:0], "y": Y[:0]}, "x is empty"),
         ({"x": np.array([[{}]] * 40), "y": Y}, "mine.npz: it cannot be read as .npz: .*allow_pickle"),
     ],

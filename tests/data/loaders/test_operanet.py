@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,62 @@ def test_wrong_files_are_refused(folder: Path, tmp_path: Path) -> None:
     savemat(tmp_path / "pwr/pwr_exp001.mat", {"activity": np.zeros(3), "timestamp": np.zeros(3)})
     with pytest.raises(InputError, match="it has no column 'person_id'"):
         load("operanet", tmp_path)
+
+
+def without_rows(columns: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.array(values)[:0] for name, values in columns.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_rows, "it has no rows"),
+        (lambda columns: {**columns, "room_no": ["x"] * len(columns["room_no"])}, "room_no holds texts, NaN"),
+        (lambda columns: {**columns, "timestamp": np.full(len(columns["room_no"]), np.nan)}, "timestamp is 'nan'"),
+        (lambda columns: {**columns, "PWR_ch1": np.full((len(columns["room_no"]), 20), np.nan)}, "PWR_ch1 holds texts"),
+        (lambda columns: {**columns, "PWR_ch2": np.zeros(len(columns["room_no"]))}, "must be equally long lists"),
+    ],
+)
+def test_wrong_values_of_the_radar_are_refused(change: Any, message: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "changed")
+    file = tmp_path / "changed" / "pwr/PWR_exp_001.mat"
+    write_mat(file, change(radar(next(iter(PEOPLE)))), as_cell=False)
+    with pytest.raises(InputError, match=message):
+        load("operanet", tmp_path / "changed", size=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda values: values.real, "must hold complex numbers, or their real and imaginary parts"),
+        (lambda values: values * np.nan, "holds texts, NaN or infinite numbers"),
+        (lambda values: np.full(len(values), "x"), "holds texts, NaN or infinite numbers"),
+    ],
+)
+def test_wrong_values_of_a_receiver_are_refused(change: Any, message: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "changed")
+    columns = receiver(next(iter(PEOPLE)), 15.0)
+    file = tmp_path / "changed" / "wificsi1/wificsi1_exp001.mat"
+    write_mat(file, {name: change(values) if name in LINKS else values for name, values in columns.items()}, False)
+    with pytest.raises(InputError, match=message):
+        load("operanet", tmp_path / "changed", size=8)
+
+
+def test_one_receiving_antenna_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "changed")
+    columns = receiver(next(iter(PEOPLE)), 15.0)
+    kept = {name: values for name, values in columns.items() if name not in LINKS or "rx1" in name}
+    write_mat(tmp_path / "changed" / "wificsi1/wificsi1_exp001.mat", kept, as_cell=False)
+    with pytest.raises(InputError, match="it has one receiving antenna; phases are between two"):
+        load("operanet", tmp_path / "changed", size=8)
+
+
+def test_a_truncated_cache_is_named(folder: Path, tmp_path: Path) -> None:
+    load("operanet", folder, size=8, cache=str(tmp_path))
+    (file,) = tmp_path.glob("*.npz")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(InputError, match=rf"{file.name}: it cannot be read as \.npz"):
+        load("operanet", folder, size=8, cache=str(tmp_path))
 
 
 def test_parquet_files_give_the_same_moments(folder: Path, tmp_path: Path) -> None:

@@ -80,7 +80,10 @@ def spectrograms(readings: np.ndarray) -> np.ndarray:
 def _windows_of_recordings(path: Path) -> Windows:
     """The windows of the published text files."""
     folder = find_folder(path, ("RawData", "HAPT Data Set/RawData"), ("labels.txt",))
-    rows = _table(folder / "labels.txt", 5).astype(np.int64)  # experiment, subject, activity, first and last reading
+    rows = _table(folder / "labels.txt", 5)  # experiment, subject, activity, first and last reading
+    if (rows % 1).any():
+        raise file_error(folder / "labels.txt", "its numbers must be whole")
+    rows = rows.astype(np.int64)
     first = {subject: min(experiment for experiment, other, *_ in rows if other == subject) for subject in rows[:, 1]}
     found: list[tuple[np.ndarray, int, int, int]] = []
     for experiment, subject in np.unique(rows[:, :2], axis=0):
@@ -113,12 +116,13 @@ def _recording(folder: Path, experiment: int, subject: int) -> np.ndarray:
 
 
 def _table(file: Path, columns: int) -> np.ndarray:
+    lines = [line.split() for line in read_text(file).splitlines() if line.strip()]
     try:
-        values = np.array([line.split() for line in read_text(file).splitlines() if line.strip()], dtype=np.float64)
-    except ValueError as error:
-        raise file_error(file, f"it must have {columns} numbers in every line: {error}") from error
-    if values.ndim != 2 or values.shape[1] != columns:
-        raise file_error(file, f"it must have {columns} numbers in every line")
+        values = np.array(lines, dtype=np.float64)
+    except ValueError:  # a word, or lines of different lengths
+        values = np.empty(0)
+    if values.ndim != 2 or values.shape[1] != columns or not np.isfinite(values).all():
+        raise file_error(file, f"it must have {columns} finite numbers in every line")
     return values
 
 
@@ -139,6 +143,9 @@ def _windows_of_arrays(path: Path) -> Windows:
             file,
             f"x has shape {x.shape}, y {y.shape} and subject {subject.shape}; they must be (N, 128, 6), (N,), (N,)",
         )
+    for key in ("x", "y", "subject"):
+        if arrays[key].dtype.kind not in "fiu" or not np.isfinite(arrays[key]).all():
+            raise file_error(file, f"{key} holds texts, NaN or infinite numbers; every value must be a finite number")
     if not np.isin(y, range(len(ACTIVITIES))).all():
         raise file_error(file, f"y has values from {y.min()} to {y.max()}; activities are from 0 to 5")
     if "environment" in arrays:

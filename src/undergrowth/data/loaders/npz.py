@@ -65,6 +65,8 @@ def load(
             raise file_error(file, f"x has {len(parts['x'])} samples and y has {len(parts['y'])}")
         # Checked before the split, so that a message gives the position in the file.
         Dataset(file.stem, parts["x"], parts["y"], parts["x"], parts["y"], classes, task=task).check_part("x")
+        if len(parts["x"]) == 1:
+            raise file_error(file, "it has one sample; at least two are needed, one of them for the test set")
         train, test = split_samples(parts["y"], task, test_share, seed)
         parts |= {"test_x": parts["x"][test], "test_y": parts["y"][test]}
         parts |= {"x": parts["x"][train], "y": parts["y"][train]}

@@ -17,7 +17,7 @@ import hashlib
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error
 from undergrowth.data.loaders.modalities import FUSED, MODALITIES_HELP, check_modalities, join_modalities
+from undergrowth.data.loaders.npz import read_arrays
 from undergrowth.data.loaders.operanet_files import read_columns
 
 FOLDERS = ("pwr", "wificsi1", "wificsi2")
@@ -108,14 +109,14 @@ def _cached_moments(experiments: list[tuple[Path, ...]], size: int, cache: Path 
     cached = cache / f"operanet-{digest.hexdigest()[:16]}.npz"
     try:
         if cached.is_file():
-            with np.load(cached, allow_pickle=False) as arrays:
-                images = {name[6:]: arrays[name] for name in arrays if name.startswith("image/")}
-                return Moments(images, arrays["activity"], arrays["subject"], arrays["room"])
+            arrays = read_arrays(cached)
+            images = {name[6:]: array for name, array in arrays.items() if name.startswith("image/")}
+            return Moments(images, arrays["activity"], arrays["subject"], arrays["room"])
         moments = _moments(experiments, size)
         cache.mkdir(parents=True, exist_ok=True)
         partial = cached.with_suffix(".part.npz")
-        images = {f"image/{name}": each for name, each in moments.images.items()}
-        np.savez(partial, activity=moments.activity, subject=moments.subject, room=moments.room, **images)
+        stored: dict[str, Any] = {f"image/{name}": each for name, each in moments.images.items()}
+        np.savez(partial, activity=moments.activity, subject=moments.subject, room=moments.room, **stored)
         partial.replace(cached)  # atomic, so that an interrupted run leaves no incomplete file
         return moments
     except InputError:
@@ -156,22 +157,47 @@ def _recording(file: Path, pattern: re.Pattern[str]) -> Recording:
     names = sorted((name for name in columns if name not in _FACTS), key=lambda name: _digits(name))
     if not names:
         raise file_error(file, f"it has no column such as {'PWR_ch1' if pattern is _CHANNEL else 'tx1rx1_sub1'}")
+    if not len(columns["timestamp"]):
+        raise file_error(file, "it has no rows")
     seconds = _seconds(file, columns["timestamp"])
     # Of many readings in a second, some are enough, and a file of all would not fit into memory.
     step = max(1, int(len(seconds) / max(seconds[-1] - seconds[0], 1.0) / RATE))
-    values = np.stack([columns[name][::step] for name in names], axis=1)
+    cells = {columns[name].shape[1:] for name in names}
+    if len(cells) > 1 or (pattern is _CHANNEL and cells == {()}):
+        raise file_error(file, f"the cells of its {len(names)} columns such as {names[0]} must be equally long lists")
+    values = np.stack([_finite(file, name, columns[name])[::step] for name in names], axis=1)
     if pattern is _LINK:
-        if not np.iscomplexobj(values):  # real and imaginary part
-            values = values[..., 0] + 1j * values[..., 1]
-        sizes = [len({_digits(name)[place] for name in names}) for place in range(3)]
-        if len(names) != math.prod(sizes):
-            raise file_error(file, f"it has {len(names)} columns of CSI instead of {'×'.join(map(str, sizes))}")
-        values = values.reshape(len(values), *sizes)
+        values = _by_antenna(file, names, values)
     labels = (str(each).strip().lower() for each in columns["activity"][::step])
     activity = np.array([ALIASES.get(label, label) for label in labels])
     subject = np.array([_person(file, str(each)) for each in columns["person_id"][::step]])
-    room = np.array([int(float(each)) for each in columns["room_no"][::step]])
+    room = _finite(file, "room_no", columns["room_no"])[::step].astype(np.int64)
     return Recording(seconds[::step], activity, subject, room, values)
+
+
+def _by_antenna(file: Path, names: list[str], values: np.ndarray) -> np.ndarray:
+    """The complex channel, N × transmitters × receivers × carriers."""
+    if not np.iscomplexobj(values):
+        if values.shape[2:] != (2,):
+            raise file_error(file, f"{names[0]} must hold complex numbers, or their real and imaginary parts")
+        values = values[..., 0] + 1j * values[..., 1]
+    sizes = [len({_digits(name)[place] for name in names}) for place in range(3)]
+    if len(names) != math.prod(sizes):
+        raise file_error(file, f"it has {len(names)} columns of CSI instead of {'×'.join(map(str, sizes))}")
+    if sizes[1] == 1:
+        raise file_error(file, "it has one receiving antenna; phases are between two")
+    return values.reshape(len(values), *sizes)
+
+
+def _finite(file: Path, name: str, column: np.ndarray) -> np.ndarray:
+    """A column of numbers; of texts that are numbers, these numbers."""
+    try:
+        values = column if column.dtype.kind in "fciu" else column.astype(np.float64)
+    except (TypeError, ValueError):
+        values = np.array(np.nan)
+    if not np.isfinite(values).all():
+        raise file_error(file, f"{name} holds texts, NaN or infinite numbers; every value must be a finite number")
+    return values
 
 
 def _digits(name: str) -> tuple[int, ...]:
@@ -191,7 +217,7 @@ def _seconds(file: Path, stamps: np.ndarray) -> np.ndarray:
     """Times of day such as 15:07:30.646, or milliseconds, in seconds."""
     try:
         if stamps.dtype.kind in "fiu":
-            return stamps.astype(np.float64) / 1000
+            return _finite(file, "timestamp", stamps).astype(np.float64) / 1000
         parts = np.array([str(each).split(" ")[-1].split(":") for each in stamps], dtype=np.float64)
         return np.asarray(parts @ np.array([3600.0, 60.0, 1.0]))
     except ValueError:

@@ -73,7 +73,7 @@ def _read_mat(file: Path, is_needed: Callable[[str], bool]) -> dict[str, np.ndar
 
 def _as_array(file: Path, name: str, cells: Any) -> np.ndarray:
     try:
-        values = np.array([np.asarray(cell).reshape(-1) for cell in cells])
+        values = np.array([np.asarray(cell).reshape(-1) for cell in np.atleast_1d(cells)])
     except ValueError:
         raise file_error(file, f"the cells of column '{name}' hold different numbers of values") from None
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values

@@ -168,8 +168,10 @@ class BHFL(Method):
 
         given = {"name": self.leaf} if isinstance(self.leaf, str) else dict(self.leaf)
         name = str(given.pop("name", "fedavg"))
-        if name not in METHODS or name == "bhfl":
+        if name not in METHODS:
             raise InputError(f"method.leaf '{name}' is not known; {suggest(name, METHODS)}")
+        if name == "bhfl":
+            raise InputError("method.leaf 'bhfl': a leaf is a device; write what it does, such as fedavg or fedprox")
         known = [each.name for each in fields(METHODS[name])]  # type: ignore[arg-type]
         for key in given:
             if key not in known:
