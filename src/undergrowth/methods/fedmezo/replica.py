@@ -59,8 +59,8 @@ def replay(
 ) -> Weights:
     """The model after further rounds, the first of which is `first`; `bits` has a row of slopes for each.
 
-    in_place: change `weights`; otherwise they stay, and devices of one process that replay the same rounds from the
-        same tensors share the result.
+    in_place: change `weights`; otherwise they stay. Devices of one process that replay the same rounds then share the
+        result, and those that start from the same tensors compute it once.
     measured: the holder of `weights` has measured in the first of these rounds.
     """
     if not len(bits):
@@ -70,11 +70,12 @@ def replay(
         parameters = parameters if in_place else private_copy(parameters, torch.tensor(0))
         _replay(task, options, parameters, first, as_slopes(bits), measured)
         return {**weights, **parameters}
-    description = (options, task.train, first, tuple(map(tuple, bits.tolist())))
+    description = (options, task.train, tuple(parameters), bits.device, first, tuple(map(tuple, bits.tolist())))
     known = _find(description, list(parameters.values()))
     if known is None:
         known = private_copy(parameters, torch.tensor(0))
         _replay(task, options, known, first, as_slopes(bits), measured)
+        known = _shared(description, known)
         _remember(description, parameters, known)
     return {**weights, **known}
 
@@ -99,6 +100,13 @@ class _Replayed(NamedTuple):
     before: Sequence[weakref.ref[Tensor]]
     after: dict[str, weakref.ref[Tensor]]
 
+    @property
+    def model(self) -> dict[str, Tensor] | None:
+        """The result, if somebody holds it."""
+        found = {name: reference() for name, reference in self.after.items()}
+        alive = {name: value for name, value in found.items() if value is not None}
+        return alive if len(alive) == len(found) else None
+
 
 # The latest replays of this process. They are pure functions of their arguments, and in a simulation all devices
 # replay the same rounds from the same tensors. Only weak references: a model lives as long as somebody holds it.
@@ -108,10 +116,25 @@ _LATEST: deque[_Replayed] = deque(maxlen=8)
 def _find(description: Hashable, before: Sequence[Tensor]) -> dict[str, Tensor] | None:
     for entry in _LATEST:
         if entry.description == description and all(a() is b for a, b in zip(entry.before, before, strict=True)):
-            found = {name: reference() for name, reference in entry.after.items()}
-            alive = {name: value for name, value in found.items() if value is not None}
-            return alive if len(alive) == len(found) else None
+            return entry.model
     return None
+
+
+def _shared(description: Hashable, after: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A result of the same rounds with the same bits, if somebody holds one; otherwise `after`.
+
+    The first models of devices are different tensors if each was made from the seed or read from a file. From the
+    first replay on, the devices hold the same tensors, so that the next replay is computed once for all.
+    """
+    for model in [entry.model for entry in _LATEST if entry.description == description]:
+        if model is not None and all(torch.equal(_bytes(model[name]), _bytes(after[name])) for name in after):
+            return model
+    return after
+
+
+def _bytes(value: Tensor) -> Tensor:
+    """The bits of a tensor: 0 and −0 are equal as numbers, and NaN is not equal to itself."""
+    return value.flatten().view(torch.uint8)
 
 
 def _remember(description: Hashable, before: Weights, after: Weights) -> None:
