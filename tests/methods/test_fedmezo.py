@@ -208,6 +208,8 @@ def test_devices_with_equal_models_share_the_model_after_a_replay() -> None:
     first, second, other = task.model.initial(1), task.model.initial(1), task.model.initial(2)
     found = [method.client._catch_up(task, down, {"model": model, "round": 0}) for model in (first, second, other)]
     assert all(found[1][name] is value and found[2][name] is not value for name, value in found[0].items())
+    third, fourth = (method.client._catch_up(task, down, {}) for _ in range(2))  # from the seed, which is 1
+    assert all(third[name] is value and fourth[name] is value for name, value in found[0].items())
     alone = method.client.on_device()._catch_up(task, down, {"model": task.model.initial(2), "round": 0})
     assert all(torch.equal(found[2][name], value) for name, value in alone.items())
 

@@ -90,7 +90,7 @@ class Pieces:
 
     def split(self, numbers: Tensor) -> tuple[Tensor, ...]:
         """The parts of what `normals` returns, or of a multiple of it, that belong to the pieces."""
-        return numbers.split(self._sizes, -1)[::2]
+        return torch.split(numbers, self._sizes, -1)[::2]
 
 
 def divide(sizes: Iterable[tuple[int, int]], most: int, torch_device: torch.device) -> Iterator[Pieces]:

@@ -94,7 +94,7 @@ def _shift_rows(rows: Mapping[int, Tensor], keys: Tensor, scales: Sequence[float
     dtype, most = first.dtype, GPU_CHUNK if first.is_cuda else CPU_CHUNK
     sizes = tuple((stream, value.shape[1]) for stream, value in rows.items())
     for chunk in (divide if keys.is_meta else divide_once)(sizes, most, keys.device):
-        parts = [rows[stream][:, start:stop] for stream, start, stop in chunk.pieces]
+        parts = [rows[stream].narrow(1, start, stop - start) for stream, start, stop in chunk.pieces]
         z = chunk.normals(keys).to(dtype)
         for scale in scales:
             # A product and a sum, each rounded once: a fused operation would round differently on a GPU.

@@ -48,6 +48,12 @@ def as_slopes(bits: Tensor) -> Tensor:
     return bits.view(torch.float64 if bits.dtype == torch.int64 else torch.float32)
 
 
+def shared_initial(task: Task, seed: int) -> Weights:
+    """The initial model, which the devices of a process share. None of them may change it."""
+    weights = task.model.initial(seed)
+    return _share((tuple(weights), task.model.torch_device, seed), weights, [])
+
+
 def replay(
     task: Task,
     options: ZerothOrderOptions,
@@ -75,8 +81,7 @@ def replay(
     if known is None:
         known = private_copy(parameters, torch.tensor(0))
         _replay(task, options, known, first, as_slopes(bits), measured)
-        known = _shared(description, known)
-        _remember(description, parameters, known)
+        known = _share(description, known, list(parameters.values()))
     return {**weights, **known}
 
 
@@ -120,23 +125,21 @@ def _find(description: Hashable, before: Sequence[Tensor]) -> dict[str, Tensor] 
     return None
 
 
-def _shared(description: Hashable, after: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A result of the same rounds with the same bits, if somebody holds one; otherwise `after`.
+def _share(description: Hashable, after: dict[str, Tensor], before: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Remembers a result, which is replaced by an equal one that somebody holds already.
 
-    The first models of devices are different tensors if each was made from the seed or read from a file. From the
-    first replay on, the devices hold the same tensors, so that the next replay is computed once for all.
+    Devices that start from equal models in different tensors, for example because each was read from a file, hold the
+    same tensors afterwards. So their next replay is computed once.
     """
     for model in [entry.model for entry in _LATEST if entry.description == description]:
         if model is not None and all(torch.equal(_bytes(model[name]), _bytes(after[name])) for name in after):
-            return model
+            after = model
+            break
+    after_references = {name: weakref.ref(value) for name, value in after.items()}
+    _LATEST.append(_Replayed(description, [weakref.ref(value) for value in before], after_references))
     return after
 
 
 def _bytes(value: Tensor) -> Tensor:
-    """The bits of a tensor: 0 and −0 are equal as numbers, and NaN is not equal to itself."""
+    """The bits of a tensor. As numbers, 0 and −0 are equal, and NaN is not equal to itself."""
     return value.flatten().view(torch.uint8)
-
-
-def _remember(description: Hashable, before: Weights, after: Weights) -> None:
-    after_references = {name: weakref.ref(value) for name, value in after.items()}
-    _LATEST.append(_Replayed(description, [weakref.ref(value) for value in before.values()], after_references))
