@@ -65,28 +65,29 @@ class Pieces:
     def __init__(self, pieces: Sequence[Piece], torch_device: torch.device) -> None:
         self.pieces = pieces
         sizes = [piece.stop - piece.start for piece in pieces]
-        counts = [-(-size // PER_WORD) for size in sizes]
-        self._words = sum(counts)
+        words = [-(-size // PER_WORD) for size in sizes]
+        places = list(accumulate(words, initial=0))
+        self._count = places.pop()
         # The last word of a piece may have numbers that the piece does not need.
-        self._sizes = [each for size, count in zip(sizes, counts, strict=True) for each in (size, -size % PER_WORD)]
-        places = [place * PER_WORD for place in accumulate(counts, initial=0)]
-        first = [
-            signed((piece.start - place) // PER_WORD * GAMMA) for piece, place in zip(pieces, places, strict=False)
-        ]
-        self._streams, self._counts, self._first = (
-            torch.tensor(values, device=torch_device) for values in ([piece.stream for piece in pieces], counts, first)
-        )
+        self._sizes = [part for size in sizes for part in (size, -size % PER_WORD)]
+        # Word number i of the pieces is word number i + start / 4 − place of the stream.
+        skipped = [piece.start // PER_WORD - place for piece, place in zip(pieces, places, strict=True)]
+        self._streams = torch.tensor([piece.stream for piece in pieces], device=torch_device)
+        self._words = torch.tensor(words, device=torch_device)
+        self._skipped = torch.tensor([signed(count * GAMMA) for count in skipped], device=torch_device)
 
     def normals(self, keys: Tensor) -> Tensor:
         """The numbers, one piece after the other. `keys`: K × streams; the result has K rows."""
-        words = keys.index_select(1, self._streams).add_(self._first)
-        if len(self.pieces) > 1:
-            words = words.repeat_interleave(self._counts, 1, output_size=self._words)
-        words = words + torch.arange(self._words, device=keys.device).mul_(GAMMA)
-        index = mix(words).view(torch.int16).int().bitwise_and_(LEVELS - 1)
+        index = self._mixed_words(keys).view(torch.int16).int().bitwise_and_(LEVELS - 1)
         # In a price, every use counts the memory of the table.
         numbers = torch.empty(LEVELS, device="meta") if keys.is_meta else table(keys.device)
         return numbers.index_select(0, index.flatten()).view(index.shape)
+
+    def _mixed_words(self, keys: Tensor) -> Tensor:
+        words = keys.index_select(1, self._streams).add_(self._skipped)
+        if len(self.pieces) > 1:
+            words = words.repeat_interleave(self._words, 1, output_size=self._count)
+        return mix(words + torch.arange(self._count, device=keys.device).mul_(GAMMA))
 
     def split(self, numbers: Tensor) -> tuple[Tensor, ...]:
         """The parts of what `normals` returns, or of a multiple of it, that belong to the pieces."""
