@@ -46,7 +46,7 @@ def worker(contest: ContestFolder, torch_device: str, line: Any) -> None:
     module = contest.network().to(torch_device).train()
     while True:
         arrays, cohort, number = line.recv()
-        weights = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        weights = {name: torch.as_tensor(array) for name, array in arrays.items()}
         total = train(contest, module, weights, cohort, number, torch_device)
         line.send({name: value.cpu().numpy() for name, value in total.items()})
 
@@ -75,7 +75,7 @@ class PushLoop:
         for line in self.lines:
             for name, value in line.recv().items():
                 total[name] = total[name] + value if name in total else value
-        return {name: torch.from_numpy(value) for name, value in total.items()}
+        return {name: torch.as_tensor(value) for name, value in total.items()}
 
 
 def main(folder: str, processes: str, torch_device: str) -> None:

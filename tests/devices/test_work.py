@@ -26,6 +26,7 @@ from undergrowth.core import (
 )  # fmt: skip
 from undergrowth.devices import Tracer
 from undergrowth.devices.meter import Meter
+from undergrowth.engines.vector.stacked_loops import StackedLoops
 from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Trained
 from undergrowth.learning.selectors import (
     EntropySelector,
@@ -34,6 +35,7 @@ from undergrowth.learning.selectors import (
     KMeansSelector,
     RandomSelector,
 )
+from undergrowth.methods import Adapt
 from undergrowth.models.catalogue import builder
 
 CLASSES = 5
@@ -305,3 +307,10 @@ def test_a_client_that_raises_is_named() -> None:
     task = task_of()
     with pytest.raises(RunError, match="the client Raising failed while its work was priced: ValueError: no network"):
         Tracer(task, Raising(), IMAGES).work(packet_of(task), 16)
+
+
+def test_a_price_does_not_depend_on_how_the_engine_computes_several_models():
+    task = task_of("mlp")
+    client, down = Adapt(validation=0.2, patience=1).client, packet_of(task)
+    stacked = replace(task, run_loops=StackedLoops(None))
+    assert Tracer(stacked, client, IMAGES).work(down, 100) == Tracer(task, client, IMAGES).work(down, 100)

@@ -120,8 +120,8 @@ def test_an_unknown_init_is_refused(init: str, sentence: str) -> None:
         builder("cnn", (1, 8, 8), 3, init=init)
 
 
-@pytest.mark.parametrize(("side", "same"), [(8, "he-in"), (15, "he-in"), (16, "lecun"), (28, "lecun")])
-def test_by_size_is_he_in_for_small_images_and_lecun_for_others(side: int, same: str) -> None:
+@pytest.mark.parametrize(("side", "same"), [(8, "he-in"), (15, "he-in"), (16, "torch"), (28, "torch")])
+def test_by_size_is_he_in_for_small_images_and_torch_for_others(side: int, same: str) -> None:
     started = {}
     for init in ("by-size", same):
         torch.manual_seed(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ class Tracer:
         dtype: torch.dtype = torch.float32,
         weigh: Callable[[Packet], int] = attrgetter("nbytes"),
     ) -> None:
-        self.task = task
+        self.task = replace(task, run_loops=None)  # a device computes its loops one by one, whatever the engine does
         self.weigh = weigh  # the bytes of an upload on its link
         self.client = client
         self.shape = tuple(shape)

@@ -5,7 +5,7 @@
     he-in    He normal, fan-in    He normal, fan-in     Glorot uniform      0
     lecun    LeCun normal         LeCun normal          LeCun normal        0
     torch    torch                torch                 torch               torch
-    by-size  he-in for images of fewer than 16 pixels a side, else lecun
+    by-size  he-in for images of fewer than 16 pixels a side, else torch
 
 He normal is N(0, 2 / fan), LeCun normal N(0, 1 / fan-in). The fan-in of a weight is the number of inputs that one
 output is computed from, the fan-out the number of outputs that one input is used for, both within a group of a
@@ -38,7 +38,7 @@ def init_for(init: Init, shape: tuple[int, ...]) -> Init:
     """The start that `init` stands for, for samples of this shape."""
     if init != "by-size":
         return init
-    return "he-in" if len(shape) == 3 and max(shape[1:]) < SMALL_IMAGE else "lecun"
+    return "he-in" if len(shape) == 3 and max(shape[1:]) < SMALL_IMAGE else "torch"
 
 
 def initialise(layer: Layer, init: Init, last: bool = False) -> Layer:
