@@ -141,5 +141,5 @@ def _share(description: Hashable, after: dict[str, Tensor], before: Sequence[Ten
 
 
 def _bytes(value: Tensor) -> Tensor:
-    """The bits of a tensor. As numbers, 0 and −0 are equal, and NaN is not equal to itself."""
-    return value.flatten().view(torch.uint8)
+    """The bytes of each number. As numbers, 0 and −0 are equal, and NaN is not equal to itself."""
+    return value.contiguous().unsqueeze(-1).view(torch.uint8)
