@@ -98,6 +98,17 @@ def test_an_inner_node_works_again_for_the_next_ask(linear_task: Task) -> None:
     assert turns == rounds == [0, 1, 2, 3]
 
 
+def test_an_inner_node_has_the_rounds_of_its_parent_whatever_it_missed(linear_task: Task) -> None:
+    """An asynchronous parent asks in any of its rounds, and twice in one; a node may also be out of reach for some."""
+    edge = inner(linear_task, CHILDREN[:1])
+    for turn, round in enumerate((2, 2, 7)):
+        edge.start(Ask(AskId("edge", round, turn), Packet({"w": torch.zeros(2)})))
+        (ask,) = asks(edge.advance())
+        assert ask.id == AskId("d0", round, turn)
+        edge.receive(Answer(ask.id, upload()))
+        assert any(isinstance(command, Answer) for command in edge.advance())
+
+
 def test_a_repeated_ask_of_the_parent_is_ignored_and_a_newer_one_replaces_the_work(linear_task: Task) -> None:
     edge = inner(linear_task, CHILDREN[:2])
     edge.start(parent_asks(0, 1.0, 1.0))

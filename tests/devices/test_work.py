@@ -27,7 +27,7 @@ from undergrowth.core import (
 from undergrowth.devices import Tracer
 from undergrowth.devices.meter import Meter
 from undergrowth.engines.vector.stacked_loops import StackedLoops
-from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Trained
+from undergrowth.learning import CrossEntropy, GradientClient, Proximal, Trained, elastic_loss
 from undergrowth.learning.selectors import (
     EntropySelector,
     FewShotSelector,
@@ -145,6 +145,7 @@ CLIENTS = {
     "few shots": GradientClient(selector=FewShotSelector(2)),
     "forward only": ForwardOnly(),
     "before and after": Evaluated(),
+    "before the steps": GradientClient(elastic_loss(1.0), held_out=0.3),
     "plain": Plain(),
 }
 
@@ -291,7 +292,8 @@ def test_jobs_of_the_same_kind_are_traced_once(monkeypatch):
     task = task_of("mlp", (12,))
     tracer, down = Tracer(task, GradientClient(), (12,)), packet_of(task)
     expected = tracer.work(down, 50)
-    monkeypatch.setattr(GradientClient, "step", lambda *_: pytest.fail("a step is traced again"))
+    for name in ("step", "before_steps"):
+        monkeypatch.setattr(GradientClient, name, lambda *_: pytest.fail("a step is traced again"))
     tracer.work(down, 60)  # another size calls `begin` only
     monkeypatch.setattr(GradientClient, "begin", lambda *_: pytest.fail("the job is traced again"))
     assert tracer.work(down, 50) == expected

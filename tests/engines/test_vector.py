@@ -216,7 +216,10 @@ def test_own_states_stay_with_their_devices() -> None:
 def test_work_around_the_steps_is_computed_for_all_clients_at_once(
     client: type[LoopClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Fisher information takes a step for each sample, and the validation one for each of two models."""
+    """The Fisher information takes a step for each sample, and the validation one for each of two models.
+
+    The samples of one client are divided, so that their steps are computed at once, too.
+    """
     steps, plain = [0], client.step
 
     def counted(self: Any, task: Task, carry: Carry, batch: Batch) -> Carry:
@@ -232,7 +235,8 @@ def test_work_around_the_steps_is_computed_for_all_clients_at_once(
     samples = [size - round(0.1 * size) for size in sizes]
     serial, most = (sum(samples), max(samples)) if client is FisherClient else (2 * len(sizes), 2)
     tried = 3  # whether a stack gives what two clients give: one step in it, and one of each alone
-    assert found[0][1] == serial and found[1][1] <= 2 * most + tried  # two clients first, then all others
+    # Two clients are computed first, then all others.
+    assert found[0][1] == serial and found[1][1] < (most if client is FisherClient else 2 * most + tried + 1)
     assert found[0][0]["all"].scalars == found[1][0]["all"].scalars
 
 

@@ -24,6 +24,7 @@ from undergrowth.learning import (
     distillation_loss,
     elastic_loss,
     fisher_information,
+    reference,
     weighted_sum,
 )
 from undergrowth.learning.reference import FISHER
@@ -77,10 +78,12 @@ def fisher(task: Task, weights: Weights, shard: Shard, split: str | None = None)
     return found
 
 
-@pytest.mark.parametrize("split", [None, "head"])
+@pytest.mark.parametrize(("split", "least"), [(None, 32), ("head", 16), (None, 5)])
 def test_the_fisher_information_is_the_mean_squared_gradient_of_single_samples(
-    split: str | None, double: Task, received: Weights, samples: Shard
+    split: str | None, least: int, double: Task, received: Weights, samples: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In one part of 23 samples, in two or in five."""
+    monkeypatch.setattr(reference, "FISHER_SAMPLES", least)
     expected = plain_fisher(double, received, samples)
     found = fisher(double, received, samples, split)
     assert tuple(found) == double.model.trainable(split)

@@ -20,6 +20,8 @@ from undergrowth.learning.slice_client import RATIOS
 from undergrowth.learning.slices import assign_ratios, assign_slices
 from undergrowth.learning.width import Channels, Widths
 from undergrowth.models import builder
+from undergrowth.models.adaptation import Resize
+from undergrowth.models.layers import SameConvolution
 
 SHAPE = (1, 32, 32)
 ZOO = {
@@ -126,6 +128,31 @@ def test_depthwise_convolutions_and_gates() -> None:
     with widths.set_groups(whole, cut):
         logits = whole(cut, x)
     torch.testing.assert_close(logits, whole(widths.spread(cut, 0.5, 6)[0], x))
+
+
+class Concatenated(nn.Module):
+    """Resized images, a convolution that pads by the size of its input, and two branches side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resize, self.first = Resize(12), SameConvolution(1, 8, 3, stride=2)
+        self.left, self.right = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 6, 1)
+        self.joined, self.head = nn.Conv2d(10, 8, 3), nn.Linear(8 * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.resize(x))
+        return self.head(torch.flatten(self.joined(torch.cat([self.left(x), self.right(x)], dim=1)), 1))
+
+
+def test_concatenated_channels_stay_whole_and_images_may_be_resized_and_padded() -> None:
+    whole, x = Model(Concatenated), torch.rand(2, 1, 8, 8)
+    widths = widths_of(whole)
+    cut = widths.cut(whole.initial(0), 0.5, 3)
+    shapes = {name: tuple(cut[f"{name}.weight"].shape) for name in ("first", "left", "right", "joined", "head")}
+    assert shapes == {
+        "first": (4, 1, 3, 3), "left": (4, 4, 1, 1), "right": (6, 4, 1, 1), "joined": (4, 10, 3, 3), "head": (10, 64)
+    }  # fmt: skip
+    torch.testing.assert_close(whole(cut, x), whole(widths.spread(cut, 0.5, 3)[0], x))
 
 
 @pytest.mark.parametrize(

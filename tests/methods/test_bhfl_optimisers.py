@@ -125,3 +125,12 @@ def test_selectors() -> None:
     (origin, both), = select("norm:2:mean").items()  # fmt: skip
     assert origin == "edge" and both.samples == 20
     assert both.weights[NAME].tolist() == [[3.5, 1.5]]
+
+
+def test_models_of_devices_that_did_not_train_are_no_residuals() -> None:
+    """Batches may be too small for BatchNorm. Two such models, which have no weight, would have zeros as their mean."""
+    uploads = {child: Packet(weights(9.0), {"samples": 0.0}) for child in ("a", "b")}
+    for text in ("norm:2", "cosine:2", "loss:2", "norm:2:mean"):
+        assert ResidualSelector(text).select(TASK, "edge", weights(1.0), uploads) == {}
+    uploads["c"] = Packet(weights(2.0), {"samples": 5.0})
+    assert set(ResidualSelector("norm:2").select(TASK, "edge", weights(1.0), uploads)) == {"c"}

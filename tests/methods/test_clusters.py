@@ -1,4 +1,4 @@
-"""K-means clusters, IFCA and Auxo-like clusters: reference loops, planted groups, and what the clusters share."""
+"""K-means clusters, IFCA and Auxo-like clusters: reference loops, and what the clusters share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch.nn import functional
 
 import undergrowth as ug
 from tests.methods import tiny_federation as tiny
-from tests.methods.planted import PlantedPopulation, recovery
 from undergrowth.core import Collect, InputError, Method, Packet, add_upload
 from undergrowth.learning.cluster_models import MAX_DIRECTION, directions
 from undergrowth.methods import IFCA, Auxo, FedAvg, KMeansClusters
@@ -272,6 +271,23 @@ def test_a_newcomer_joins_the_cluster_in_the_direction_of_its_update() -> None:
     tiny.assert_same(state["clusters"]["0"]["weights"], models["0"])
 
 
+@pytest.mark.parametrize("method", [KMeansClusters(k=2), IFCA(k=2), Auxo(gain=0.01)])
+def test_devices_that_did_not_train_make_no_cluster(method: Method) -> None:
+    """Their batches may be too small for BatchNorm. The other four are of two groups, which become two clusters."""
+    server = method.server
+    state = server.init(tiny.TASK, tiny.server_context(0))
+    total: Packet | None = None
+    for place in range(6):
+        weights = state["model"] if place < 2 else noisy_upload(state["model"], place % 2, place)
+        part = Packet.join({"parent": Packet(weights)})
+        up = Packet(part.tensors, {"samples": 0.0 if place < 2 else 10.0})
+        total = add_upload(server.reducer, total, f"d{place}", up)
+    assert total is not None
+    state = server.step(tiny.TASK, state, total, tiny.server_context(0))
+    assert len(state["clusters"]) == 2
+    assert set(state["members"]) == {"d2", "d3", "d4", "d5"}
+
+
 def test_projected_directions_keep_cosines() -> None:
     class Wide:
         parameters = ("w",)
@@ -318,23 +334,3 @@ def test_fewer_uploads_than_clusters(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"model": "logistic", "clients": 3, "rounds": 2, "progress": False}
     result = ug.run("kmeans-clusters", options={"k": 9}, out=str(tmp_path), **settings)
     assert 1 <= sum(name.startswith("accuracy/cluster-") for name in result.history[-1]) <= 3
-
-
-METHODS_AND_OPTIONS = [("kmeans-clusters", True), ("ifca", True), ("auxo", False)]
-
-
-# The settings of the tests and the default of `gain` were chosen on seeds 0 to 3.
-@pytest.mark.parametrize(("name", "takes_k"), METHODS_AND_OPTIONS)
-def test_two_planted_groups_are_found(name: str, takes_k: bool, tmp_path: Path) -> None:
-    options = {"k": 2} if takes_k else {}
-    assert recovery(name, options, PlantedPopulation("rotated", 2, 11), 11, tmp_path) >= 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [12, 13, 14])
-@pytest.mark.parametrize("groups", [2, 4])
-@pytest.mark.parametrize("kind", ["rotated", "permuted"])
-@pytest.mark.parametrize(("name", "takes_k"), METHODS_AND_OPTIONS)
-def test_planted_groups_are_found(name: str, takes_k: bool, kind: str, groups: int, seed: int, tmp_path: Path) -> None:
-    options = {"k": groups} if takes_k else {}
-    assert recovery(name, options, PlantedPopulation(kind, groups, seed), seed, tmp_path) >= 0.9

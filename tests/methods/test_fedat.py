@@ -236,6 +236,13 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
             )
 
 
+def test_the_global_model_stays_if_no_device_trained() -> None:
+    task, options = task_of("cnn"), FedAT(**FAST)
+    idle = {name: replace(up, scalars={**up.scalars, "samples": 0.0}) for name, up in uploads_of(task, options).items()}
+    start = task.model.initial(7)
+    assert_close(options.server.teach(task, start, idle, CONTEXT)[0], start)
+
+
 def test_a_device_sends_the_maps_of_its_trained_model() -> None:
     task, shard = task_of("wrn"), double_digits(12, 0)
     small = task.ladder["small"]

@@ -94,7 +94,8 @@ class Reference:
         better = {k: v for k, v in found.items() if loss_of(v, k) < loss_of(self.model, k)}
         self.adapted += devices
         self.better += better
-        self.personal = {k: v for k, v in self.personal.items() if k not in devices} | better
+        kept = {k: v for k, v in self.personal.items() if k not in devices or loss_of(v, k) < loss_of(self.model, k)}
+        self.personal = kept | better
         if self.hand_back:
             self.model = mean([better.get(k, self.model) for k in SHARDS], list(sizes.values()))
 
@@ -147,6 +148,20 @@ def test_a_device_without_validation_samples_never_adapts() -> None:
     task = replace(TASK, train=replace(TASK.train, batch=2))
     up, own = method.client.local(task, down, one, {}, device_context("a", 0))
     assert up.scalars["federated"] == up.scalars["alone"] == own["alone"] == 0.0
+
+
+@pytest.mark.parametrize(("loss", "keeps"), [(0.0, True), (9.0, False)])
+def test_an_adaptation_that_failed_leaves_an_earlier_model_that_is_better(loss: float, keeps: bool) -> None:
+    method, shard = Interleaved(every=1), SHARDS["b"]
+    earlier = {name: value + 1 for name, value in initial().items()}
+    own = {"alone": 0.1, MODEL: earlier, "loss": loss}
+    task = replace(TASK, train=replace(TASK.train, lr=1e3))  # the adaptation makes it worse
+    up, after = method.client.local(
+        task, Packet(initial(), tags={"phase": "adapt"}), shard, own, device_context("b", 0)
+    )
+    assert up.scalars["adapted"] == 0.0 and bool(after[MODEL]) == keeps
+    if keeps:
+        assert_same(after[MODEL], earlier)
 
 
 def test_the_work_of_an_adaptation_is_booked(tmp_path: Path) -> None:

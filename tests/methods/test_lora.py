@@ -118,6 +118,29 @@ def test_with_full_rank_stage_two_starts_from_the_model_of_stage_one() -> None:
         assert all(value.count_nonzero() for name, value in second.items() if "lora_A" in name)
 
 
+def test_adapters_beyond_the_rank_of_stage_one_can_still_learn() -> None:
+    """With zeros in both A and B, neither would have a gradient."""
+    model = Model(WithAdapters(tiny.build, Adapters(4, 5.0, LAYERS)))
+    sparse = sparse_model(model, 0.5, seed=3)
+    for learned in (0, 2):  # values that stage 1 changed, in different rows and columns
+        weights = dict(sparse.initial(0))
+        for layer in LAYERS:
+            positions = dict(sparse.module.named_modules())[layer].positions.tolist()
+            columns = BASE.get_submodule(layer).weight.shape[1]
+            first = positions[0]
+            other = next(p for p in positions if p // columns != first // columns and p % columns != first % columns)
+            value = torch.zeros_like(weights[f"{layer}.sparse"])
+            for place in (first, other)[:learned]:
+                value[positions.index(place)] = 0.5 + place
+            weights[f"{layer}.sparse"] = value
+        second, initial = low_rank(model, sparse, weights, model.initial(1)), model.initial(1)
+        for layer in LAYERS:
+            assert torch.equal(second[f"{layer}.lora_A"][learned:], initial[f"{layer}.lora_A"][learned:])
+            assert not second[f"{layer}.lora_B"][:, learned:].any()
+        x = tiny.SHARDS["b"].x
+        torch.testing.assert_close(model(second, x), sparse(weights, x))
+
+
 # What is sent ------------------------------------------------------------------------------------------------
 
 

@@ -51,15 +51,22 @@ def kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
     return (p * (p / q).log()).sum(1).mean()
 
 
-def test_mutual_groups() -> None:
-    """CE(w) + 0.33·KL(w_m ‖ w) and CE(w_m) + 0.75·KL(w ‖ w_m) on every batch; means over all and over each group."""
+@pytest.mark.parametrize("masked", [0, 2])
+def test_mutual_groups(masked: int) -> None:
+    """CE(w) + 0.33·KL(w_m ‖ w) and CE(w_m) + 0.75·KL(w ‖ w_m) on every batch; means over all and over each group.
+
+    The devices of the group "right" are left out of the first `masked` rounds.
+    """
     shared, groups = initial(), dict.fromkeys(set(GROUPS.values()), group_start(SMALL))
     for number in range(ROUNDS):
         sent: dict[str, tuple[Any, Any]] = {}
         for device, shard in SHARDS.items():
+            waits = masked if GROUPS[device] == "right" else 0
+            if number < waits:
+                continue
             pair = module_with(shared), module_with(groups[GROUPS[device]], SMALL)
             optimisers = [torch.optim.SGD(module.parameters(), LR, MOMENTUM) for module in pair]
-            for order in shuffles(device_context(device, number), len(shard)):
+            for order in shuffles(device_context(device, number, number - waits), len(shard)):
                 for rows in order.split(TASK.train.batch):
                     z, z_m = (module(shard.x[rows]) for module in pair)
                     losses = [
@@ -72,11 +79,11 @@ def test_mutual_groups() -> None:
                     for optimiser in optimisers:
                         optimiser.step()
             sent[device] = weights_of(pair[0]), weights_of(pair[1])
-        shared = mean([sent[device][0] for device in SHARDS], list(SIZES.values()))
-        for group in groups:
-            own = [device for device in SHARDS if GROUPS[device] == group]
+        shared = mean([both[0] for both in sent.values()], [SIZES[device] for device in sent])
+        for group in {GROUPS[device] for device in sent}:
+            own = [device for device in sent if GROUPS[device] == group]
             groups[group] = mean([sent[device][1] for device in own], [SIZES[device] for device in own])
-    method = MutualGroups()
+    method = MutualGroups(mask="right" if masked else "", mask_rounds=masked)
     state, own_states = simulate(method, ROUNDS, GROUPED)
     assert_same(state["model"], shared)
     for group in groups:

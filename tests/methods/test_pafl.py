@@ -83,7 +83,7 @@ def test_with_all_weight_on_the_plain_loss_it_is_fedavg_bit_for_bit(term: str) -
 
 
 @pytest.mark.parametrize(
-    ("rounds", "start", "first"), [(3, 0.5, 2), (4, 0.5, 2), (10, 0.3, 3), (3, 0.0, 0), (3, 1.0, 3)]
+    ("rounds", "start", "first"), [(3, 0.5, 2), (4, 0.5, 2), (10, 0.3, 3), (25, 0.28, 7), (3, 0.0, 0), (3, 1.0, 3)]
 )
 def test_the_switch_is_in_the_right_round(rounds: int, start: float, first: int) -> None:
     """Packets name the first round with the loss of this one, and weigh the same from round to round."""

@@ -209,6 +209,17 @@ def test_a_device_keeps_its_best_model_and_stops(lr: float) -> None:
     assert min(asked) < rounds or lr == 0.1  # with the large rate, a device has stopped early
 
 
+@pytest.mark.parametrize("how", ["fine-tune", "ditto"])
+def test_a_device_may_have_samples_to_validate_with_only_later(how: str) -> None:
+    """A price is traced for several sizes of a device's shard, and the samples of a stream change."""
+    method = Adapt(how, validation=0.25, patience=3)
+    down, context = Packet(tiny.initial()), tiny.device_context("b", 0)
+    _, own = method.client.local(tiny.TASK, down, tiny.SHARDS["b"].take(torch.arange(2)), {}, context)
+    assert "loss" not in own
+    _, own = method.client.local(tiny.TASK, down, tiny.SHARDS["b"], own, tiny.device_context("b", 1))
+    assert own["loss"] <= loss_on(tiny.initial(), parts("b", 0.25)[1])
+
+
 def test_the_parts_are_disjoint_fixed_and_never_empty() -> None:
     shard = Shard(torch.arange(7.0)[:, None], torch.arange(7))
     context = Context(1, "a", 5, 3)

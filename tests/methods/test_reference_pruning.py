@@ -250,6 +250,22 @@ def prunefl(rounds: int, ratio: float, every: int, overhead: float) -> tuple[tin
     return model, mask
 
 
+class FewSamples(NoKnowledge):
+    def samples(self, device: str) -> int:
+        return int(device)
+
+    def speed(self, device: str) -> float:
+        return {"1": 9.0, "2": 5.0, "3": 7.0}[device]
+
+
+def test_the_initial_pruning_is_on_the_fastest_device_that_can_train() -> None:
+    """BatchNorm cannot train on a single sample; the same device would be asked again in every round."""
+    server, context = PruneFL().server, tiny.server_context(0)
+    task = replace(tiny.TASK, model=tiny.TASK.model.with_not_alone(frozenset({None})))
+    plan = server.plan(task, server.init(task, context), View(("1", "2", "3"), knowledge=FewSamples()), context)
+    assert list(plan.packets) == ["3"]
+
+
 @pytest.mark.parametrize(("ratio", "overhead"), [(0.9, 0.0), (0.5, 0.3)])
 def test_prunefl(ratio: float, overhead: float) -> None:
     """Round 1 on one device, new masks after rounds 1 and 3."""

@@ -15,8 +15,8 @@ from undergrowth.devices import find_link, shipped_links
 from undergrowth.runs.api import parse_arguments
 from undergrowth.runs.config import FleetSection, parse_experiment
 from undergrowth.runs.federation import federate
+from undergrowth.runs.rehearsal import Uploads
 from undergrowth.runs.server_links import wire_servers
-from undergrowth.runs.tree_price import Uploads
 from undergrowth.topology import NodeSettings, build_topology
 
 from ..fleet_files import fleet_file

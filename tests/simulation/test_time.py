@@ -113,7 +113,7 @@ def test_a_restart_between_any_two_rounds_changes_nothing(server: Server, topolo
     assert simulation.ledger.totals == whole.ledger.totals
     assert simulation.now == whole.now
     assert dict(states.states.all()) == dict(world.states.all())
-    assert simulation.jobs_done == whole.jobs_done
+    assert simulation.work.jobs_done == whole.work.jobs_done
 
 
 def test_a_run_that_is_over_does_nothing_more():

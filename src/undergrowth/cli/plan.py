@@ -97,7 +97,7 @@ def _print_plan(found: PlanReport) -> None:
     """Print the table, on two lines a row if the terminal is narrow, and the advice."""
     from undergrowth.report.plan_page import heading
     from undergrowth.report.plan_table import narrow_table, wide_table
-    from undergrowth.report.plan_tree import RELAYED, tree_table
+    from undergrowth.report.plan_tree import explain_tree, tree_table
 
     screen = console()
     wide = wide_table(found)
@@ -106,6 +106,6 @@ def _print_plan(found: PlanReport) -> None:
     screen.print(wide if needed <= screen.width else narrow_table(found))
     if found.tree:
         screen.print(tree_table(found.tree))
-        screen.print(RELAYED)
+        screen.print(explain_tree(found.tree))
     for sentence in found.advice:
         screen.print(sentence)

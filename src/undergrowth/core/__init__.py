@@ -32,7 +32,16 @@ from undergrowth.core.reducers import (
 )
 from undergrowth.core.samplers import DeviceKnowledge, Sampler, UniformSampler, View, sample_children
 from undergrowth.core.selector import AllSelector, Selector
-from undergrowth.core.server import InnerServer, Plan, Progress, Server, are_finite, find_non_finite, model_in
+from undergrowth.core.server import (
+    InnerServer,
+    Plan,
+    Progress,
+    Server,
+    ServerTraining,
+    are_finite,
+    find_non_finite,
+    model_in,
+)
 from undergrowth.core.shard import Shard, are_hidden, hidden_like
 from undergrowth.core.task import Task, Train
 from undergrowth.core.task_kind import TASKS, Classification, Metric, MultiLabel, NextToken, Regression, TaskKind
@@ -44,7 +53,8 @@ __all__ = [
     "ModelWeights", "MultiLabel", "Named", "NextToken", "Node", "NodePlace", "Output", "Packet", "Partial",
     "PerCoordinateMean",
     "Plan", "Progress", "Receipt", "Reducer", "Refused", "Regression", "RoundEnd", "RunError", "RunWarning", "Sampler",
-    "Selector", "Server", "Shard", "State", "Steps", "Sum", "Task", "TaskKind", "TiltedMean", "Train", "UniformSampler",
+    "Selector", "Server", "ServerTraining",
+    "Shard", "State", "Steps", "Sum", "Task", "TaskKind", "TiltedMean", "Train", "UniformSampler",
     "Updates", "View", "WeightedMean", "Weights", "add_upload", "are_finite", "are_hidden", "check_options",
     "check_parts", "check_state", "check_task", "describe_error", "describe_misfit", "find_meant", "find_non_finite",
     "hidden_like", "join_updates", "map_leaves", "map_tensors", "model_in", "move_to", "option", "pack",

@@ -37,8 +37,8 @@ class NodePlace:
 
 # A pooled run has one device, of a common kind, below one server.
 _IGNORED_IF_POOLED = frozenset({
-    "fleet.name", "fleet.node_deadlines", "fleet.server_link", "topology", "train.over_select", "train.quorum",
-    "train.sample",
+    "fleet.name", "fleet.node_deadlines", "fleet.server_device", "fleet.server_link", "topology",
+    "train.over_select", "train.quorum", "train.sample",
 })  # fmt: skip
 
 

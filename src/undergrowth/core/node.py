@@ -18,7 +18,7 @@ from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.reducers import describe_misfit
 from undergrowth.core.samplers import DeviceKnowledge, NoKnowledge, View
-from undergrowth.core.server import Progress, Server, find_non_finite
+from undergrowth.core.server import InnerServer, Progress, Server, find_non_finite
 from undergrowth.core.server_calls import call_server, next_plan, next_state
 from undergrowth.core.task import Task
 
@@ -42,6 +42,8 @@ class Node:
     away: Container[str] = frozenset()  # children that cannot be reached now; set by the driver
     devices: int | None = None  # number of devices in the federation; None: of the children
     samples: int | None = None  # number of their samples; None: as many as `knowledge` says that the children have
+    training: bool = False  # whether its server still trains, so that no round ends; set by the driver
+    pauses: bool = False  # whether it waits after a round until the driver calls again, while its server trains
 
     state: State = field(default_factory=dict)
     round: int = 0
@@ -92,7 +94,8 @@ class Node:
         """Begins the run (root, without an ask) or the work for the parent's ask; returns asks that it gives up.
 
         A repeated or older ask of the parent is ignored. A newer one ends the work for the one before it. Asks of one
-        round of the parent, in different phases, are of one round of this node too.
+        round of the parent, in different phases, are of one round of this node too. A node that only passes on has
+        the parent's rounds, also if it missed some, so that a learning rate falls as in a star.
         """
         before = self._asked_by
         if ask is not None and before is not None and ask.id[1:] <= before[1:]:
@@ -102,6 +105,8 @@ class Node:
         if ask is not None:
             if ask.phase and before is not None and before.round == ask.id.round:
                 self.round, self.phase = self.round - 1, ask.phase
+            elif self.cycles == 1 and isinstance(self.server, InnerServer):
+                self.round = ask.id.round
             self._asked_by = ask.id
             self.state = next_state(self.server, "adopt", self.task, self.state, ask.packet, self.context())
         self.left = self.cycles
@@ -218,9 +223,11 @@ class Node:
                 self._ask(commands)
             elif self.server.asynchronous and not self._ready():
                 self._ask(commands)  # replaces children that answered or were lost
-            if self._out and not self._ready():
+            if self.training or (self._out and not self._ready()):
                 break
             self._end(commands)
+            if self.pauses and not self.phase:
+                break
         return commands
 
     @property
@@ -237,6 +244,8 @@ class Node:
         return self._enough
 
     def _ready(self) -> bool:
+        if self.training:
+            return False
         lost = len(self._lost)
         return self.server.ready(Progress(len(self._arrived), lost, len(self._out), self._expired, self._enough))
 

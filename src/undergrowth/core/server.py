@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from undergrowth.core.asks import Partial
+from undergrowth.core.client import Client
 from undergrowth.core.context import Context
 from undergrowth.core.errors import InputError
 from undergrowth.core.names import MODEL
@@ -38,6 +40,18 @@ class Progress:
     out: int
     expired: bool  # whether the deadline has passed
     enough: int | None = None  # as in the plan
+
+
+class ServerTraining(NamedTuple):
+    """What a server itself trains in a round: as `client` would, with `samples` samples.
+
+    `beside`: while its children work, and the round ends when both have finished. Otherwise it trains after it has
+    combined their uploads, before it asks them again or answers its parent.
+    """
+
+    client: Client
+    samples: int
+    beside: bool = False
 
 
 class Server:
@@ -132,6 +146,10 @@ class Server:
         `context.asked` is the number of children that were asked.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what a server does with the uploads")
+
+    def own_training(self, task: Task) -> ServerTraining | None:
+        """What `step` trains, to price it; None if it trains nothing."""
+        return None
 
     def report(self, task: Task, state: State, partial: Packet | None, context: Context) -> Packet | Partial | None:
         """What a node below the root answers its parent after its rounds; None if it has nothing to send.

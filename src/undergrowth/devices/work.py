@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from undergrowth.core import Client, LoopClient, Packet, State, Steps, Task, Updates
+from undergrowth.core import Client, LoopClient, Packet, State, Task, Updates
 from undergrowth.core.client import Loop
 from undergrowth.core.names import STEPS_DONE
 from undergrowth.core.pytree import signature
@@ -56,9 +56,9 @@ class Tracer:
     """Prices the jobs of one client. `shape` and `dtype` are those of one input.
 
     Every kind of job (names, shapes and types in the packet and in the state of the device) is traced once, at two
-    shard sizes and two batch sizes. The FLOPs of a step are linear in its batch, and those of `begin` and `finish` are
-    linear in the shard, so two points give the exact FLOPs for every other device. Memory between the two points is
-    slightly overestimated. The number of steps is taken from `begin` for every size.
+    shard sizes and two batch sizes. The FLOPs of a step are linear in its batch, those of `before_steps` in the samples
+    of the steps, and those of `finish` in the shard, so two points give the exact FLOPs for every other device. Memory
+    between the two points is slightly overestimated. `begin` runs for every size and gives the number of steps.
     """
 
     def __init__(
@@ -119,18 +119,29 @@ class Tracer:
 
 @dataclass(frozen=True)
 class _BeginCost:
-    """FLOPs and peak bytes of `begin`, the bytes that it leaves allocated, and the number of steps by batch size."""
+    """FLOPs and peak bytes of `begin`, the bytes that it leaves allocated, and the number of steps by batch size.
+
+    rows: samples that the steps draw from.
+    """
 
     flops: int
     peak: int
     resident: int
     batches: Mapping[int, int]
+    rows: int
 
 
 @dataclass(frozen=True)
 class _StepCost:
-    """A job with two steps. Peaks are in bytes above what `begin` left allocated."""
+    """A job with two steps. Peaks are in bytes above what was allocated before the steps, or before `before_steps`.
 
+    rows: as in `_BeginCost`; before_kept: bytes that `before_steps` leaves allocated.
+    """
+
+    rows: int
+    before_flops: int
+    before_peak: int
+    before_kept: int
     step_flops: int
     first_peak: int
     later_peak: int
@@ -163,9 +174,13 @@ class _LoopTrace:
 
     def _work(self, scalars: Mapping[str, float], size: int, counts: ClassCounts | None) -> Work:
         with self.builder.job(size, counts, scalars) as job:
-            begin, carry, steps = self._begin(job)
-            bytes_up = self._bytes_up(job, carry, steps)
-        flops = begin.flops + self._interpolate("finish_flops", size, SMALL_SHARD, LARGE_SHARD)
+            begin, loop = self._begin(job)
+            bytes_up = self._bytes_up(job, loop)
+        before_flops, before_peak, before_kept = (
+            self._interpolate(field, begin.rows, self.small.rows, self.large.rows)
+            for field in ("before_flops", "before_peak", "before_kept")
+        )
+        flops = begin.flops + before_flops + self._interpolate("finish_flops", size, SMALL_SHARD, LARGE_SHARD)
         for batch, count in begin.batches.items():
             flops += count * self._interpolate("step_flops", batch, SMALL_BATCH, self.batch)
         count = sum(begin.batches.values())
@@ -176,33 +191,34 @@ class _LoopTrace:
             peak = "first_peak" if count == 1 else "later_peak"
             extra = max(extra, self._interpolate(peak, max(begin.batches), SMALL_BATCH, self.batch))
         samples = sum(batch * count for batch, count in begin.batches.items())
-        memory = int(max(begin.peak, begin.resident + extra))
+        memory = int(max(begin.peak, begin.resident + before_peak, begin.resident + before_kept + extra))
         return Work(float(flops), memory, count, samples, bytes_up, count * self.large.step_calls)
 
-    def _bytes_up(self, job: TracedJob, carry: Any, steps: Steps) -> int:
+    def _bytes_up(self, job: TracedJob, loop: Loop) -> int:
         """The bytes of the upload. They need not be linear: a device may send a few samples of each class."""
         if self.builder.needs == SHAPES and self.small.bytes_up == self.large.bytes_up:
             return self.small.bytes_up
         job.meter.guess = True
         with job.meter:  # the upload has the same size with and without steps
-            up = self._finish(job, carry, steps)
+            (carry,) = job.client.before_steps(job.task, [loop])
+            up = self._finish(job, loop._replace(carry=carry))
         return self.builder.tracer.weigh(up)
 
-    def _finish(self, job: TracedJob, carry: Any, steps: Steps) -> Packet:
-        loop = Loop(job.client, job.down, job.shard, carry, steps, job.context)
+    def _finish(self, job: TracedJob, loop: Loop) -> Packet:
         (carry,) = job.client.after_steps(job.task, [loop])
         up: Packet = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)[0]
         return up
 
     def _interpolate(self, field: str, at: int, low: int, high: int) -> float:
         start, end = getattr(self.small, field), getattr(self.large, field)
+        if low == high:  # a client that trains on samples other than its own
+            return float(end)
         return float(start + (at - low) * (end - start) / (high - low))
 
-    def _begin(self, job: TracedJob) -> tuple[_BeginCost, Any, Steps]:
+    def _begin(self, job: TracedJob) -> tuple[_BeginCost, Loop]:
         client, meter = job.client, job.meter
         with meter:
             carry, steps = client.begin(job.task, job.down, job.shard, job.own, job.context)
-            (carry,) = client.before_steps(job.task, [Loop(client, job.down, job.shard, carry, steps, job.context)])
         # Inputs that `begin` reordered or copied can be streamed like those of the shard.
         kind = (self.builder.tracer.shape, self.builder.tracer.dtype)
         meter.release(*(values for values in steps.data.values() if (tuple(values.shape[1:]), values.dtype) == kind))
@@ -210,15 +226,21 @@ class _LoopTrace:
         for order in steps.epochs:
             whole, rest = divmod(len(order), steps.batch)
             batches.update({steps.batch: whole, rest: 1} if rest else {steps.batch: whole})
-        cost = _BeginCost(meter.flops, meter.peak, meter.live, {size: n for size, n in batches.items() if n})
-        return cost, carry, steps
+        rows = len(next(iter(steps.data.values())))
+        cost = _BeginCost(meter.flops, meter.peak, meter.live, {size: n for size, n in batches.items() if n}, rows)
+        return cost, Loop(client, job.down, job.shard, carry, steps, job.context)
 
     def _trace_steps(self, size: int, batch: int | None) -> _StepCost:
         """The cost of a job with `size` samples and two steps of `batch` samples (default: the client's batch)."""
         with self.builder.job(size) as job:
-            begin, carry, steps = self._begin(job)
+            begin, loop = self._begin(job)
+            steps, meter = loop.steps, job.meter
             entries = {**steps.data, **{name: values[0] for name, values in steps.visits.items()}}
-            meter = job.meter
+            meter.peak = meter.live
+            with meter:
+                (carry,) = job.client.before_steps(job.task, [loop])
+            loop = loop._replace(carry={})  # frees what the steps replace
+            before_flops, before_peak, resident = meter.flops - begin.flops, meter.peak, meter.live
             meter.peak = meter.live
             meter.guess = True  # numbers read after `begin` are only reported and change no shape
             if batch is None:
@@ -234,10 +256,12 @@ class _LoopTrace:
                 later_peak, step_flops, step_calls = meter.peak, meter.flops - before, meter.calls - calls
                 del inputs
                 meter.peak, before = meter.live, meter.flops
-                up = self._finish(job, {**carry, STEPS_DONE: 2}, steps)
+                up = self._finish(job, loop._replace(carry={**carry, STEPS_DONE: 2}))
                 finish_flops, finish_peak = meter.flops - before, meter.peak
-        first, later, finish = (peak - begin.resident for peak in (first_peak, later_peak, finish_peak))
-        return _StepCost(step_flops, first, later, finish_flops, finish, self.builder.tracer.weigh(up), step_calls)
+        first, later, finish = (peak - resident for peak in (first_peak, later_peak, finish_peak))
+        costs = (begin.rows, before_flops, before_peak - begin.resident, resident - begin.resident)
+        bytes_up = self.builder.tracer.weigh(up)
+        return _StepCost(*costs, step_flops, first, later, finish_flops, finish, bytes_up, step_calls)
 
 
 class _SequenceTrace:

@@ -22,7 +22,9 @@ _KEEPING = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Identity,
     nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
 )  # fmt: skip
-_KEEPING_FUNCTIONS = {F.relu, torch.relu, F.gelu, F.silu, F.hardswish, F.hardsigmoid, torch.sigmoid, torch.tanh}
+_KEEPING_FUNCTIONS = {
+    F.relu, torch.relu, F.gelu, F.silu, F.hardswish, F.hardsigmoid, torch.sigmoid, torch.tanh, F.interpolate,
+}  # fmt: skip
 _JOINING = {operator.add, operator.iadd, torch.add, operator.mul, torch.mul}
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -31,7 +33,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 class Set:
     """Channels that layers share. A set that turned out to equal another one points to it."""
 
-    count: int  # 0: the channels of the input
+    count: int  # 0: the channels of the input, or of a concatenation
     grain: int = 1
     sliced: bool = True
     same: Set | None = None
@@ -70,8 +72,14 @@ def find_channels(module: nn.Module, frozen: Collection[str] = ()) -> Found:
     from torch.fx import Tracer
     from torch.fx.proxy import TraceError
 
+    class LayerTracer(Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            # Also those with a padding of their own, which depends on the size of the image.
+            is_convolution = isinstance(m, nn.Conv1d | nn.Conv2d) and set(m.state_dict()) <= {"weight", "bias"}
+            return is_convolution or super().is_leaf_module(m, module_qualified_name)
+
     try:
-        graph = Tracer().trace(module)
+        graph = LayerTracer().trace(module)
     except (TraceError, TypeError, RuntimeError) as error:
         raise cannot(f"{type(module).__name__} has control flow that depends on values ({error})") from None
     found = Found()
@@ -164,6 +172,10 @@ def _operation(node: Node, inputs: list[Value]) -> Value:
         return Value(inputs[0].channels, True)
     if node.op == "call_function" and node.target in _JOINING:
         return Value(_tied(*(each.channels for each in inputs)), inputs[0].flat)
+    if node.target is torch.cat and (*node.args[1:], *node.kwargs.values()) == (1,):
+        for each in inputs:
+            each.channels.found().sliced = False  # each is only a part of the channels that the next layer reads
+        return Value(Set(0, sliced=False), inputs[0].flat)
     raise cannot(f"it computes '{node.name}', which may mix channels" if inputs else f"it reads '{node.target}'")
 
 
@@ -182,6 +194,6 @@ def _tied(one: Set, other: Set) -> Set:
 def cannot(reason: Any) -> InputError:
     return InputError(
         f"model: it cannot be sliced by width: {reason}; choose mlp, cnn, wrn-D-K, resnet-8, resnet-18, resnet-34, "
-        "vgg-16, mobilenetv3-small or efficientnet-b0, or a model of your own of convolutions, linear layers, "
-        "normalisation, pooling and sums"
+        "vgg-16, squeezenet, mobilenetv3-small or an efficientnet, or a model of your own of convolutions, linear "
+        "layers, normalisation, pooling and sums"
     )

@@ -146,7 +146,9 @@ class OneShotServer(ClusterServer):
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         means = combined.parts()
-        newcomers = dict(sorted(means.pop(PARENT, Packet()).parts().items()))
+        newcomers = {
+            device: up for device, up in sorted(means.pop(PARENT, Packet()).parts().items()) if not has_no_samples(up)
+        }  # a device that did not train has no direction, and belongs to no cluster yet
         if not newcomers:
             return self.move(state, means)
         moves = directions(task, state[MODEL], list(newcomers.values()))

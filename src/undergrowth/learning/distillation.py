@@ -85,6 +85,14 @@ def draw_seed(context: Context) -> float:
     return float(context.key("public") >> 15)  # 48 bits: exact as a float
 
 
+def server_client(
+    objective: Objective, lr: float, epochs: int, batch: int, split: str | None = None,
+    optimiser: Optimiser = Sgd(),  # noqa: B008
+) -> GradientClient:  # fmt: skip
+    """The client as which a server trains."""
+    return GradientClient(objective, split, AllSelector(), optimiser, lr, epochs, batch)
+
+
 def train_on_server(
     task: Task,
     weights: Weights,
@@ -123,7 +131,7 @@ def train_all_on_server(
     All draw the same random numbers, so models with equally many samples see them in the same order.
     """
     task = replace(task, augmentation=None)
-    student = GradientClient(objective, split, AllSelector(), optimiser, lr, epochs, batch)
+    student = server_client(objective, lr, epochs, batch, split, optimiser)
     loops = []
     for weights, entries in zip(models, data, strict=True):
         down, shard = Packet(weights), Shard(entries[X], entries[Y])

@@ -7,8 +7,9 @@ local adaptation: they keep a model near the received one. They say what they ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from undergrowth.learning.gradient_client import GradientClient
 
 FISHER = "fisher/"  # prefix of names in `LossInputs.received`: the Fisher information of a parameter
-FISHER_BATCH = 16  # samples whose gradients are traced at once
+FISHER_SAMPLES = 16  # of one part of a job, whose squared gradients are added up one by one
+MAX_FISHER_BYTES = 8 << 20  # of the sums of all parts of a job; with larger models, parts have more samples
 MAX_BATCH = 128  # samples of a client in one forward pass without training
 TOTAL, STATISTICS = "total", "statistics"  # in carries: sums so far
 CONTEXT = Context(0, "measurement", 0)  # nothing random happens in evaluation mode
@@ -207,16 +209,34 @@ def fisher_information(
     It is the mean over the job's samples of (∂ log p(y | x) / ∂w)². −log p is the loss of the task; a sample of
     next-token is a sequence. The model runs in evaluation mode. `view`: see `Task.of_device`.
     """
-    measured = []
+    measured: list[list[Loop]] = []
     for loop in loops:
         name, received, data = loop.carry.get(MODEL_NAME, ""), loop.carry[RECEIVED], loop.steps.data
         parameters = {each: received[each] for each in task.of_device(name, view).model.trainable(split)}
         total = {each: torch.zeros_like(value) for each, value in parameters.items()}
         carry: Carry = {PARAMETERS: parameters, RECEIVED: received, TOTAL: total, MODEL_NAME: name}
-        # On meta tensors, which only count the work, as many samples at once cost the same.
-        steps = Steps({X: data[X], Y: data[Y]}, (torch.arange(len(data[Y])),), FISHER_BATCH if data[X].is_meta else 1)
-        measured.append(loop._replace(client=FisherClient(view), carry=carry, steps=steps))
+        parts = [
+            loop._replace(client=FisherClient(view), carry=carry, steps=steps) for steps in _single_samples(data, total)
+        ]
+        measured.append(parts)
+    totals = (carry[TOTAL] for carry in run_loops(task, [part for parts in measured for part in parts]))
     return [
-        {each: value / max(1, len(loop.steps)) for each, value in carry[TOTAL].items()}
-        for loop, carry in zip(measured, run_loops(task, measured), strict=True)
+        _mean(list(islice(totals, len(parts))), len(loop.steps.data[Y]))
+        for loop, parts in zip(loops, measured, strict=True)
     ]
+
+
+def _single_samples(data: Mapping[str, Tensor], total: Weights) -> list[Steps]:
+    """Batches of one sample in several parts: engines compute loops at once, but the steps of a loop one by one."""
+    samples = len(data[Y])
+    if data[X].is_meta:  # tensors that only count the work, which is the same in one part and in large batches
+        return [Steps({X: data[X], Y: data[Y]}, (torch.arange(samples),), FISHER_SAMPLES)]
+    most = max(1, MAX_FISHER_BYTES // max(1, sum(value.nbytes for value in total.values())))
+    size = max(FISHER_SAMPLES, -(-samples // most))
+    pairs = zip(data[X].split(size), data[Y].split(size), strict=True)
+    return [Steps({X: x, Y: y}, (torch.arange(len(y)),), 1) for x, y in pairs]
+
+
+def _mean(totals: Sequence[Weights], samples: int) -> dict[str, Tensor]:
+    sums = totals[0] if len(totals) == 1 else {n: torch.stack([part[n] for part in totals]).sum(0) for n in totals[0]}
+    return {name: value / max(1, samples) for name, value in sums.items()}

@@ -62,7 +62,7 @@ class WidthServer(Server):
         return (TRAINING, STATISTICS) if measured else (TRAINING,)
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        # A node below the root counts its own rounds, so the root says how far slices have moved.
+        # The root says how far slices have moved.
         return {MODEL: dict(down.tensors), PHASE: down.tags.get(PHASE, ""), OFFSET: down.scalars.get(OFFSET, 0.0)}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:

@@ -57,6 +57,7 @@ from undergrowth.learning.cluster_models import (
     models_of,
     nearest_clusters,
 )
+from undergrowth.learning.servers import has_no_samples
 
 FIRST = "0"  # the name of the first cluster; the two halves of a cluster have its name and one digit more
 REWARDS = "rewards"  # of the server's state: device → cluster → reward
@@ -75,7 +76,8 @@ class AuxoServer(ClusterServer):
         return {**super().init(task, context), REWARDS: {}}
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
-        uploads = dict(sorted(combined.parts().items()))
+        # A device that did not train has no direction.
+        uploads = {device: up for device, up in sorted(combined.parts().items()) if not has_no_samples(up)}
         tried = _tried(task, state, uploads)
         rewards = {device: dict(known) for device, known in state[REWARDS].items()}
         clusters = dict(state[CLUSTERS])

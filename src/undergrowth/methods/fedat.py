@@ -42,6 +42,7 @@ from undergrowth.learning import GradientClient, LossInputs, Objective, RandomSe
 from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_all_on_server
 from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
+from undergrowth.learning.servers import has_no_samples
 
 ALIGNMENTS = ("attention", "plain", "none")
 FORMS = ("mean-square", "printed")
@@ -120,7 +121,7 @@ class FedATServer(OwnModelsServer):
         copies = self._teach_copies(task, model, list(uploads.values()), context)
         for (path, up), copy in zip(uploads.items(), copies, strict=True):
             mean = add_upload(WeightedMean(), mean, path, Packet(copy, {SAMPLES: up.scalars[SAMPLES]}))
-        after = mean.tensors if mean is not None else model
+        after = model if mean is None or has_no_samples(mean) else mean.tensors
         maps = self._attention(task, after)
         taught: dict[str, Weights] = {}
         for senders in by_model(uploads):

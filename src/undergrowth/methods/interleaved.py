@@ -13,10 +13,10 @@ Rounds are those of FedAvg on the n_k other samples: w ← Σ p_k·w_k, p_k = n_
 3. hand_back: these devices send v_k, which takes part in the aggregation of the round in place of their w_k:
    w ← Σ p_k·u_k, where u_k is v_k for a device that hands back and w for all others that trained.
 
-A device uses v_k until it receives a model in step 1 that has a lower loss on V_k; its accuracy is in `result.clients`.
-The run's accuracy is that of w. With budget = 0 it is FedAvg, bit for bit. Without hand_back, adaptation does not
-change w. The thesis announces the method without formulas; docs/decisions/0053-interleaved-adaptation.md has the
-choices made here.
+A device uses v_k until it keeps another one, or receives a model with a lower loss on V_k; its accuracy is in
+`result.clients`. The run's accuracy is that of w. With budget = 0 it is FedAvg, bit for bit. Without hand_back,
+adaptation does not change w. The thesis announces the method without formulas;
+docs/decisions/0053-interleaved-adaptation.md has the choices made here.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="interleaved", options={"every": 2, "budget": 0.5}, rounds=2)
@@ -124,7 +124,11 @@ class AdaptingClient(GradientClient):
         before, after = held_out_losses(trained, models=2)
         better = after < before
         adapted = {name: trained.tensors.get(name, trained.received[name]) for name in trained.task.model.shapes}
-        own = {**trained.own, MODEL: adapted if better else {}, LOSS: after}
+        own = trained.own
+        if better:
+            own = {**own, MODEL: adapted, LOSS: after}
+        elif own.get(MODEL) and before <= own[LOSS]:
+            own = {**own, MODEL: {}}
         scalars = {SAMPLES: trained.samples * better, ADAPTED: float(better), ALONE: trained.own.get(ALONE, 0.0)}
         return Packet(trained.tensors if self.options.hand_back else {}, scalars), own
 

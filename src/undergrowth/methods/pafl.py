@@ -69,7 +69,8 @@ class LateSchedule:
     loss: Objective
 
     def __call__(self, round: int, rounds: int) -> tuple[float, Objective]:
-        return (1.0 if round < self.start * rounds else self.mu), self.loss
+        is_early = round < self.start * rounds - 1e-9  # 0.07 * 100 is a little more than 7 in floating point
+        return (1.0 if is_early else self.mu), self.loss
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from undergrowth.core import InputError
 from undergrowth.exchange import ROUND_COSTS
 from undergrowth.report.figures import Figure, add_legend, axis, build_figure
 from undergrowth.report.html import Page
-from undergrowth.report.plan_tree import RELAYED, TREE_COLUMNS, tree_lines
+from undergrowth.report.plan_tree import TREE_COLUMNS, explain_tree, tree_lines
 from undergrowth.report.tables import cost_cells, cost_titles, count, duration, size
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.config import Experiment
@@ -83,7 +83,7 @@ def build_plan_page(
     page.section("All numbers", "For one round of one device.")
     page.table(COLUMNS, [(row["method"], *row_cells(row)) for row in rows])
     if tree:
-        page.section("The servers of the tree", f"For one round of the root. {RELAYED}")
+        page.section("The servers of the tree", f"For one round of the root. {explain_tree(tree)}")
         page.table(TREE_COLUMNS, tree_lines(tree))
     return page
 

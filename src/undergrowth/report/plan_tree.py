@@ -13,6 +13,8 @@ Row = dict[str, Any]
 
 TREE_COLUMNS = ("method", "level", "servers", "children", "link", "down", "up", "round", "network", "late")
 RELAYED = "Relayed: if no server combined uploads, and the packets of every device crossed every link, as in a star."
+ROOT = "With an asynchronous root, all figures are means over its rounds, and asks go on from one to the next."
+BELOW = "An asynchronous server answers after its own number of answers; it gives up the children that still work then."
 
 
 def tree_cells(row: Row) -> tuple[Any, ...]:
@@ -45,6 +47,19 @@ def tree_lines(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 def tree_table(rows: Sequence[Row]) -> Table:
     """The levels of servers of each method, the root first."""
     return table(TREE_COLUMNS, tree_lines(rows), right=(*range(1, 4), *range(5, len(TREE_COLUMNS))))
+
+
+def explain_tree(rows: Sequence[Row]) -> str:
+    """The sentences below the table: what its figures mean."""
+    sentences = [RELAYED]
+    if any(row["asynchronous"] for row in rows if not row["level"]):
+        sentences.append(ROOT)
+    if any(row["asynchronous"] for row in rows if row["level"]):
+        sentences.append(BELOW)
+    training = sum(row["server_joules"] for row in rows)
+    if training:
+        sentences.append(f"What servers train in a round of the root takes {energy(training)}; the times contain it.")
+    return " ".join(sentences)
 
 
 def advise_tree(rows: Sequence[Row], method: str) -> list[str]:

@@ -58,7 +58,7 @@ def count_work(raw: Raw) -> Work:
 
 
 def _rounds(described: Experiment, federation: Federation) -> int:
-    """The rounds of the root, as many as the simulated time leaves room for if all nodes wait for each other."""
+    """The rounds of the root, as many as the simulated time leaves room for."""
     seconds, tree = described.stop.simulated_seconds, price_tree("", federation)
     if seconds is None or not tree:
         return described.max_rounds

@@ -43,6 +43,7 @@ def run(
     dropout: float | None = None,
     failure: float | None = None,
     server_link: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    server_device: str | Mapping[str, Any] | None = None,
     node_deadlines: Mapping[str, float] | None = None,
     sampler: str | None = None,
     selector: str | None = None,
@@ -88,6 +89,7 @@ def run(
 
     `deadline`, `availability`, `dropout`, `failure`: limits and faults of the simulated devices. `server_link`: the
     link of every server of a tree to its parent, such as "metro"; a list has one for each level, from the root down.
+    `server_device`: the device on which servers train, such as "edge-server"; by default their training takes no time.
     `node_deadlines`: seconds by the name or the depth of a server, such as {"edge-00": 2}, instead of `deadline`.
     `sampler`,
     `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
@@ -148,7 +150,7 @@ def resume(
 # The section of an experiment for each argument of `run`.
 _PLACES = {
     "data": ("path", "partition", "clients"),
-    "fleet": ("deadline", "availability", "dropout", "failure", "server_link", "node_deadlines"),
+    "fleet": ("deadline", "availability", "dropout", "failure", "server_link", "server_device", "node_deadlines"),
     "train": (
         "rounds", "sample", "epochs", "batch", "lr", "momentum", "weight_decay", "optimiser", "schedule", "sampler",
         "selector", "over_select", "quorum", "drop_last",

@@ -115,6 +115,7 @@ class FleetSection(Named):
     dropout: Fraction = 0.0
     failure: Fraction = 0.0
     server_link: str | dict[str, Any] | list[str | dict[str, Any]] = "free"  # of servers to their parents
+    server_device: str | dict[str, Any] = "free"  # on which servers train
     node_deadlines: dict[str, Above0] = Field(default_factory=dict)  # a node's name or depth → instead of `deadline`
 
     @field_validator("node_deadlines", mode="before")

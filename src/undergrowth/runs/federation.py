@@ -56,6 +56,7 @@ from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.runs.server_links import wire_servers
+from undergrowth.runs.server_training import price_servers
 from undergrowth.runs.topologies import (
     check_proxy_data,
     check_settings,
@@ -66,7 +67,7 @@ from undergrowth.runs.topologies import (
     rounds_of,
 )
 from undergrowth.runs.unused_settings import unused_settings
-from undergrowth.simulation import FleetClock, Simulation
+from undergrowth.simulation import FleetClock, Simulation, TrainingCost
 from undergrowth.topology import Topology
 
 
@@ -84,13 +85,15 @@ class Federation:
     clock: FleetClock
     engine: Engine
     server_links: Mapping[str, LinkProfile]  # node → the link to its parent
+    server_training: Mapping[str, TrainingCost]  # node → what its server trains in a round, if that takes time
     notes: list[str]  # facts that the user should know and that are not errors
     groups: DeviceGroups  # those that the method asks for
 
     @cached_property
     def driver(self) -> Driver:
         return Simulation(
-            self.nodes, self.topology.parents, self.engine, self.world, self.clock, self.server_links
+            self.nodes, self.topology.parents, self.engine, self.world, self.clock, self.server_links,
+            self.server_training,
         )  # fmt: skip
 
     def use(self, engine: Engine) -> None:
@@ -113,14 +116,13 @@ class Federation:
 
     def deadline_of(self, device: str) -> float | None:
         """The seconds that the server above `device` waits for it."""
-        own = self.topology.of(self._servers.get(device, "")).deadline
+        own = self.topology.of(self.servers.get(device, "")).deadline
         return self.task.train.deadline if own is None else own
 
     @cached_property
-    def _servers(self) -> dict[str, str]:
-        """Device → the server above it; empty if all servers have the same deadline."""
-        children = self.topology.children if self.topology.deadlines else {}
-        return {child: node for node, all_below in children.items() for child in all_below}
+    def servers(self) -> dict[str, str]:
+        """Device → the server above it."""
+        return {child: node for node, children in self.topology.children.items() for child in children}
 
     @cached_property
     def test(self) -> Shard:
@@ -203,6 +205,8 @@ def federate(
     proxy_data = named_proxy_data(topology, experiment, population)
     nodes = _nodes(experiment, method, task, topology, sizes, proxy_data)
     check_proxy_data(topology, method, _name_of(method), {name: node.task for name, node in nodes.items()})
+    server_device = "free" if method.pooled else experiment.fleet.server_device
+    server_training = price_servers(server_device, nodes, sample.x, notes)
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     client, own_servers = _own_training(method, population)
@@ -219,7 +223,19 @@ def federate(
         notes.append("fleet.server_link has no effect: a star has no link between servers")
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
     return Federation(
-        method, population, task, devices, topology, nodes, world, clock, engine, server_links, notes, groups
+        method,
+        population,
+        task,
+        devices,
+        topology,
+        nodes,
+        world,
+        clock,
+        engine,
+        server_links,
+        server_training,
+        notes,
+        groups,
     )
 
 

@@ -148,7 +148,7 @@ def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, 
         ready = (number for number in numbers if server.ready(Progress(number, 0, len(asked), False)))
         needed = next(ready, len(asked))  # a server that never says so steps when all are back
         everybody = len(asked) >= len(priced)
-        rates = {each.device: 1 / max(each.timing.seconds, 1e-9) if everybody else 1.0 for each in able}
+        rates = {each.device: 1 / max(each.seconds, 1e-9) if everybody else 1.0 for each in able}
         return {device: train.rounds * needed * rate / sum(rates.values()) for device, rate in rates.items()}
     devices = sum(federation.population.size(device) > 0 for device in federation.population.devices)
     sampled = min(devices, math.ceil(round(count_of(train.sample, devices) * train.over_select, 9)))
@@ -160,7 +160,7 @@ def _price_class(
 ) -> Row:
     asynchronous = federation.method.server.asynchronous
     deadlines = {each.device: None if asynchronous else federation.deadline_of(each.device) for each in priced}
-    by_time = sorted(priced, key=lambda prospect: prospect.timing.seconds)
+    by_time = sorted(priced, key=lambda prospect: prospect.seconds)
     typical = by_time[(len(by_time) - 1) // 2]
     fitting = sum(each.verdict(deadlines[each.device]) == "fits" for each in priced)
     able = sum(federation.population.size(device) > 0 for device in devices)  # devices without samples are never asked

@@ -36,6 +36,7 @@ class Prospect:
     shortest_deadline: the seconds of the least work that the server accepts: all of it, or one step.
     ratio: the fraction of the channels that the device gets from a method that slices the model; None otherwise.
     own: of the training between rounds, which `total` contains.
+    wait: the seconds of it that are left when the device is asked.
     """
 
     device: str
@@ -46,18 +47,24 @@ class Prospect:
     shortest_deadline: float
     ratio: float | None
     own: Timing = Timing()
+    wait: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the ask to the answer."""
+        return self.wait + self.timing.seconds
 
     def verdict(self, deadline: float | None) -> str:
         if self.timing.lost:
             return "too big"
-        return "too slow" if deadline is not None and self.timing.seconds > deadline else "fits"
+        return "too slow" if deadline is not None and self.seconds > deadline else "fits"
 
     def spent(self, deadline: float | None) -> float:
         """The joules that the round takes. A device that is too slow works until the deadline."""
         if self.timing.lost:
             return 0.0
-        if deadline is not None and self.timing.seconds > deadline:
-            return self.timing.cut(deadline).joules
+        if deadline is not None and self.seconds > deadline:
+            return self.timing.cut(max(0.0, deadline - self.wait)).joules + self.own.joules
         return self.total.joules
 
 
@@ -112,13 +119,18 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
     population, task = federation.population, federation.task
     devices = [device for device in population.devices if population.size(device)]
     own_state = {MODEL: task.model.initial(0)} if BETWEEN_ROUNDS in federation.world.servers else {}
+    above = _seconds_above(federation, typical.nbytes) if own_state else {}
     prospects = []
     for device in devices[:: math.ceil(len(devices) / MAX_DEVICES_PRICED)]:
         packet = packets.get(device, typical)
         down, size = federation.world.links.down(packet)
+        own, wait = Timing(), 0.0
+        if own_state:
+            own = federation.clock.own_timing(device, START, own_state, 0)
+            wait = 0.0 if own.lost else max(0.0, own.seconds - above[federation.servers[device]])
         by = federation.deadline_of(device) if partial else None
-        work, timing = federation.clock.plain_timing(device, down, size, by)
-        shortest = timing.seconds
+        work, timing = federation.clock.plain_timing(device, down, size, None if by is None else by - wait)
+        shortest = wait + timing.seconds
         if partial and work.steps:  # a job that was cut short has the compute time of `limit` steps
             shortest -= timing.seconds_compute * (1 - 1 / (timing.limit or work.steps))
         total, bytes_down, bytes_up = timing, size, work.bytes_up
@@ -127,13 +139,20 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
                 down, size = federation.world.links.down(phase[device])
                 work, more = federation.clock.plain_timing(device, down, size, None)
                 total, bytes_down, bytes_up = total.then(more), bytes_down + size, bytes_up + work.bytes_up
-        own = Timing()
-        if own_state and not timing.lost:
-            own = federation.clock.own_timing(device, START, own_state, 0)
-            total = total if own.lost else total.then(own)
+        own = Timing() if own.lost or timing.lost else own
+        total = total.then(own)
         ratio = packet.scalars.get(RATIO)
-        prospects.append(Prospect(device, bytes_down, bytes_up, timing, total, shortest, ratio, own))
+        prospects.append(Prospect(device, bytes_down, bytes_up, timing, total, shortest, ratio, own, wait))
     return prospects
+
+
+def _seconds_above(federation: Federation, size: int) -> dict[str, float]:
+    """Node → the seconds that a packet of `size` bytes takes from the root to it."""
+    links, children = federation.server_links, federation.topology.children
+    above = dict.fromkeys(children, 0.0)
+    for node, below in children.items():  # parents first
+        above |= {child: above[node] + links[child].seconds_down(size) for child in below if child in links}
+    return above
 
 
 def describe_guess(model: Model) -> list[str]:
@@ -158,11 +177,12 @@ def check_deadline(federation: Federation) -> None:
         if "too slow" not in verdicts:
             raise InputError(f"fleet: no device can hold the work: {prospects[0].timing.lost}; choose a smaller model")
         able = [prospect for prospect in prospects if not prospect.timing.lost]
-        fastest = min(able, key=lambda prospect: prospect.timing.seconds)
+        fastest = min(able, key=lambda prospect: prospect.seconds)
+        training = f", {fastest.wait:.6g} of them for training between rounds" if fastest.wait else ""
         deadline = max(each for each in deadlines if each is not None)
         raise InputError(
             f"fleet.deadline {deadline:g}: no device can do a round in that time; the fastest, {fastest.device}, "
-            f"needs {fastest.timing.seconds:.6g} seconds; `undergrowth plan` shows what each could do"
+            f"needs {fastest.seconds:.6g} seconds{training}; `undergrowth plan` shows what each could do"
         )
     for verdict, words in (("too slow", "cannot finish by the deadline"), ("too big", "cannot hold the work")):
         count = verdicts.count(verdict)

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
-from undergrowth.core import Ask, AskId, Deadline, InputError, Node, Packet, Reducer, State
+from undergrowth.core import InputError
 from undergrowth.devices import FREE, LinkProfile
-from undergrowth.devices.meter import Meter
+from undergrowth.exchange import Entry
 from undergrowth.runs.federation import Federation
+from undergrowth.runs.rehearsal import Rehearsal, rehearse
+from undergrowth.simulation import OWN_TRAINING
 
 Row = dict[str, Any]
 
 
 @dataclass
 class _Branch:
-    """One round of a node for one ask of its parent, priced. Bytes are those of one round of the root."""
+    """What one round of the root takes at a node and below it."""
 
-    asks: list[Ask] = field(default_factory=list)
-    deadline: float | None = None
-    enough: int | None = None
-    state: State = field(default_factory=dict)  # of the node, after the packet of its parent
-    seconds: float = 0.0  # from its start to its answer
-    late: int = 0  # children that are not back by the deadline
-    kinds: Counter[Hashable] = field(default_factory=Counter)  # kind of upload → how many of the devices below send it
-    uploads: dict[str, Packet] = field(default_factory=dict)  # child → the form of what it sends
-    bytes_down: int = 0  # over the links to its children
-    bytes_up: int = 0
-    device_bytes_down: int = 0  # of all devices below
-    device_bytes_up: int = 0
+    bytes_down: float = 0.0  # over the links to its children
+    bytes_up: float = 0.0
+    device_bytes_down: float = 0.0  # of all devices below
+    device_bytes_up: float = 0.0
     relayed: list[_Path] = field(default_factory=list)
     link_seconds: float = 0.0  # of the slowest of its links, down and up
     joules: float = 0.0  # of the network between it and its children
     relay_joules: float = 0.0  # the same if no node below combined anything
+    server_flops: float = 0.0  # of what its server trains
+    server_joules: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,7 @@ class _Path:
     def seconds(self) -> float:
         return self.devices + self.latency + self.down + self.up
 
-    def behind(self, link: LinkProfile, bytes_down: int, bytes_up: int) -> _Path:
+    def behind(self, link: LinkProfile, bytes_down: float, bytes_up: float) -> _Path:
         """This path with `link` before it, which carries `bytes_down` and `bytes_up` bytes."""
         down, up = max(self.down, bytes_down / link.down), max(self.up, bytes_up / link.up)
         return _Path(self.devices, self.latency + 2 * link.latency, down, up)
@@ -63,26 +56,21 @@ def price_tree(name: str, federation: Federation) -> list[Row]:
 
     `bytes_down` and `bytes_up` are those of all links to the level's children. `relay_bytes_down`, `relay_bytes_up`,
     `relay_joules` and `relay_seconds` are those of the same devices if no server below combined uploads: the packets of
-    every device cross every link, as in a star whose server is the root. `seconds` is the longest round of a server of
-    the level, and `late` the number of children that miss its deadline.
+    every device cross every link, as in a star whose server is the root. `seconds` is the longest time from an ask to
+    the answer of a server of the level, at the root that of a round. `late` is the number of children that miss a
+    deadline, `asynchronous` that of servers which do not wait for all children. `server_flops` and `server_joules` are
+    those of what the level's servers train. All figures of an asynchronous root are means over the rounds of the run.
     """
     topology = federation.topology
     if not topology.parents:
         return []
-    root = federation.driver.root
-    root.initialise()
-    steady, known = root.server.steady_state(federation.task, root.state), {}
-    if steady is not root.state:  # what servers below know after the first round
-        known = {name: branch.state for name, branch in _ask_all(federation, root.state, {})}
-    branches = dict(_ask_all(federation, steady, known))
-    uploads = Uploads(federation)
-    for node in reversed([*branches]):  # children before their parents
-        _price_branch(federation, node, branches, uploads)
+    rehearsal = rehearse(federation)
+    branches = _price_branches(federation, rehearsal)
     rows = []
     for depth in sorted(set(topology.depth.values())):
         level = {node: branches[node] for node in branches if topology.depth[node] == depth}
-        if level:
-            rows.append({"method": name, "level": depth, **_price_level(federation, level)})
+        if any(rehearsal.nodes[node].asked for node in level):
+            rows.append({"method": name, "level": depth, **_price_level(federation, level, rehearsal)})
     return rows
 
 
@@ -106,166 +94,77 @@ def check_server_deadlines(federation: Federation) -> None:
             )
 
 
-def _ask_all(federation: Federation, state: State, known: Mapping[str, State]) -> Iterator[tuple[str, _Branch]]:
-    """What every node would ask in a round, from the root down.
-
-    `state` is that of the root, and `known` has those of the nodes below it; a node that is not there has none yet.
-    """
-    topology = federation.topology
-    packets: dict[str, Packet] = {}
-    for name in topology.children:
-        node = federation.nodes[name]
-        copy = Node(
-            name, node.server, node.task, node.children, 1, node.seed, node.is_root, node.nodes, node.knowledge,
-            devices=node.devices, samples=node.samples,
-        )  # fmt: skip
-        if node.is_root:
-            copy.adopt_state(state)
-            copy.start()
-        elif name in packets:
-            if name in known:
-                copy.adopt_state(known[name])
-            copy.start(Ask(AskId(name, 0, 0), packets[name]))
-        else:
-            continue
-        commands = copy.advance()
-        asks = [command for command in commands if isinstance(command, Ask)]
-        packets.update({ask.child: ask.packet for ask in asks if ask.child in topology.children})
-        deadline = next((command.seconds for command in commands if isinstance(command, Deadline)), None)
-        yield name, _Branch(asks, deadline, copy.enough, copy.state)
+def _price_branches(federation: Federation, rehearsal: Rehearsal) -> dict[str, _Branch]:
+    entries: dict[str, list[Entry]] = {node: [] for node in federation.topology.children}
+    trained: dict[str, list[Entry]] = {node: [] for node in entries}
+    for entry in rehearsal.entries:
+        if entry.outcome != OWN_TRAINING:
+            entries[entry.parent].append(entry)
+        elif entry.child in trained:
+            trained[entry.child].append(entry)
+    branches: dict[str, _Branch] = {}
+    for node in reversed([*entries]):  # children before their parents
+        branch = branches[node] = _Branch()
+        branch.server_flops = sum(entry.flops for entry in trained[node]) / rehearsal.rounds
+        branch.server_joules = sum(entry.joules for entry in trained[node]) / rehearsal.rounds
+        for entry in entries[node]:
+            branch.bytes_down += entry.bytes_down / rehearsal.rounds
+            branch.bytes_up += entry.bytes_up / rehearsal.rounds
+        of_devices = [entry for entry in entries[node] if entry.child not in branches]
+        of_nodes = [entry for entry in entries[node] if entry.child in branches]
+        _add_devices(branch, of_devices, rehearsal.rounds)
+        _add_nodes(federation, branch, of_nodes, branches, rehearsal.rounds)
+    return branches
 
 
-def _price_branch(federation: Federation, name: str, branches: dict[str, _Branch], uploads: Uploads) -> None:
-    node, branch = federation.nodes[name], branches[name]
-    by = branch.deadline if node.server.accepts_partial and not node.server.asynchronous else None
-    limit = math.inf if branch.deadline is None else branch.deadline
-    times, slowest_device = [], 0.0
-    for ask in branch.asks:
-        below = branches.get(ask.child)
-        if below is not None:
-            times.append(_price_link(federation, ask, branch, below, uploads, limit))
-            continue
-        down, size = federation.world.links.down(ask.packet)
-        work, timing = federation.clock.plain_timing(ask.child, down, size, by)
-        if timing.lost:
-            continue
-        times.append(timing.seconds)
-        branch.device_bytes_down += size
-        if timing.seconds <= limit:
-            slowest_device = max(slowest_device, timing.seconds)
-            branch.device_bytes_up += work.bytes_up
-            branch.kinds[uploads.kind(ask.packet)] += 1
-            branch.uploads[ask.child] = uploads.of(ask.packet)
-    if slowest_device:  # its devices are its own children
-        branch.bytes_down, branch.bytes_up = branch.device_bytes_down, branch.device_bytes_up
-        branch.relayed.append(_Path(slowest_device))
-        branch.link_seconds = slowest_device
-    in_time = sorted(seconds for seconds in times if seconds <= limit)
-    branch.late = len(times) - len(in_time)
-    enough = branch.enough
-    if enough is not None and len(in_time) >= enough:
-        branch.seconds = in_time[enough - 1]
-    else:
-        branch.seconds = limit if branch.late else max(in_time, default=0.0)
-    if not node.is_root:
-        _repeat(branch, node.cycles)
+def _add_devices(branch: _Branch, entries: list[Entry], rounds: int) -> None:
+    """Adds what crosses the links of a node's own devices."""
+    branch.device_bytes_down += sum(entry.bytes_down for entry in entries) / rounds
+    branch.device_bytes_up += sum(entry.bytes_up for entry in entries) / rounds
+    times = [entry.end - entry.start for entry in entries if entry.outcome == "arrived"]
+    if times:
+        branch.relayed.append(_Path(max(times)))
+        branch.link_seconds = max(times)
 
 
-def _price_link(
-    federation: Federation, ask: Ask, branch: _Branch, below: _Branch, uploads: Uploads, limit: float
-) -> float:
-    """Adds the link to a node below; returns the seconds until that node has answered."""
-    link, size = federation.server_links[ask.child], ask.packet.nbytes
-    server = federation.nodes[ask.child].server
-    expected = server.expected_answer(ask.child, below.uploads) if below.uploads else None
-    answer = uploads.combined_bytes(server.reducer, below.kinds) if expected is None else expected.nbytes
-    down, up = link.seconds_down(size), link.seconds_up(answer)
-    seconds = down + below.seconds + up
-    in_time = seconds <= limit
-    branch.bytes_down += size
-    branch.bytes_up += answer if in_time else 0
-    branch.kinds.update(below.kinds if in_time else ())
-    if in_time and expected is not None:
-        branch.uploads[ask.child] = expected
-    branch.device_bytes_down += below.device_bytes_down
-    branch.device_bytes_up += below.device_bytes_up
-    branch.relayed += [path.behind(link, below.device_bytes_down, below.device_bytes_up) for path in below.relayed]
-    branch.link_seconds = max(branch.link_seconds, down + up)
-    branch.joules += link.joules_per_byte * (size + (answer if in_time else 0))
-    branch.relay_joules += link.joules_per_byte * (below.device_bytes_down + below.device_bytes_up)
-    return seconds
+def _add_nodes(
+    federation: Federation, branch: _Branch, entries: list[Entry], branches: Mapping[str, _Branch], rounds: int
+) -> None:
+    """Adds what crosses the links to nodes, and what would cross them if these nodes combined nothing."""
+    for entry in entries:
+        link = federation.server_links[entry.child]
+        branch.joules += link.joules_per_byte * (entry.bytes_down + entry.bytes_up) / rounds
+        # A late answer is taken to be as large as the packet that asked for it.
+        seconds = link.seconds_down(entry.bytes_down) + link.seconds_up(entry.bytes_up or entry.bytes_down)
+        branch.link_seconds = max(branch.link_seconds, seconds)
+    for child in dict.fromkeys(entry.child for entry in entries):
+        link, below = federation.server_links[child], branches[child]
+        down, up = below.device_bytes_down, below.device_bytes_up
+        branch.device_bytes_down += down
+        branch.device_bytes_up += up
+        branch.relayed += [path.behind(link, down, up) for path in below.relayed]
+        branch.relay_joules += link.joules_per_byte * (down + up)
 
 
-def _repeat(branch: _Branch, cycles: int) -> None:
-    """Prices `cycles` rounds for one ask of the parent instead of one."""
-    for name in (
-        "seconds", "bytes_down", "bytes_up", "device_bytes_down", "device_bytes_up", "joules", "relay_joules"
-    ):  # fmt: skip
-        setattr(branch, name, getattr(branch, name) * cycles)
-
-
-def _price_level(federation: Federation, level: dict[str, _Branch]) -> Row:
-    children = [ask.child for branch in level.values() for ask in branch.asks]
-    names = dict.fromkeys(federation.server_links[child].name for child in children if child in federation.server_links)
+def _price_level(federation: Federation, level: Mapping[str, _Branch], rehearsal: Rehearsal) -> Row:
+    nodes = [rehearsal.nodes[name] for name in level]
+    names = dict.fromkeys(federation.server_links[child].name for node in nodes for child in node.nodes)
     return {
-        "servers": len(level),
-        "children": len(children),
+        "servers": sum(node.asked > 0 for node in nodes),
+        "asynchronous": sum(node.asked > 0 and node.server.asynchronous for node in nodes),
+        "children": sum(node.asked for node in nodes),
         "link": ", ".join(names) or "of the devices",
-        "bytes_down": sum(branch.bytes_down for branch in level.values()),
-        "bytes_up": sum(branch.bytes_up for branch in level.values()),
-        "relay_bytes_down": sum(branch.device_bytes_down for branch in level.values()),
-        "relay_bytes_up": sum(branch.device_bytes_up for branch in level.values()),
+        "bytes_down": round(sum(branch.bytes_down for branch in level.values())),
+        "bytes_up": round(sum(branch.bytes_up for branch in level.values())),
+        "relay_bytes_down": round(sum(branch.device_bytes_down for branch in level.values())),
+        "relay_bytes_up": round(sum(branch.device_bytes_up for branch in level.values())),
         "link_seconds": max(branch.link_seconds for branch in level.values()),
-        "seconds": max(branch.seconds for branch in level.values()),
+        "seconds": rehearsal.seconds if nodes[0].is_root else max(node.seconds for node in nodes),
         "relay_seconds": max((path.seconds for branch in level.values() for path in branch.relayed), default=0.0),
         # The price of a device has the energy of its own link.
         "joules": sum(branch.joules for branch in level.values()) if names else None,
         "relay_joules": sum(branch.relay_joules for branch in level.values()) if names else None,
-        "late": sum(branch.late for branch in level.values()),
+        "late": sum(node.late for node in nodes),
+        "server_flops": sum(branch.server_flops for branch in level.values()),
+        "server_joules": sum(branch.server_joules for branch in level.values()),
     }
-
-
-class Uploads:
-    """The uploads that devices would send, on meta tensors, and how many bytes combined ones have."""
-
-    def __init__(self, federation: Federation) -> None:
-        self.federation = federation
-        self._uploads: dict[Hashable, Packet] = {}
-        # Id of a packet → the packet, which keeps the id in use, and its kind.
-        self._kinds: dict[int, tuple[Packet, Hashable]] = {}
-        self._known: list[tuple[Reducer, tuple[Hashable, ...], int]] = []  # reducer, kinds → bytes of the result
-
-    def kind(self, down: Packet) -> Hashable:
-        """What the form of an upload depends on. Uploads of one kind have the same form."""
-        if id(down) not in self._kinds:
-            kind = (down.signature, tuple(down.scalars), tuple(down.tags.items()))
-            self._kinds[id(down)] = (down, kind)
-            if kind not in self._uploads:
-                packet, _ = self.federation.world.links.down(down)
-                self._uploads[kind] = self.federation.clock.tracer.upload(packet)
-        return self._kinds[id(down)][1]
-
-    def of(self, down: Packet) -> Packet:
-        """The upload of a device that receives `down`."""
-        return self._uploads[self.kind(down)]
-
-    def combined_bytes(self, reducer: Reducer, kinds: Counter[Hashable]) -> int:
-        """The bytes of the partial result of uploads. A mean has as many for any number; a collection grows."""
-        if not kinds:
-            return 0
-        one_of_each = self._merged(reducer, tuple(kinds))
-        return one_of_each + sum(
-            (number - 1) * (self._merged(reducer, (kind, kind)) - self._merged(reducer, (kind,)))
-            for kind, number in kinds.items()
-            if number > 1
-        )
-
-    def _merged(self, reducer: Reducer, kinds: tuple[Hashable, ...]) -> int:
-        for known in self._known:
-            if known[:2] == (reducer, kinds):
-                return known[2]
-        with Meter(guess=True):
-            lifted = [reducer.lift(f"device-{n}", self._uploads[kind], 0) for n, kind in enumerate(kinds)]
-            size = reduce(reducer.merge, lifted).nbytes
-        self._known.append((reducer, kinds, size))
-        return size

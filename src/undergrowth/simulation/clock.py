@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from copy import copy
 from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple, Protocol
@@ -158,14 +159,15 @@ class FleetClock(Clock):
 
     def plain_timing(self, device: str, down: Packet, size: int, by: float | None) -> tuple[Work, Timing]:
         """The work of a job, and how it goes without interruptions. A device without enough memory is lost."""
-        work = self._work(device, down)
+        work = self.work(device, down)
         key = (work, size, by)
         known = self._priced.get(device)
         if known is None or known[0] != key:  # most devices do the same work in every round
             known = self._priced[device] = (key, self._price(device, work, size, by))
         return work, known[1]
 
-    def _work(self, device: str, down: Packet) -> Work:
+    def work(self, device: str, down: Packet) -> Work:
+        """The work of a device that receives `down`, with the samples and the state that it has now."""
         size = self.samples(device)
         return self.tracer.work(down, size, self.states.get(device), lambda: self._counts(device, size))
 
@@ -176,6 +178,13 @@ class FleetClock(Clock):
             labels = shards_at(self.population, now).train(device).y.cpu().flatten()
             self._labels[device] = now, tuple(torch.bincount(labels).tolist()) if len(labels) == size else None
         return self._labels[device][1]
+
+    def undisturbed(self, states: States) -> FleetClock:
+        """A clock of the same devices with other states. They are always available, never fail and have no battery."""
+        clock = copy(self)
+        clock.states, clock.availability, clock.failures, clock._batteries = states, None, None, False
+        clock._empty = set()
+        return clock
 
     def _price(self, device: str, work: Work, size: int, by: float | None) -> Timing:
         profile = self.fleet.profile(device)
@@ -256,7 +265,7 @@ class FleetClock(Clock):
         return now.size(device)
 
     def seconds(self, device: str, down: Packet) -> float:
-        work = self._work(device, down)
+        work = self.work(device, down)
         cost = price_work(self.fleet.profile(device), work, self.links.down(down)[1], work.bytes_up)
         return cost.seconds if cost.fits else math.inf
 

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
-from time import perf_counter
 from typing import Any
 
 from undergrowth.core import Context, State
@@ -27,17 +26,21 @@ from undergrowth.simulation.clock import Clock, Timing, booked_values
 from undergrowth.simulation.open_asks import OpenAsk, count_bytes, read_content, write_content
 from undergrowth.simulation.own_training import OwnTraining
 from undergrowth.simulation.pending import Pending
+from undergrowth.simulation.server_training import TRAINED, TrainingCost, TrainingServers
+from undergrowth.simulation.work import Work
 
 
 class Simulation:
     """A driver in virtual time. `parents` maps every node but the root to its parent.
 
-    `server_links` maps nodes to the links to their parents; a link that is not there takes no time.
+    `server_links` maps nodes to the links to their parents; a link that is not there takes no time. `server_training`
+    says what the training of a node's server costs; if it is not there, it takes no time.
     """
 
     def __init__(
         self, nodes: Mapping[str, Node], parents: Mapping[str, str], engine: Engine, world: World, clock: Clock,
         server_links: Mapping[str, LinkProfile] | None = None,
+        server_training: Mapping[str, TrainingCost] | None = None,
     ) -> None:  # fmt: skip
         self.nodes = nodes
         self.server_links = server_links or {}
@@ -48,12 +51,12 @@ class Simulation:
         self.clock = clock
         self.ledger = Ledger()
         self.now = 0.0
-        self.jobs_done = 0
-        self.work_seconds = 0.0  # wall time of the engine
         self._depths = {name: self._depth(name) for name in nodes}
         self._pending = Pending()
         self._own_training = OwnTraining(nodes, world, clock)
-        self._facts: dict[str, float] = {}
+        self._training = TrainingServers(nodes, server_training or {}, self._pending)
+        self._held: list[RoundEnd] = []  # the round of the root after which its server trains
+        self.work = Work(engine, self._pending)
 
     def start(self) -> None:
         self.engine.open(self.world)
@@ -66,7 +69,7 @@ class Simulation:
             self.root.start()
             yield from self._advance(self.root)
         touched: dict[str, None] = {}  # nodes with news that have not acted yet; empty whenever a round is yielded
-        while (self._pending.events or touched) and not self.root.done:
+        while (self._pending.events or touched) and (self._held or not self.root.done):
             if not touched:
                 self.now = self._pending.events[0][0]
             while self._pending.events and self._pending.events[0][0] == self.now:
@@ -76,7 +79,8 @@ class Simulation:
             if touched:
                 deepest = max(touched, key=self._depths.__getitem__)
                 del touched[deepest]
-                yield from self._advance(self.nodes[deepest])
+                if not self._training.pausing(deepest):
+                    yield from self._advance(self.nodes[deepest])
 
     def stop(self) -> int:
         # The root has begun its next round in the same instant. The asks of that round are forgotten, and those of
@@ -91,12 +95,12 @@ class Simulation:
         return len(given_up)
 
     def facts(self) -> Mapping[str, float]:
-        facts, self._facts = self._facts, {}
+        facts, self.work.facts = self.work.facts, {}
         return facts
 
     @property
     def clients_per_second(self) -> float:
-        return self.jobs_done / max(self.work_seconds, 1e-9)
+        return self.work.jobs_done / max(self.work.seconds, 1e-9)
 
     def _depth(self, name: str) -> int:
         return 1 + self._depth(self.parents[name]) if name in self.parents else 0
@@ -109,6 +113,8 @@ class Simulation:
             if node.name not in self._pending.asks or self._pending.asks[node.name].id != tuple(content[0]):
                 return False
             self._drop_all(node.start(Ask(AskId(*content[0]), *content[1:])))
+        elif kind == TRAINED:
+            self._training.finish(node.name, self.now, self.root.round + (not self._held), self.ledger)
         elif kind == "deadline":
             node.expire(*content)
         elif kind == "node answers":
@@ -116,7 +122,7 @@ class Simulation:
         elif kind == "group":
             if (node.round, node.phase) != tuple(content):
                 return False
-            self._work()
+            self.work.run(self.now)
             self._book(node, self._pending.combined.pop(node.name, []))
         elif kind == "device answers":
             ask = self._pending.asks.get(content[0])
@@ -130,7 +136,7 @@ class Simulation:
             node.receive(Answer(ask.id, Lost(ask.timing.lost)))
             self._end(ask, "lost", ask.timing.lost)
             return
-        self._work()
+        self.work.run(self.now)
         assert ask.outcome is not None
         self._book(node, [ask.outcome])
 
@@ -184,34 +190,15 @@ class Simulation:
         asked = (round, ask.parent, child, outcome, reason, int(ask.bytes_down * timing.received), bytes_up, ask.start)
         self.ledger.book(Entry._make(asked + booked_values(timing)))  # faster than 14 arguments
 
-    def _work(self) -> None:
-        """Has the engine do all jobs that are due by now."""
-        if not self._pending.waiting:
-            return
-        devices = [device for device, due in self._pending.waiting.items() if due <= self.now]
-        jobs = []
-        for device in devices:
-            del self._pending.waiting[device]
-            ask = self._pending.asks[device]
-            assert ask.job is not None
-            jobs.append(ask.job)
-            ask.job = None
-        began = perf_counter()
-        for outcome in self.engine.run(jobs):
-            if outcome.combined:
-                self._pending.combined.setdefault(outcome.node, []).append(outcome)
-            else:
-                for device in (*outcome.sent, *outcome.refused):
-                    self._pending.asks[device].outcome = outcome
-        self.work_seconds += perf_counter() - began
-        self.jobs_done += len(jobs)
-        self._facts = dict(self.engine.facts())
-
     # Commands -------------------------------------------------------------------------------------------------
 
     def _advance(self, node: Node) -> Iterator[Sequence[RoundEnd]]:
         node.away = self.clock.away(self.now)
-        ended = self._carry_out(node, node.advance())
+        ended: list[RoundEnd] = []
+        if node is self.root:
+            ended = self._end_rounds(self._held, 0.0)
+        self._training.update(node)
+        ended += self._carry_out(node, node.advance())
         if node.asleep:
             wake = self.clock.next_on(self.now, node.children)
             if wake == math.inf:
@@ -227,8 +214,10 @@ class Simulation:
         ended: list[RoundEnd] = []
         asks: list[Ask] = []  # of devices
         deadline: float | None = None
+        wait = 0.0  # for the training of the node's server
         for command in commands:
             if isinstance(command, Ask):
+                self._training.begin_beside(node, self.now)
                 if command.child not in self.nodes:
                     asks.append(command)
                     continue
@@ -240,12 +229,22 @@ class Simulation:
                 deadline = command.seconds
                 self._pending.push(self.now + deadline, "deadline", node.name, (command.round, command.phase))
             elif isinstance(command, Answer):
-                self._answer_parent(node, command)
-            elif node is self.root:
-                ended.append(command)
-                self._own_training.run(self.engine, command.round, self.now, self._pending.asks, self.ledger)
+                self._answer_parent(node, command, wait)
+            else:
+                wait = self._training.begin_after(node, command, self.now)
+                if node is self.root:
+                    ended += self._end_rounds([command], wait)
         if asks:
             self._ask_devices(node, asks, deadline)
+        return ended
+
+    def _end_rounds(self, ended: list[RoundEnd], wait: float) -> list[RoundEnd]:
+        """Ends rounds of the root, or holds them back if that takes `wait` seconds; returns those that have ended."""
+        self._held = ended if wait else []
+        if wait:
+            return []
+        for end in ended:
+            self._own_training.run(self.engine, end.round, self.now, self._pending.asks, self.ledger)
         return ended
 
     def _round_of_drop(self, node: Node, id: AskId) -> int:
@@ -264,6 +263,7 @@ class Simulation:
             self._pending.combined.pop(id.node, None)
             self.nodes[id.node].initialise()  # before its first round, which begins late if the ask is on the way
             self._drop_all(self.nodes[id.node].stop(), round)
+        self._training.end(id.node, self.now, round, self.ledger)
         self._end(self._pending.asks[id.node], "late", round=round)
 
     def _drop_all(self, drops: Sequence[Drop], round: int | None = None) -> None:
@@ -277,15 +277,15 @@ class Simulation:
         self._pending.open(node.name, ask.id, size, self.now, timing)
         self._pending.push(self.now + timing.seconds_down, "ask", ask.child, (tuple(ask.id), ask.packet, ask.phase))
 
-    def _answer_parent(self, node: Node, answer: Answer) -> None:
-        """Sends the answer of a node to its parent, which gets it when the whole packet is there."""
+    def _answer_parent(self, node: Node, answer: Answer, wait: float) -> None:
+        """Sends the answer of a node to its parent in `wait` seconds; it is there when the whole packet is."""
         seconds = self.server_links.get(node.name, FREE).seconds_up(count_bytes(answer.content))
         ask = self._pending.asks.get(node.name)
         if ask is not None and ask.id == answer.id:
             waited = max(0.0, self.now - ask.start - ask.timing.seconds_down)
-            ask.timing = ask.timing._replace(seconds_compute=waited, seconds_up=seconds)
+            ask.timing = ask.timing._replace(seconds_compute=waited + wait, seconds_up=seconds)
         content = (tuple(answer.id), write_content(answer.content))
-        self._pending.push(self.now + seconds, "node answers", self.parents[node.name], content)
+        self._pending.push(self.now + wait + seconds, "node answers", self.parents[node.name], content)
 
     def _ask_devices(self, node: Node, asks: Sequence[Ask], deadline: float | None) -> None:
         """Schedules the answers of devices. Answers that are not needed before the last one are one event."""
@@ -327,10 +327,11 @@ class Simulation:
             "nodes": {name: node.snapshot() for name, node in self.nodes.items()},
             "clock": self.clock.snapshot(),
             "now": self.now,
-            "jobs_done": self.jobs_done,
-            "work_seconds": self.work_seconds,
+            "jobs_done": self.work.jobs_done,
+            "work_seconds": self.work.seconds,
             "totals": asdict(self.ledger.totals),
             **({"ready": dict(self._own_training.ready)} if self._own_training.ready else {}),
+            **self._training.snapshot(),
             **self._pending.snapshot(),
         }
 
@@ -339,7 +340,8 @@ class Simulation:
             node.restore(snapshot["nodes"][name])
         self.clock.restore(snapshot["clock"])
         self.now = snapshot["now"]
-        self.jobs_done, self.work_seconds = snapshot["jobs_done"], snapshot["work_seconds"]
+        self.work.jobs_done, self.work.seconds = snapshot["jobs_done"], snapshot["work_seconds"]
         self.ledger = Ledger(Totals(**snapshot["totals"]))
         self._own_training.ready = dict(snapshot.get("ready", {}))
+        self._training.restore(snapshot)
         self._pending.restore(snapshot)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STOPPED = "stopped"  # scalar of an upload: 1 if the device has stopped early
 BEST, LOSS, WAITED = "best", "loss", "waited"  # parts of a device's own state
 FEDERATED, INFORMATION = "federated", "information"
-FIRST = "first"  # in ``carry["finish"]``: whether this is the first job of the device
+FIRST = "first"  # in ``carry["finish"]``: whether the device has not yet validated a model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class AdaptationClient(GradientClient):
             # `received` stays the federated model, with which the objective compares.
             for part in (PARAMETERS, BUFFERS):
                 carry[part] = {name: own[MODEL][name] for name in carry[part]}
-        carry[FINISH][FIRST] = not own
+        carry[FINISH][FIRST] = LOSS not in own
         return carry, steps
 
     def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
@@ -89,11 +89,11 @@ class AdaptationClient(GradientClient):
             return False
         before = trained.own
         loss, *of_received = trained.finish[VALIDATION]
-        lowest = before[LOSS] if before else of_received[0]
+        # A device may have samples to validate with only later, because those of a stream change.
+        lowest, best = (of_received[0], received) if of_received else (before[LOSS], before.get(BEST, before[MODEL]))
         if loss < lowest:
             own.update({LOSS: loss, WAITED: 0})
             return False
-        best = before.get(BEST, before.get(MODEL, received))
         own.update({BEST: best, LOSS: lowest, WAITED: before.get(WAITED, 0) + 1})
         return bool(own[WAITED] >= self.options.patience)
 

@@ -51,6 +51,7 @@ class ResidualSelector:
 
     def select(self, task: Task, node: str, model: Weights, uploads: Mapping[str, Packet]) -> dict[str, ReceivedModel]:
         """The selected models by the name of their origin: the child, or `node` for a mean."""
+        uploads = {child: up for child, up in uploads.items() if up.scalars[SAMPLES]}  # the others did not train
         if not self.count or not uploads:
             return {}
         scores = self._scores(task, model, uploads)
@@ -59,7 +60,7 @@ class ResidualSelector:
         if self._parsed[2] != "mean":
             return found
         samples = sum(each.samples for each in found.values())
-        return {node: ReceivedModel(mean_of(list(found.values())), samples)} if samples else {}
+        return {node: ReceivedModel(mean_of(list(found.values())), samples)}
 
     def expected(self, node: str, uploads: Mapping[str, Packet]) -> dict[str, ReceivedModel]:
         """As many models as `select` would return, to price them."""
@@ -74,7 +75,7 @@ class ResidualSelector:
         if kind == "norm":
             return {child: float(change.norm()) for child, change in changes.items()}
         samples = {child: up.scalars[SAMPLES] for child, up in uploads.items()}
-        total = sum(samples.values()) or 1.0
+        total = sum(samples.values())
         middle = torch.stack([change * (samples[child] / total) for child, change in changes.items()]).sum(0)
         return {child: 1 - float(torch.cosine_similarity(change, middle, 0)) for child, change in changes.items()}
 

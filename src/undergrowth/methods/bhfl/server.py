@@ -17,6 +17,7 @@ from undergrowth.core import (
     Progress,
     Reducer,
     Server,
+    ServerTraining,
     State,
     Task,
     View,
@@ -28,7 +29,7 @@ from undergrowth.core.names import MODEL, ROUND, SAMPLES, X, Y
 from undergrowth.core.samplers import count_of
 from undergrowth.core.shard import Shard
 from undergrowth.learning import Staleness, TaskLoss, learning_rate, model_mismatch, train_on_server
-from undergrowth.learning.distillation import public_data
+from undergrowth.learning.distillation import public_data, server_client
 from undergrowth.learning.node_models import round_received, run_round
 from undergrowth.learning.servers import uploaded_weights
 from undergrowth.methods.bhfl.node_optimiser import ReceivedModel, mean_of
@@ -129,6 +130,13 @@ class NodeServer(Server):
             return {**state, MODEL: merged, "up": memory, SAMPLES: samples, "from below": to_state(residuals)}
         return {**state, MODEL: merged, "up": memory}
 
+    def own_training(self, task: Task) -> ServerTraining | None:
+        data = self._proxy_data(task) if self.options.proxy != "none" else None
+        if data is None:
+            return None
+        client = server_client(TaskLoss(), task.train.lr, self.options.proxy_epochs, task.train.batch)
+        return ServerTraining(client, len(data), beside=self.options.proxy == "beside")
+
     def report(self, task: Task, state: State, partial: Packet | None, context: Context) -> Packet | None:
         if SAMPLES not in state:
             return None  # nobody has answered since the parent asked
@@ -137,8 +145,6 @@ class NodeServer(Server):
     def expected_answer(self, node: str, uploads: Mapping[str, Packet]) -> Packet | None:
         residuals = {name: each for up in uploads.values() for name, each in unpack_residuals(up).items()}
         devices = {child: up for child, up in uploads.items() if DEPTH not in up.scalars}
-        if self.asynchronous:
-            devices = dict(list(devices.items())[: self.options.buffer])
         residuals |= self.options.selector.expected(node, devices)
         return self._answer(uploaded_weights(next(iter(uploads.values()))), 0.0, residuals)
 

@@ -92,7 +92,7 @@ class MutualServer(Server):
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         federated = Packet(state[MODEL])
-        round = int(state.get(ROUND, context.round))  # an edge server may have missed rounds of the root
+        round = int(state.get(ROUND, context.round))  # below the root, that of the root
         if self.options.mask and round < self.options.mask_rounds:
             masked = {device for device in view.devices if task.groups.get(device) == self.options.mask}
             view = replace(view, idle=tuple(child for child in view.idle if child not in masked))

@@ -51,7 +51,13 @@ class PruneFLServer(Server):
         if packet.tags[PHASE] != INITIAL:
             return self.ask(task, view, context, packet)
         idle = [child for child in view.idle if child in view.nodes] or view.devices
-        chosen = max(idle, key=lambda child: 0.0 if child in view.nodes else view.knowledge.speed(child), default=None)
+        fewest = task.model.smallest_batch()
+
+        def rank(child: str) -> tuple[bool, float]:
+            """Devices that can train come before those that cannot; of these, the fastest is first."""
+            return view.knowledge.samples(child) >= fewest, view.knowledge.speed(child)
+
+        chosen = max(idle, key=lambda child: (False, 0.0) if child in view.nodes else rank(child), default=None)
         return Plan({} if chosen is None else {chosen: packet})
 
     def _packet(self, state: State, context: Context) -> Packet:

@@ -87,7 +87,8 @@ def low_rank(model: Model, sparse: Model, weights: Weights, initial: Weights) ->
 
         B = U_r·√(s_r / scale),  A = √(s_r / scale)·V_rᵀ,  so that scale·B·A is the best approximation of S of rank r
 
-    If the rank is higher than S can have, the rest of A is that of `initial` and the rest of B is zero.
+    If the rank is higher than that of S, the rest of A is that of `initial` and the rest of B is zero: with zeros in
+    both, neither would have a gradient.
     """
     found = {name: weights.get(name, value) for name, value in initial.items()}
     layers = dict(sparse.module.named_modules())
@@ -95,7 +96,8 @@ def low_rank(model: Model, sparse: Model, weights: Weights, initial: Weights) ->
         positions = layers[name].positions
         change = spread(weights[f"{name}.{SPARSE}"], positions, layer.base.weight.shape)
         left, singular, right = torch.linalg.svd(change.double(), full_matrices=False)
-        rank = min(len(initial[layer.first]), len(singular))
+        negligible = singular[0] * max(change.shape) * torch.finfo(singular.dtype).eps  # zero but for rounding
+        rank = min(len(initial[layer.first]), int((singular > negligible).sum()))
         root = (singular[:rank] / layer.scale).sqrt()
         first, second = initial[layer.first].clone(), torch.zeros_like(initial[layer.second])
         first[:rank] = root.unsqueeze(1) * right[:rank]
