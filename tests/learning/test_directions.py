@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from undergrowth.learning.directions import GAMMA, LEVELS, derive, mix, normals, signed, table
+from tests.learning.streams import normals
+from undergrowth.learning.directions import GAMMA, LEVELS, derive, divide, mix, signed, streams, table
 
 CPU = torch.device("cpu")
 KEY = torch.tensor(1234567)
@@ -50,6 +51,22 @@ def test_numbers_do_not_depend_on_chunks_streams_and_threads() -> None:
         torch.set_num_threads(before)
 
 
+def test_streams_that_are_generated_together_have_the_numbers_of_each() -> None:
+    sizes = [(0, 3), (1, 50), (3, 0), (4, 1), (2, 8)]  # stream 2 comes last, and stream 3 is empty
+    keys = streams(torch.stack([KEY, KEY + 1]), 5)
+    assert torch.equal(keys[:, 3], torch.stack([derive(KEY, 3), derive(KEY + 1, 3)]))
+    parts: dict[int, list[Tensor]] = {stream: [] for stream, _ in sizes}
+    for chunk in divide(sizes, 16, CPU):
+        numbers = chunk.normals(keys)
+        assert numbers.shape[1] <= 16
+        for piece, part in zip(chunk.pieces, chunk.split(numbers), strict=True):
+            parts[piece.stream].append(part)
+    assert not parts.pop(3)
+    for stream, size in sizes:
+        if size:
+            assert torch.equal(torch.cat(parts[stream], 1), normals(keys[:, stream], 0, size))
+
+
 def test_the_table_has_the_moments_of_a_normal_distribution() -> None:
     values = table(CPU).double()
     assert values.mean().abs() < 1e-12
@@ -60,12 +77,12 @@ def test_the_table_has_the_moments_of_a_normal_distribution() -> None:
 
 def test_streams_are_normal_and_independent() -> None:
     count = 200_000
-    streams = torch.stack([normals(derive(KEY, number), 0, count) for number in range(4)]).double()
-    assert streams.mean(1).abs().max() < 5 / count**0.5
-    assert (streams.var(1) - 1).abs().max() < 5 * (2 / count) ** 0.5
-    correlations = torch.corrcoef(torch.cat([streams[:, :-1], streams[:, 1:]]))  # also with their successors
+    found = torch.stack([normals(derive(KEY, number), 0, count) for number in range(4)]).double()
+    assert found.mean(1).abs().max() < 5 / count**0.5
+    assert (found.var(1) - 1).abs().max() < 5 * (2 / count) ** 0.5
+    correlations = torch.corrcoef(torch.cat([found[:, :-1], found[:, 1:]]))  # also with their successors
     assert (correlations - torch.eye(8)).abs().max() < 5 / count**0.5
-    expected = torch.special.ndtr(streams[0].sort().values)
+    expected = torch.special.ndtr(found[0].sort().values)
     steps = (torch.arange(count) + 0.5) / count
     assert (expected - steps).abs().max() < 2 / count**0.5  # Kolmogorov and Smirnov: 1.36 in 95 of 100 cases
 

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import undergrowth as ug
+from tests.learning.streams import normals
 from tests.methods import tiny_federation as tiny
 from undergrowth.core import Answer, Context, Model, Node, Packet, RunError, Sampler, Shard, Task, View
-from undergrowth.learning.directions import derive, normals
+from undergrowth.learning.directions import derive
 from undergrowth.learning.zeroth_order import direction, shift
 from undergrowth.methods import DistMeZO, FedMeZO
+from undergrowth.methods.fedmezo import replica
 from undergrowth.methods.fedmezo.client import FedMeZOClient
 from undergrowth.methods.fedmezo.replica import RoundOf
 
@@ -165,7 +167,7 @@ def federation_by_hand(
 ) -> tuple[dict[tuple[int, str], Packet], dict[str, Any], Node]:
     """The packets of each round and device, the devices' states and the node after some rounds of devices a and b.
 
-    Every device has tensors of its own, as on machines of their own.
+    Every device has tensors of its own and replays for itself, as on machines of their own.
     """
     node = Node("server", method.server, task, ("a", "b"), rounds)
     own: dict[str, Any] = {"a": {}, "b": {}}
@@ -178,6 +180,7 @@ def federation_by_hand(
             down = Packet({name: value.clone() for name, value in command.packet.tensors.items()})
             packets[command.id.round, command.child] = down
             client = (clients or {}).get(command.child, method.client)
+            replica._LATEST.clear()
             up, kept = client.local(task, down, FLOAT32[command.child], own[command.child], Context(0, *command.id))
             own[command.child] = kept
             node.receive(Answer(command.id, up))
@@ -196,6 +199,19 @@ def test_a_device_that_changes_its_model_in_place_has_the_same_bits() -> None:
     for name, value in in_place._catch_up(task, down, own["b"]).items():
         assert torch.equal(value, found[name])
         assert torch.equal(value, node.state["model"][name])
+
+
+def test_devices_with_equal_models_share_the_model_after_a_replay() -> None:
+    method, task = FedMeZO(), Task(Model(small_model), 3)
+    slopes = torch.tensor([[0.5, -0.25]])
+    down = Packet({"round": torch.tensor([1, 1]), "slopes": replica.as_bits(slopes)})
+    first, second, other = task.model.initial(1), task.model.initial(1), task.model.initial(2)
+    found = [method.client._catch_up(task, down, {"model": model, "round": 0}) for model in (first, second, other)]
+    assert all(found[1][name] is value and found[2][name] is not value for name, value in found[0].items())
+    third, fourth = (method.client._catch_up(task, down, {}) for _ in range(2))  # from the seed, which is 1
+    assert all(third[name] is value and fourth[name] is value for name, value in found[0].items())
+    alone = method.client.on_device()._catch_up(task, down, {"model": task.model.initial(2), "round": 0})
+    assert all(torch.equal(found[2][name], value) for name, value in alone.items())
 
 
 def test_a_device_that_lacks_rounds_is_told_so() -> None:

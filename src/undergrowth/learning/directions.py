@@ -10,7 +10,10 @@ distribution, the kurtosis is 2.9992 instead of 3, and no number is larger than 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +30,15 @@ PER_WORD = 4
 
 
 def mix(words: Tensor) -> Tensor:
-    """The output function of SplitMix64; the shifts fill with zeros."""
-    words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * FIRST
-    words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * SECOND
-    return words ^ ((words >> 31) & ((1 << 33) - 1))
+    """The output function of SplitMix64."""
+    words = _fold(words, 30).mul_(FIRST)
+    words = _fold(words, 27).mul_(SECOND)
+    return _fold(words, 31)
+
+
+def _fold(words: Tensor, bits: int) -> Tensor:
+    """words ^ (words >> bits), where the shift fills with zeros."""
+    return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1).bitwise_xor_(words)
 
 
 def derive(key: Tensor, number: int) -> Tensor:
@@ -38,17 +46,79 @@ def derive(key: Tensor, number: int) -> Tensor:
     return mix(key + signed((2 * number + 1) * SECOND))
 
 
-def normals(key: Tensor, start: int, count: int) -> Tensor:
-    """Numbers `start` to `start + count` of the stream of `key`; of K streams, K × `count`, if `key` has K keys.
+def streams(key: Tensor, count: int) -> Tensor:
+    """The keys of streams 0 to `count` of those that belong to `key`, in a new last dimension."""
+    return mix(key.unsqueeze(-1) + (2 * torch.arange(count, device=key.device) + 1) * SECOND)
 
-    `start` is a multiple of 4.
+
+class Piece(NamedTuple):
+    """Numbers `start` to `stop` of a stream. `start` is a multiple of 4."""
+
+    stream: int
+    start: int
+    stop: int
+
+
+class Pieces:
+    """Pieces of streams whose numbers are generated together, in as few operations as those of a single piece."""
+
+    def __init__(self, pieces: Sequence[Piece], torch_device: torch.device) -> None:
+        self.pieces = pieces
+        sizes = [piece.stop - piece.start for piece in pieces]
+        words = [-(-size // PER_WORD) for size in sizes]
+        places = list(accumulate(words, initial=0))
+        self._count = places.pop()
+        # The last word of a piece may have numbers that the piece does not need.
+        self._sizes = [part for size in sizes for part in (size, -size % PER_WORD)]
+        # Word number i of the pieces is word number i + start / 4 − place of the stream.
+        skipped = [piece.start // PER_WORD - place for piece, place in zip(pieces, places, strict=True)]
+        self._streams = torch.tensor([piece.stream for piece in pieces], device=torch_device)
+        self._words = torch.tensor(words, device=torch_device)
+        self._skipped = torch.tensor([signed(count * GAMMA) for count in skipped], device=torch_device)
+
+    def normals(self, keys: Tensor) -> Tensor:
+        """The numbers, one piece after the other. `keys`: K × streams; the result has K rows."""
+        index = self._mixed_words(keys).view(torch.int16).int().bitwise_and_(LEVELS - 1)
+        # In a price, every use counts the memory of the table.
+        numbers = torch.empty(LEVELS, device="meta") if keys.is_meta else table(keys.device)
+        return numbers.index_select(0, index.flatten()).view(index.shape)
+
+    def _mixed_words(self, keys: Tensor) -> Tensor:
+        words = keys.index_select(1, self._streams).add_(self._skipped)
+        if len(self.pieces) > 1:
+            words = words.repeat_interleave(self._words, 1, output_size=self._count)
+        return mix(words + torch.arange(self._count, device=keys.device).mul_(GAMMA))
+
+    def split(self, numbers: Tensor) -> tuple[Tensor, ...]:
+        """The parts of what `normals` returns, or of a multiple of it, that belong to the pieces."""
+        return torch.split(numbers, self._sizes, -1)[::2]
+
+
+def divide(sizes: Iterable[tuple[int, int]], most: int, torch_device: torch.device) -> Iterator[Pieces]:
+    """All numbers of some streams, at most `most` at a time (a multiple of 4). `sizes`: streams and their numbers.
+
+    Small streams are generated together, and large ones in several pieces.
     """
-    first, last = start // PER_WORD, -(-(start + count) // PER_WORD)
-    words = torch.arange(first, last, device=key.device) * GAMMA + key.unsqueeze(-1)
-    index = mix(words).view(torch.int16)[..., :count].int() & (LEVELS - 1)
-    # In a price, every use counts the memory of the table.
-    numbers = torch.empty(LEVELS, device="meta") if key.is_meta else table(key.device)
-    return numbers.index_select(0, index.flatten()).view(index.shape)
+    pieces: list[Piece] = []
+    room = most
+    for stream, size in sizes:
+        start = 0
+        while start < size:
+            stop = min(size, start + room)
+            pieces.append(Piece(stream, start, stop))
+            room -= -(-(stop - start) // PER_WORD) * PER_WORD
+            start = stop
+            if not room:
+                yield Pieces(pieces, torch_device)
+                pieces, room = [], most
+    if pieces:
+        yield Pieces(pieces, torch_device)
+
+
+@cache
+def divide_once(sizes: tuple[tuple[int, int], ...], most: int, torch_device: torch.device) -> list[Pieces]:
+    """What `divide` gives, kept for the next time. A recorded step of a GPU refers to it, so it is never deleted."""
+    return list(divide(sizes, most, torch_device))
 
 
 @cache

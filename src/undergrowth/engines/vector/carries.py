@@ -25,7 +25,7 @@ def stack_carries(carries: Sequence[Carry]) -> Carry:
     """
     first, *others = [{name: value for name, value in carry.items() if name != FINISH} for carry in carries]
     stack: Carry = map_leaves(_stack, first, *others)
-    own = [value for value in tensors_in(stack) if value.stride(0)]
+    own = [value for value in tensors_in(stack) if value.stride(0)] if others else []
     if not own:
         return stack
     equal = torch.stack([(value == value[:1]).all() for value in own]).tolist()  # one transfer from a GPU

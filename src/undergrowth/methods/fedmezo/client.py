@@ -16,7 +16,7 @@ from undergrowth.learning.zeroth_order import (
     private_copy,
     shift,
 )
-from undergrowth.methods.fedmezo.replica import ROUND, SLOPES, RoundOf, replay
+from undergrowth.methods.fedmezo.replica import ROUND, SLOPES, RoundOf, replay, shared_initial
 
 MEASURED = "measured"  # own state: whether the model was perturbed and returned in its round
 
@@ -65,7 +65,8 @@ class FedMeZOClient(LoopClient):
         if not weights and own:
             weights, start, measured = own[MODEL], own[ROUND], own.get(MEASURED, False)
         elif not weights:
-            weights, start = task.model.initial(seed), 0
+            private = self.in_place or bits.is_meta
+            weights, start = task.model.initial(seed) if private else shared_initial(task, seed), 0
         if bits.is_meta:
             start = first
         elif not first <= start <= number:

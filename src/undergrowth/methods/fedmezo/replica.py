@@ -48,6 +48,12 @@ def as_slopes(bits: Tensor) -> Tensor:
     return bits.view(torch.float64 if bits.dtype == torch.int64 else torch.float32)
 
 
+def shared_initial(task: Task, seed: int) -> Weights:
+    """The initial model, which the devices of a process share. None of them may change it."""
+    weights = task.model.initial(seed)
+    return _share((tuple(weights), task.model.torch_device, seed), weights, [])
+
+
 def replay(
     task: Task,
     options: ZerothOrderOptions,
@@ -59,8 +65,8 @@ def replay(
 ) -> Weights:
     """The model after further rounds, the first of which is `first`; `bits` has a row of slopes for each.
 
-    in_place: change `weights`; otherwise they stay, and devices of one process that replay the same rounds from the
-        same tensors share the result.
+    in_place: change `weights`; otherwise they stay. Devices of one process that replay the same rounds then share the
+        result, and those that start from the same tensors compute it once.
     measured: the holder of `weights` has measured in the first of these rounds.
     """
     if not len(bits):
@@ -70,12 +76,12 @@ def replay(
         parameters = parameters if in_place else private_copy(parameters, torch.tensor(0))
         _replay(task, options, parameters, first, as_slopes(bits), measured)
         return {**weights, **parameters}
-    description = (options, task.train, first, tuple(map(tuple, bits.tolist())))
+    description = (options, task.train, tuple(parameters), bits.device, first, tuple(map(tuple, bits.tolist())))
     known = _find(description, list(parameters.values()))
     if known is None:
         known = private_copy(parameters, torch.tensor(0))
         _replay(task, options, known, first, as_slopes(bits), measured)
-        _remember(description, parameters, known)
+        known = _share(description, known, list(parameters.values()))
     return {**weights, **known}
 
 
@@ -99,6 +105,13 @@ class _Replayed(NamedTuple):
     before: Sequence[weakref.ref[Tensor]]
     after: dict[str, weakref.ref[Tensor]]
 
+    @property
+    def model(self) -> dict[str, Tensor] | None:
+        """The result, if somebody holds it."""
+        found = {name: reference() for name, reference in self.after.items()}
+        alive = {name: value for name, value in found.items() if value is not None}
+        return alive if len(alive) == len(found) else None
+
 
 # The latest replays of this process. They are pure functions of their arguments, and in a simulation all devices
 # replay the same rounds from the same tensors. Only weak references: a model lives as long as somebody holds it.
@@ -108,12 +121,25 @@ _LATEST: deque[_Replayed] = deque(maxlen=8)
 def _find(description: Hashable, before: Sequence[Tensor]) -> dict[str, Tensor] | None:
     for entry in _LATEST:
         if entry.description == description and all(a() is b for a, b in zip(entry.before, before, strict=True)):
-            found = {name: reference() for name, reference in entry.after.items()}
-            alive = {name: value for name, value in found.items() if value is not None}
-            return alive if len(alive) == len(found) else None
+            return entry.model
     return None
 
 
-def _remember(description: Hashable, before: Weights, after: Weights) -> None:
+def _share(description: Hashable, after: dict[str, Tensor], before: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Remembers a result, which is replaced by an equal one that somebody holds already.
+
+    Devices that start from equal models in different tensors, for example because each was read from a file, hold the
+    same tensors afterwards. So their next replay is computed once.
+    """
+    for model in [entry.model for entry in _LATEST if entry.description == description]:
+        if model is not None and all(torch.equal(_bytes(model[name]), _bytes(after[name])) for name in after):
+            after = model
+            break
     after_references = {name: weakref.ref(value) for name, value in after.items()}
-    _LATEST.append(_Replayed(description, [weakref.ref(value) for value in before.values()], after_references))
+    _LATEST.append(_Replayed(description, [weakref.ref(value) for value in before], after_references))
+    return after
+
+
+def _bytes(value: Tensor) -> Tensor:
+    """The bytes of each number. As numbers, 0 and −0 are equal, and NaN is not equal to itself."""
+    return value.contiguous().unsqueeze(-1).view(torch.uint8)
