@@ -12,7 +12,8 @@ import pytest
 
 import undergrowth as ug
 from tests.cli.conftest import TIMEOUT, TINY, last_json, wait_until
-from undergrowth.core import RunError
+from undergrowth.cli.app import _format_warning
+from undergrowth.core import RunError, RunWarning
 from undergrowth.runs import Store
 from undergrowth.runs.execution import Execution, resume
 
@@ -164,3 +165,10 @@ def test_help_does_not_import_torch() -> None:
     assert done.returncode == 0, done.stderr
     for words in ("run", "resume", "compare", "report", "methods", "Examples", "Exit codes"):
         assert words in done.stdout
+
+
+def test_a_note_that_a_method_issues_has_no_line_of_code() -> None:
+    assert (
+        _format_warning(RunWarning("no device answered"), RunWarning, "rules.py", 1) == "warning: no device answered\n"
+    )
+    assert "rules.py:1: UserWarning: other" in _format_warning(UserWarning("other"), UserWarning, "rules.py", 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.methods import tiny_federation as tiny
-from undergrowth.core import Context, Packet, Shard, View
+from undergrowth.core import Context, Packet, RunWarning, Shard, View
 from undergrowth.core.names import SAMPLES
 from undergrowth.core.samplers import NoKnowledge
 from undergrowth.methods import FLPQSU, REFT, FedKD, PruneFL
@@ -128,7 +128,7 @@ def test_a_class_that_no_device_has_is_left_out_with_a_warning(distill: str, mon
         monkeypatch.setitem(tiny.SHARDS, device, replace(shard, y=shard.y.clamp_max(1)))
     teacher, held = teacher_of(trained(lambda: tiny.module_with(tiny.initial())), quantised=False)
     assert held == [0, 1]
-    with pytest.warns(UserWarning, match="no device has samples of class 2: not distilled"):
+    with pytest.warns(RunWarning, match="no device has samples of class 2: not distilled"):
         state, _ = tiny.simulate(FedKD(distill=distill, logits="float32", **SERVER), 1)
     assert_distilled(state["model"], distilled(teacher, held, distill, 1.0))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -63,6 +64,8 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "bench": bench,
     },
 }
+
+_python_format = warnings.formatwarning
 
 # Typer joins the lines of a paragraph, so every example is a paragraph.
 _EXAMPLES = """
@@ -188,4 +191,14 @@ app = build_app()
 
 
 def main() -> None:
+    warnings.formatwarning = _format_warning
     app(prog_name="undergrowth")
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A note of a run as one line; other warnings with the line of code that issued them, as Python does."""
+    if category.__name__ == "RunWarning":  # by name: its module imports torch
+        return f"warning: {message}\n"
+    return _python_format(message, category, filename, lineno, line)

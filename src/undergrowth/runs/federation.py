@@ -285,8 +285,10 @@ def _missing_classes(population: Population) -> list[str]:
     if not hasattr(population, "counts"):
         return []
     missing = [str(number) for number, count in enumerate(population.counts().sum(0)) if not count]
-    listed = f"class {missing[0]}" if len(missing) == 1 else f"classes {', '.join(missing)}"
-    return [f"no device has a training sample of {listed}, so the model cannot learn it"] if missing else []
+    if not missing:
+        return []
+    listed, them = (f"class {missing[0]}", "it") if len(missing) == 1 else (f"classes {', '.join(missing)}", "them")
+    return [f"no device has a training sample of {listed}, so the model cannot learn {them}"]
 
 
 def _task(

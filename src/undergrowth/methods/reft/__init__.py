@@ -45,6 +45,7 @@ class LogitsMethod(Method):
     """The base of both methods."""
 
     needs_public: ClassVar[bool] = True
+    needs_all_classes: ClassVar[bool] = True
     prunes: ClassVar[bool] = False
 
     distill: str = option("l2", "distance of the logits from the teacher's", choices=LOSSES)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from undergrowth.core import Context, Packet, State, Task, View
+from undergrowth.core import Context, Packet, RunWarning, State, Task, View
 from undergrowth.core.names import MODEL, SAMPLES, TEACHER, X, Y
 from undergrowth.core.reducers import Reducer
 from undergrowth.core.server import Plan, Server
@@ -139,7 +139,9 @@ class LogitsServer(Server):
         missing = [str(label) for label, count in enumerate(counts) if not count]
         if missing:
             kind = "class" if len(missing) == 1 else "classes"
-            warnings.warn(f"no device has samples of {kind} {', '.join(missing)}: not distilled", stacklevel=2)
+            warnings.warn(
+                f"no device has samples of {kind} {', '.join(missing)}: not distilled", RunWarning, stacklevel=2
+            )
         if not held:
             return state
         data = {X: public.x, Y: public.y, TEACHER: combined.tensors[LOGITS].to(public.x)}
