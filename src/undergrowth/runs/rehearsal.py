@@ -18,6 +18,7 @@ from undergrowth.core import Ask, Context, Node, Packet, Plan, Progress, Reducer
 from undergrowth.core.asks import Answer
 from undergrowth.core.commands import Command, Drop, RoundEnd
 from undergrowth.core.names import MODEL
+from undergrowth.core.server_calls import next_plan, next_state
 from undergrowth.devices.meter import Meter
 from undergrowth.engines import Job, Outcome, States, World
 from undergrowth.exchange import Entry
@@ -141,7 +142,10 @@ class Senders(Reducer):
 
 @dataclass(frozen=True)
 class RehearsedServer(Server):
-    """A server that sends what `server` sends, and learns nothing. `steady`: its state after the first round."""
+    """A server that sends what `server` sends, and learns nothing. `steady`: its state after the first round.
+
+    An error in a function of `server` names that one.
+    """
 
     name: str
     server: Server
@@ -162,16 +166,17 @@ class RehearsedServer(Server):
         return self.server.waits_for_all
 
     def init(self, task: Task, context: Context) -> State:
-        return self.server.init(task, context)
+        return next_state(self.server, "init", task, context)
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        return self.server.adopt(task, state, down, context)
+        return next_state(self.server, "adopt", task, state, down, context)
 
     def phases(self, task: Task, context: Context) -> Sequence[str]:
         return self.server.phases(task, context)
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
-        return self.server.plan(task, state, view, context)
+        children = {*view.idle, *view.out}  # nobody is away in a rehearsal
+        return next_plan(self.server, children, task, state, view, context)
 
     def ready(self, progress: Progress) -> bool:
         return self.server.ready(progress)
