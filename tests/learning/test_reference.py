@@ -116,7 +116,10 @@ def test_with_a_fisher_information_of_one_it_is_the_proximal_term(
     torch.testing.assert_close(Consolidation(0.7)(at), Proximal(0.7)(at))
 
 
-@pytest.mark.parametrize(("form", "task_weight", "teacher_weight"), [("cited", 0.3, 0.7 * 16), ("printed", 11.2, 0.3)])
+@pytest.mark.parametrize(
+    ("form", "task_weight", "teacher_weight"),
+    [("cited", 0.3, 0.7 * 16), ("printed", 11.2, 0.3), ("averaged", 0.3, 0.7 * 16 / 3)],
+)
 def test_distillation_is_what_the_formula_says(
     form: str,
     task_weight: float,

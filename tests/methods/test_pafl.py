@@ -50,14 +50,16 @@ def loss_of_round(term: str, form: str, mu: float, received: tiny.Weights, devic
         elif form == "printed":
             adapted = ALPHA * T**2 * task_loss + (1 - ALPHA) * divergence
         else:
-            adapted = (1 - ALPHA) * task_loss + ALPHA * T**2 * divergence
+            classes = z.shape[1] if form == "averaged" else 1
+            adapted = (1 - ALPHA) * task_loss + ALPHA * T**2 * divergence / classes
         return mu * task_loss + (1 - mu) * adapted
 
     return loss
 
 
 @pytest.mark.parametrize(
-    ("term", "form", "mu"), [("h_kd", "cited", 0.0), ("h_kd", "printed", 0.2), ("h_ewc", "cited", 0.3)]
+    ("term", "form", "mu"),
+    [("h_kd", "cited", 0.0), ("h_kd", "printed", 0.2), ("h_kd", "averaged", 0.0), ("h_ewc", "cited", 0.3)],
 )
 def test_pafl(term: str, form: str, mu: float) -> None:
     """Plain training in rounds 0 and 1 of 4, then the loss of the adaptation."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, Context, LoopClient, Model, Packet, Shard, Steps, Task, Weights
+from undergrowth.core import Batch, Carry, Context, LoopClient, Model, Packet, Regression, Shard, Steps, Task, Weights
 from undergrowth.core.client import Loop, run_loops
 from undergrowth.core.names import MODEL_NAME, PARAMETERS, RECEIVED, TEACHER, WEIGHT, X, Y
 from undergrowth.learning.features import augmented_inputs, logits_of, predictions
@@ -31,7 +31,7 @@ MAX_FISHER_BYTES = 8 << 20  # of the sums of all parts of a job; with larger mod
 MAX_BATCH = 128  # samples of a client in one forward pass without training
 TOTAL, STATISTICS = "total", "statistics"  # in carries: sums so far
 CONTEXT = Context(0, "measurement", 0)  # nothing random happens in evaluation mode
-FORMS = ("cited", "printed")
+CITED, PRINTED, AVERAGED = FORMS = ("cited", "printed", "averaged")  # of the loss of KD
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,11 @@ class SoftTargets(Objective):
     """KL(softmax(g/T) ‖ softmax(z/T)), mean over the batch. z are the logits, g those of the received model.
 
     For tasks other than classification see `divergences`. Times T², the term of a regression does not depend on T.
+    averaged: divide it by the number of classes or labels; that of a regression is a mean already.
     """
 
     temperature: float
+    averaged: bool = False
 
     def with_inputs(self, task: Task, steps: Steps, received: Weights) -> Steps:
         if TEACHER in steps.data or TEACHER in steps.visits:
@@ -91,7 +93,8 @@ class SoftTargets(Objective):
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         kind, student, teacher = inputs.task.kind, inputs.output.logits, inputs.batch[TEACHER]
-        return inputs.mean(divergences(student / self.temperature, teacher / self.temperature, kind))
+        found = inputs.mean(divergences(student / self.temperature, teacher / self.temperature, kind))
+        return found / student.shape[-1] if self.averaged and not isinstance(kind, Regression) else found
 
 
 def elastic_loss(strength: float) -> Objective:
@@ -102,12 +105,13 @@ def elastic_loss(strength: float) -> Objective:
 def distillation_loss(alpha: float, temperature: float, form: str = FORMS[0]) -> Objective:
     """The loss of KD from the received model.
 
-    cited: (1 − α)·task loss + α·T²·KL, the form of Hinton et al. and Yu et al. printed: α·T²·task loss +
-    (1 − α)·KL, as Iacob et al. (2023, eq. 6) print it. A term whose weight is 0 is left out.
+    cited: (1 − α)·task loss + α·T²·KL, the form of Hinton et al. and Yu et al. averaged: the same with KL divided by
+    the number of classes, as the program of Yu et al. computes it. printed: α·T²·task loss + (1 − α)·KL, as Iacob et
+    al. (2023, eq. 6) print it. A term whose weight is 0 is left out.
     """
     square = temperature**2
-    task, teacher = (1 - alpha, alpha * square) if form == FORMS[0] else (alpha * square, 1 - alpha)
-    return weighted_sum((task, TaskLoss()), (teacher, SoftTargets(temperature)))
+    task, teacher = (alpha * square, 1 - alpha) if form == PRINTED else (1 - alpha, alpha * square)
+    return weighted_sum((task, TaskLoss()), (teacher, SoftTargets(temperature, form == AVERAGED)))
 
 
 def pull_strength(objective: Objective) -> float:

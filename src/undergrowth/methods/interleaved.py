@@ -211,7 +211,7 @@ class Interleaved(Method):
     adapt_epochs: int | None = option(None, "epochs of an adaptation; None: the run's", at_least=1)
     alone_epochs: int = option(5, "epochs of the model that a device trains alone", at_least=1)
     validation: float = option(0.2, "fraction of a device's samples to compare models on", above=0, below=1)
-    form: str = option(FORMS[0], "the loss of kd: cited, or printed in the other form", choices=FORMS)
+    form: str = option(FORMS[0], "the loss of kd: cited, printed, or averaged over classes", choices=FORMS)
 
     def check(self) -> None:
         build_adaptation(self.how, self.form)

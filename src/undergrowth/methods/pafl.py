@@ -13,8 +13,9 @@ term "h_kd" and "h_ewc" are H_KD and H_EWC of the paper: μ(t) = 1 in the rounds
     h_kd    (1 − alpha)·L + alpha·T²·KL(softmax(g/T) ‖ softmax(z/T)), with the logits z and those g of w
     h_ewc   L + (lam/2)·Σ M_i·(w_k,i − w_i)², with the diagonal empirical Fisher information M of w on the device's data
 
-form "printed" takes the loss of h_kd as the paper prints it in eq. 6: alpha·T²·L + (1 − alpha)·KL. With SGD, M_i is at
-most 1/(learning rate·lam·(1 − mu)), because steps with a larger one go beyond w_i, and diverge from twice that on.
+form "printed" takes the loss of h_kd as the paper prints it in eq. 6: alpha·T²·L + (1 − alpha)·KL. form "averaged"
+divides KL by the number of classes, as the program of the cited work does. With SGD, M_i is at most
+1/(learning rate·lam·(1 − mu)), because steps with a larger one go beyond w_i, and diverge from twice that on.
 
 Another schedule is a function of the round and the number of rounds that returns μ and D, an `Objective`: an object in
 Python, `PaFL(term=schedule)`, or its name, `term: mymodule:schedule`. Then start, mu and the numbers above have no
@@ -123,7 +124,9 @@ class PaFL(Method):
     mu: float = option(0.0, "weight of the plain loss from then on; 1 is FedAvg", at_least=0, at_most=1)
     temperature: float = option(6.0, "h_kd: divides the logits of both models", above=0)
     alpha: float = option(0.95, "h_kd: weight of the term with the received model's logits", at_least=0, at_most=1)
-    form: str = option(FORMS[0], "h_kd: weights as in the cited work, or as the paper prints them", choices=FORMS)
+    form: str = option(
+        FORMS[0], "h_kd: the loss of the cited work, as the paper prints it, or with a mean over classes", choices=FORMS
+    )
     lam: float = option(5000.0, "h_ewc: strength of the pull towards the received weights", at_least=0)
 
     def check(self) -> None:

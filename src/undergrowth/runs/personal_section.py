@@ -29,7 +29,7 @@ class PersonalSection(Section):
     # Early stopping on a part of the device's training samples.
     validation: FractionBelow1 = 0.1
     patience: Annotated[Whole, Field(ge=0, le=MAX_WHOLE_NUMBER)] = 2
-    form: Literal["cited", "printed"] = "cited"  # of the loss of kd
+    form: Literal["cited", "printed", "averaged"] = "cited"  # of the loss of kd
     # Which devices adapt: all, or those whose federated model is below their local one, the lowest first.
     only: Literal["all", "below"] = "all"
     max_fraction: FractionAbove0 | None = None

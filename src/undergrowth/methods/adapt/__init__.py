@@ -16,6 +16,7 @@ stops after `patience` rounds without a lower one.
 The run's accuracy is that of w. The devices' accuracies, in `result.clients`, are those of their own models. The start
 is usually a finished run: `start: {weights: runs/RUN/model.safetensors}`; `undergrowth run --personal` does that by
 itself. Iacob (Cambridge PhD proposal, appendix A) prints α·T²·L + (1 − α)·KL for KD; `form: printed` is that.
+`form: averaged` divides KL by the number of classes, as the program of the work that he cites does.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="adapt", options={"how": "ditto:0.5"}, rounds=2)
@@ -39,7 +40,7 @@ class Adapt(Method):
     how: str = option("fine-tune", "fine-tune, freeze, ditto[:LAMBDA], ewc[:LAMBDA], kd[:T[:ALPHA]] or alone")
     validation: float = option(0.0, "fraction of a device's training samples to validate with", at_least=0, below=1)
     patience: int = option(0, "rounds without a lower validation loss after which a device stops; 0: never", at_least=0)
-    form: str = option("cited", "the loss of kd: cited, or printed in the other form", choices=FORMS)
+    form: str = option("cited", "the loss of kd: cited, printed, or averaged over classes", choices=FORMS)
 
     def check(self) -> None:
         parse("method.how", self.how, {**HOW, ALONE: Form()})
