@@ -56,7 +56,7 @@ from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.runs.server_links import wire_servers
-from undergrowth.runs.server_training import price_servers
+from undergrowth.runs.server_training import FREE, price_servers
 from undergrowth.runs.topologies import (
     check_proxy_data,
     check_settings,
@@ -205,7 +205,7 @@ def federate(
     proxy_data = named_proxy_data(topology, experiment, population)
     nodes = _nodes(experiment, method, task, topology, sizes, proxy_data)
     check_proxy_data(topology, method, _name_of(method), {name: node.task for name, node in nodes.items()})
-    server_device = "free" if method.pooled else experiment.fleet.server_device
+    server_device = FREE if method.pooled else experiment.fleet.server_device
     server_training = price_servers(server_device, nodes, sample.x, notes)
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
