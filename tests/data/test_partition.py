@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from undergrowth.core.errors import InputError
 from undergrowth.data.partition import partition_dataset
-from undergrowth.data.population import PartitionedPopulation, Population
+from undergrowth.data.population import PartitionedPopulation, is_population
 
 from .samples import table
 
@@ -147,7 +147,7 @@ def test_names_are_padded_to_the_population() -> None:
 
 def test_a_partition_is_a_population() -> None:
     population = partition_dataset(table(), "iid", 2, 0)
-    assert isinstance(population, Population)
+    assert is_population(population)
     assert (population.name, population.classes, population.shape) == ("table", 5, (1,))
     assert len(population.central_test()) == 4
 
@@ -224,3 +224,12 @@ def test_other_wrong_arguments_are_refused() -> None:
         partition_dataset(table(x=np.full((60, 1), np.nan)), "iid", 2, 0)
     with pytest.raises(InputError, match="'device-9' is not one of the 2 devices; did you mean 'device-00"):
         partition_dataset(table(), "iid", 2, 0).train("device-9")
+
+
+def test_what_getattr_gives_counts_as_part_of_a_population() -> None:
+    class Wrapper:
+        def __getattr__(self, name: str) -> object:
+            return getattr(population, name)
+
+    population = partition_dataset(table(), "iid", 3, 0)
+    assert is_population(Wrapper()) and not is_population(population.dataset)

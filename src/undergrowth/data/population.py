@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from undergrowth.core.shard import Shard
 from undergrowth.data.dataset import Dataset, to_numpy
 
 
-@runtime_checkable
 class Population(Protocol):
     """The data of a run. Shards are built on demand, so that a population may have any number of devices.
 
@@ -37,6 +36,14 @@ class Population(Protocol):
     def test(self, device: str) -> Shard: ...
     def central_test(self) -> Shard: ...
     def size(self, device: str) -> int: ...
+
+
+def is_population(found: object) -> TypeGuard[Population]:
+    """Whether `found` has all that a Population must have, be it by `__getattr__`.
+
+    Since Python 3.12, `isinstance` with a protocol does not see what `__getattr__` gives.
+    """
+    return all(hasattr(found, name) for name in vars(Population) if not name.startswith("_"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from torch import nn
 from undergrowth.core import InputError, Method, RunWarning, suggest
 from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
+from undergrowth.runs.builders import is_data
 from undergrowth.runs.formats import RENAMES
 from undergrowth.runs.opening import AUTO
 from undergrowth.runs.own_task import TaskFunctions, reference_to
@@ -163,10 +164,10 @@ _PLACES = {
 }  # fmt: skip
 
 # The type of object that may replace a name, that type in words, and the command that lists the names.
-_KINDS: dict[str, tuple[Any, str, str]] = {
-    "method": (Method, "a Method", "methods"),
-    "data": ((Dataset, Population), "a Dataset nor a Population", "datasets"),
-    "model": (Callable, "callable", "models"),
+_KINDS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "method": (lambda part: isinstance(part, Method), "a Method", "methods"),
+    "data": (is_data, "a Dataset nor a Population", "datasets"),
+    "model": (callable, "callable", "models"),
 }
 # Settings of an experiment that apply to an object as well as to a name.
 _OBJECT_OPTIONS: dict[str, set[str]] = {"method": set(), "data": {"augment"}, "model": {"levels", "lora", "statistics"}}
@@ -248,8 +249,8 @@ def _warn_of(notes: Iterable[str]) -> None:
 
 def check_kind(name: str, part: Any) -> None:
     """Raises `InputError` unless `part` is a name or an object that may stand for the argument `name`."""
-    kind, words, command = _KINDS[name]
-    if not isinstance(part, str) and not isinstance(part, kind) and not (name == "data" and is_hugging_face(part)):
+    is_right, words, command = _KINDS[name]
+    if not isinstance(part, str) and not is_right(part):
         what = "None" if part is None else f"a {type(part).__name__}"
         raise InputError(f"{name}: {what} is neither a name nor {words}; `undergrowth {command}` lists the names")
 

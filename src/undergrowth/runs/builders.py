@@ -20,6 +20,7 @@ from undergrowth.data import (
     draw_public,
     hide_labels,
     is_hugging_face,
+    is_population,
     load,
     normalise,
     partition_dataset,
@@ -54,7 +55,7 @@ def _build_population(experiment: Experiment, data: Dataset | Population | None)
     if isinstance(data, Dataset) and task not in (None, data.task):
         data = replace(data, task=task)
         data.check()
-    if isinstance(data, Population):
+    if not isinstance(data, Dataset):
         of_the_data = task_of(data)
         if task not in (None, of_the_data):
             raise InputError(f"task '{task}': the data object is for {of_the_data}; its attribute `task` says so")
@@ -131,7 +132,7 @@ def _load(section: DataSection | PublicSection, experiment: Experiment, task: st
     if is_reference(section.name):
         options = {**section.options, **({} if section.path is None else {"path": section.path})}
         which = "public" if isinstance(section, PublicSection) else "data"
-        data: Dataset | Population = construct(which, section.name, options, _is_data, "a Dataset or a Population")
+        data: Dataset | Population = construct(which, section.name, options, is_data, "a Dataset or a Population")
         return data
     known = describe(section.name).options
     for key in section.options:
@@ -146,8 +147,9 @@ def _load(section: DataSection | PublicSection, experiment: Experiment, task: st
     return load(section.name, section.path, **options)
 
 
-def _is_data(found: Any) -> bool:
-    return isinstance(found, Dataset | Population) or is_hugging_face(found)
+def is_data(found: Any) -> bool:
+    """Whether `found` may take the place of a named data set."""
+    return isinstance(found, Dataset) or is_population(found) or is_hugging_face(found)
 
 
 def device_normalisation(experiment: Experiment, population: Population) -> bool | dict[str, Any] | None:

@@ -8,7 +8,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from undergrowth.core import InputError, Method, TaskKind, check_state
-from undergrowth.data import Population
+from undergrowth.data import Population, is_population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_builder import build_engine
 from undergrowth.runs.engine_choice import choose_engine
@@ -74,7 +74,7 @@ def enter_run(
         "classes": population.classes,
         **describe_data(federation.device_data),
         "task": _task_facts(federation.task.kind),
-        "fingerprint": None if isinstance(given["data"], Population) else fingerprint(population),
+        "fingerprint": None if is_population(given["data"]) else fingerprint(population),
         "frozen": frozen_digest(federation.task),
         "files": hash_files(experiment),
     }
