@@ -97,7 +97,12 @@ class AdaptationClient(GradientClient):
             own.update({LOSS: loss, WAITED: 0})
             return False
         own.update({BEST: best, LOSS: lowest, WAITED: before.get(WAITED, 0) + 1})
-        return bool(own[WAITED] >= self.options.patience)
+        return has_stopped(self.options, own)
+
+
+def has_stopped(options: Adapt, own: State) -> bool:
+    """Whether a device with this state has stopped early."""
+    return bool(options.patience and own.get(WAITED, 0) >= options.patience)
 
 
 def adapted_model(own: State) -> Weights | None:
@@ -127,7 +132,7 @@ class AdaptationServer(Server):
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         first = Packet(scalars={SEED: state[SEED]}) if self.alone else Packet(state[MODEL])
         again = Packet()
-        idle = [child for child in view.idle if child in view.nodes or not _has_stopped(view.heard, child)]
+        idle = [child for child in view.idle if child in view.nodes or not _heard_stop(view.heard, child)]
         packets = {child: again if child in view.heard else first for child in idle}
         return ask_each(self, task, replace(view, idle=tuple(idle)), context, packets)
 
@@ -138,5 +143,5 @@ class AdaptationServer(Server):
         return state
 
 
-def _has_stopped(heard: Mapping[str, Mapping[str, float]], child: str) -> bool:
+def _heard_stop(heard: Mapping[str, Mapping[str, float]], child: str) -> bool:
     return bool(heard.get(child, {}).get(STOPPED))
