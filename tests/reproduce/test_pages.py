@@ -79,6 +79,13 @@ def test_a_page_counts_the_orderings_that_were_not_run(table: Table) -> None:
     assert ordering_lines(nothing, claims=False) == ["2 orderings need cells that were not run"]
 
 
+def test_sides_that_are_exactly_equal_are_no_refutation(table: Table) -> None:
+    result = made_up(table)
+    equal = replace(result, cells=tuple(replace(each, values=(0.0, 0.0)) for each in result.cells))
+    line = "FedProx {} FedAvg: equal, nothing to compare, 4 seeds in 2 columns; published: +1.75, 1 of 2 columns"
+    assert line.format(">") in render_page(equal, "", "cpu") and line.format("&gt;") in render_html(equal, "", "cpu")
+
+
 @pytest.mark.parametrize(("kind", "count"), [("rounds", 2), ("columns", 1), ("bars", 1)])
 def test_plots(kind: str, count: int) -> None:
     result = made_up(example_table(plot={"kind": kind, "x": "data"}))
