@@ -64,8 +64,14 @@ def number_grid(result: TableResult) -> Grid:
 
 
 def cost_grid(result: TableResult) -> Grid:
-    """The cells as compute and traffic of all devices."""
-    return _grid(result, lambda each: f"{each.cost or NO_VALUE}")
+    """The cells as compute and traffic of all devices; one column if the cells of every row are of the same runs."""
+    columns, rows = _grid(result, lambda each: f"{each.cost or NO_VALUE}")
+    by_row = {row: [each for each in result.cells if each.cell.row == row] for row, *_ in rows}
+    same_runs = all(len({str(each.cell.experiments) for each in cells}) == 1 for cells in by_row.values())
+    if len(result.cells) == len(rows) or not same_runs:  # one cell in every row, or different runs
+        return columns, rows
+    most_seeds = {row: max(cells, key=lambda each: len(each.costs)) for row, cells in by_row.items()}
+    return ["", "all columns"], [[row, f"{each.cost or NO_VALUE}"] for row, each in most_seeds.items()]
 
 
 def curve_grids(result: TableResult) -> dict[str, Grid]:
