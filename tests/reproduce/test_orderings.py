@@ -30,7 +30,7 @@ def check(table: Table, high: dict[int, float], low: dict[int, float]) -> Orderi
         ({0: 1, 1: 3}, {0: 2, 1: 4}, "no", "0 of 2 seeds"),
         ({0: 2}, {0: 1}, "open", "1 of 1 seeds"),
         ({0: 1}, {0: 2}, "open", "0 of 1 seeds"),
-        ({0: 2, 2: 5}, {0: 1, 1: 9, 2: 4}, "held", "2 of 2 seeds"),  # only seeds that both sides have are paired
+        ({0: 2, 2: 5}, {0: 1, 1: 9, 2: 4}, "held", "2 of 2 seeds, +1.00"),  # only seeds that both sides have are paired
     ],
 )
 def test_a_verdict_needs_every_seed(table: Table, high: dict, low: dict, verdict: str, count: str) -> None:

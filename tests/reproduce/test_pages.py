@@ -67,7 +67,7 @@ def test_a_page_says_which_cells_need_more_seeds(table: Table) -> None:
     result = made_up(table)
     assert "below two standard errors" not in render_page(result, "", "cpu")  # the gaps are the same for both seeds
     one_seed = made_up(table, seeds=1)
-    assert "these cells get 4 seeds: FedAvg/digits, even, " in render_page(one_seed, "", "cpu")
+    assert "these cells get 4 seeds: FedAvg; FedProx; " in render_page(one_seed, "", "cpu")
     assert "standard errors" not in render_page(made_up(table, "smoke", seeds=1), "", "cpu")
 
 

@@ -118,7 +118,11 @@ def seeds_line(result: TableResult) -> str:
     one_seed = result.table.scale("small").seeds < MIN_SEEDS  # columns are seeds, or numbers do not depend on them
     if result.scale == "smoke" or one_seed or not result.unsettled:
         return ""
-    cells = ", ".join("/".join(place) for place in result.unsettled)
+    unsettled, names = set(result.unsettled), dict[str, None]()  # a row stands for all its cells
+    for row, column in result.unsettled:
+        whole = all(each.cell.place in unsettled for each in result.cells if each.cell.row == row)
+        names[row if whole else f"{row}/{column}"] = None
+    cells = "; ".join(names)
     return f"A gap is below two standard errors; with `--more-seeds` these cells get {MAX_SEEDS} seeds: {cells}."
 
 

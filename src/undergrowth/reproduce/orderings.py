@@ -77,17 +77,18 @@ def _check_pair(
     higher, lower = pair_sides(pair)
     columns = [column for column in table.columns if matches(column, ordering.columns)]
     every = dict.fromkeys(((higher.row, higher.column or each), (lower.row, lower.column or each)) for each in columns)
-    compared = [(high, low) for high, low in every if values.get(high) and values.get(low)]
+    seeds = {(high, low): sorted(values.get(high, {}).keys() & values.get(low, {}).keys()) for high, low in every}
+    compared = [(high, low) for high, low in every if seeds[high, low]]
 
     def gap(high: float, low: float) -> float:
         return higher.factor * high - lower.factor * low
 
-    gaps = [gap(_mean(values[high]), _mean(values[low])) for high, low in compared]
+    gaps: list[float] = []  # by column, over the seeds that both sides have
     every_difference: list[float] = []
     unsettled: list[Place] = []
     for high, low in compared:
-        both = sorted(values[high].keys() & values[low].keys())
-        differences = [gap(values[high][seed], values[low][seed]) for seed in both]
+        differences = [gap(values[high][seed], values[low][seed]) for seed in seeds[high, low]]
+        gaps.append(statistics.fmean(differences))
         every_difference += differences
         if not is_settled(differences):
             unsettled += [high, low]
@@ -111,10 +112,6 @@ def _check_pair(
         unsettled=tuple(unsettled),
         equal=every_difference.count(0),
     )
-
-
-def _mean(values: Values) -> float:
-    return statistics.fmean(values.values())
 
 
 def _verdict(differences: list[float]) -> str:
