@@ -13,8 +13,8 @@ from undergrowth.core import InputError, Method, RunWarning, suggest
 from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
 from undergrowth.runs.builders import is_data
+from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.formats import RENAMES
-from undergrowth.runs.opening import AUTO
 from undergrowth.runs.own_task import TaskFunctions, reference_to
 from undergrowth.runs.progress import show_progress
 from undergrowth.runs.result import Result

@@ -18,27 +18,21 @@ from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
 from undergrowth.runs.callback import Callbacks
 from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.evaluation_interval import choose_interval
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.ongoing_run import Execution, OnRound
-from undergrowth.runs.opening import (
-    AUTO,
-    check_same_data,
-    check_same_files,
-    check_same_method,
-    enter_run,
-    open_federation,
-)
+from undergrowth.runs.opening import check_same_data, check_same_files, check_same_method, enter_run, open_federation
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_evaluation import evaluate_personal
 from undergrowth.runs.personal_phase import FOLDER, check_personal
-from undergrowth.runs.result import MODEL_FILE, Result, result_of
+from undergrowth.runs.result import Result, result_of
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
 from undergrowth.runs.status import record_status
-from undergrowth.runs.store import Store
+from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
 __all__ = ["Execution", "resume", "start"]

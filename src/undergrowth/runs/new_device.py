@@ -27,9 +27,9 @@ from undergrowth.runs.new_device_data import read_data
 from undergrowth.runs.personal_phase import ACCURACY, step_experiment
 from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL
-from undergrowth.runs.result import MODEL_FILE, main_metric
+from undergrowth.runs.result import main_metric
 from undergrowth.runs.start_phase import initial_weights
-from undergrowth.runs.store import Store
+from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
 DEVICE = "new device"
