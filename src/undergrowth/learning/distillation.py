@@ -82,7 +82,7 @@ def draw_public(public: Shard, samples: int, seed: float) -> Tensor:
 
 def draw_seed(context: Context) -> float:
     """A new seed for `draw_public` that fits into a packet."""
-    return float(context.key("public") >> 15)  # 48 bits: exact as a float
+    return context.float_key("public")
 
 
 def server_client(

@@ -40,7 +40,7 @@ class OwnModelsServer(Server):
         raise NotImplementedError(f"{type(self).__name__} does not define teach")
 
     def init(self, task: Task, context: Context) -> State:
-        seed = float(context.key("device models") >> 15)  # 48 bits: exact as a float
+        seed = context.float_key("device models")
         return {**super().init(task, context), SEED: seed, EPOCHS: self.pretrain_epochs, "devices": {}}
 
     def steady_state(self, task: Task, state: State) -> State:
