@@ -62,10 +62,8 @@ def test_large_endian_and_half_precision_arrays() -> None:
     assert halves.shard([0]).x.dtype == torch.float32
 
 
-def test_a_missing_class_is_allowed_and_listed() -> None:
-    dataset = table(classes=5, y=np.full(60, 3))
-    dataset.check()
-    assert dataset.missing_classes == (0, 1, 2, 4)
+def test_a_missing_class_is_allowed() -> None:
+    table(classes=5, y=np.full(60, 3)).check()
 
 
 def with_value(value: float) -> np.ndarray:

@@ -25,8 +25,7 @@ from undergrowth.engines.processes import engine as engine_module
 from undergrowth.engines.processes import worker as worker_module
 from undergrowth.learning import AveragingServer
 from undergrowth.runs.execution import start
-from undergrowth.runs.result import MODEL_FILE
-from undergrowth.runs.store import Store
+from undergrowth.runs.store import MODEL_FILE, Store
 
 from ..runs.objects import digest
 from ..stopping import stopped_and_resumed

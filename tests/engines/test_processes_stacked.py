@@ -13,7 +13,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.runs.execution import Execution, start
-from undergrowth.runs.result import MODEL_FILE
+from undergrowth.runs.store import MODEL_FILE
 
 from ..double_precision import double_data, double_model
 

@@ -11,19 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter, process_time
 
-import torch
-
 from undergrowth.bench import Measurement
+from undergrowth.bench.loop import one_thread, simulate_fedavg
 from undergrowth.bench.peak_memory import peak_memory
 from undergrowth.bench.workload import InMemoryPopulation, SyntheticPopulation
-from undergrowth.core import Model, Node, Packet, Task, Train
-from undergrowth.devices import build_fleet
+from undergrowth.core import Packet
 from undergrowth.engines import Job, Outcome, SerialEngine, World
 from undergrowth.engines.memory import collect_garbage_less_often
-from undergrowth.methods import FedAvg
-from undergrowth.models import builder
 from undergrowth.runs.store import Store
-from undergrowth.simulation import FleetClock, Simulation
 
 DEVICES, ROUNDS = 1000, 1000
 MAX_SECONDS, MAX_BYTES = 20.0, 2e9
@@ -31,9 +26,7 @@ MAX_OVERHEAD = 1.05  # seconds of a round over those inside the engine
 
 
 def measure() -> Iterator[Measurement]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         seconds, memory = bookkeeping()
         yield Measurement("a million device-rounds", "seconds, against the bar", seconds, MAX_SECONDS, 1.0, True)
         yield Measurement("its peak memory", "bytes, against the bar", memory, MAX_BYTES, 1.0, True)
@@ -41,8 +34,6 @@ def measure() -> Iterator[Measurement]:
         yield Measurement(
             "a round of cnn, 50 devices", "CPU seconds, against the engine", ours, engine, MAX_OVERHEAD, True
         )
-    finally:
-        torch.set_num_threads(threads)
 
 
 class IdleEngine:
@@ -67,7 +58,7 @@ class IdleEngine:
 
 def bookkeeping() -> tuple[float, float]:
     """Wall seconds and peak bytes of a million jobs that train nothing, on a mixed fleet, with ledger and store."""
-    simulation = _simulation(SyntheticPopulation(DEVICES), "logistic", IdleEngine(), "mixed-edge", ROUNDS)
+    simulation = simulate_fedavg(SyntheticPopulation(DEVICES), "logistic", IdleEngine(), "mixed-edge", ROUNDS)
     with tempfile.TemporaryDirectory() as folder, collect_garbage_less_often():  # as a run does
         store = Store(Path(folder), create=True)
         began = perf_counter()
@@ -85,7 +76,7 @@ def training_overhead(rounds: int = 3, devices: int = 50) -> tuple[float, float]
     """CPU seconds of a round, in total and inside the engine."""
     population = InMemoryPopulation.of(SyntheticPopulation(devices))
     engine = TimedEngine()
-    simulation = _simulation(population, "cnn", engine, "mixed-edge", rounds + 1)
+    simulation = simulate_fedavg(population, "cnn", engine, "mixed-edge", rounds + 1)
     running = simulation.rounds()
     next(running)  # traces and warms up
     engine.seconds, began = 0.0, process_time()
@@ -104,22 +95,3 @@ class TimedEngine(SerialEngine):
         outcomes = list(super().run(jobs))
         self.seconds += process_time() - began
         yield from outcomes
-
-
-def _simulation(
-    population: SyntheticPopulation | InMemoryPopulation,
-    model: str,
-    engine: IdleEngine | SerialEngine,
-    devices: str,
-    rounds: int,
-) -> Simulation:
-    synthetic = population if isinstance(population, SyntheticPopulation) else population.inner
-    task = Task(Model(builder(model, synthetic.shape, synthetic.classes)), 62, Train(rounds=rounds, batch=20))
-    method = FedAvg()
-    node = Node("server", method.server, task, synthetic.devices, rounds)
-    world = World(task, method.client, {"server": method.server}, population)
-    spread = build_fleet(devices, synthetic.devices, 0)
-    clock = FleetClock(spread, task, method.client, synthetic, world.states)
-    simulation = Simulation({"server": node}, {}, engine, world, clock)
-    simulation.start()
-    return simulation

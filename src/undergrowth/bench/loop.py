@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
+from contextlib import contextmanager
 from time import process_time
 
 import torch
@@ -20,7 +21,7 @@ from undergrowth.bench import Measurement
 from undergrowth.bench.workload import InMemoryPopulation, SyntheticPopulation
 from undergrowth.core import Context, Model, Node, RunError, Task, Train, Weights
 from undergrowth.devices import build_fleet
-from undergrowth.engines import SerialEngine, World
+from undergrowth.engines import Engine, SerialEngine, World
 from undergrowth.methods import FedAvg
 from undergrowth.models import builder
 from undergrowth.simulation import FleetClock, Simulation
@@ -33,30 +34,46 @@ MAX_DIFFERENCE = 0.01  # of the model's length: sums are in another order, and s
 
 
 def measure() -> Iterator[Measurement]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for name, bar in BARS.items():
             ours, reference = compare(name, REPEATS[name])
             yield Measurement(f"{name}, {DEVICES} devices a round", "clients per CPU second", ours, reference, bar)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
+
+
+def simulate_fedavg(
+    population: SyntheticPopulation | InMemoryPopulation, model: str, engine: Engine, fleet: str, rounds: int
+) -> Simulation:
+    """FedAvg in a star, started."""
+    task = Task(
+        Model(builder(model, population.shape, population.classes)),
+        population.classes,
+        Train(rounds=rounds, batch=BATCH),
+    )
+    method = FedAvg()
+    node = Node("server", method.server, task, population.devices, rounds)
+    world = World(task, method.client, {"server": method.server}, population)
+    devices = build_fleet(fleet, population.devices, 0)
+    clock = FleetClock(devices, task, method.client, population, world.states)
+    simulation = Simulation({"server": node}, {}, engine, world, clock)
+    simulation.start()
+    return simulation
 
 
 def compare(name: str, repeats: int) -> tuple[float, float]:
     """Clients per CPU second of the engine and of the loop: medians over rounds that alternate."""
     population = InMemoryPopulation.of(SyntheticPopulation(DEVICES))
-    task = Task(
-        Model(builder(name, population.shape, population.inner.classes)), 62, Train(rounds=repeats + 1, batch=BATCH)
-    )
-    method = FedAvg()
-    node = Node("server", method.server, task, population.devices, repeats + 1)
-    world = World(task, method.client, {"server": method.server}, population)
-    devices = build_fleet("uniform", population.devices, 0)
-    clock = FleetClock(devices, task, method.client, population, world.states)
-    simulation = Simulation({"server": node}, {}, SerialEngine(), world, clock)
-    simulation.start()
-    rounds = simulation.rounds()
+    simulation = simulate_fedavg(population, name, SerialEngine(), "uniform", repeats + 1)
+    rounds, node, task = simulation.rounds(), simulation.root, simulation.world.task
 
     weights = task.model.initial(Context(0, "server", 0).key("model"))
     ours, reference = [], []

@@ -94,6 +94,10 @@ class InMemoryPopulation:
     def shape(self) -> tuple[int, ...]:
         return self.inner.shape
 
+    @property
+    def classes(self) -> int:
+        return self.inner.classes
+
     def size(self, device: str) -> int:
         return len(self.shards[device])
 

@@ -162,10 +162,11 @@ class Updates:
     def local(
         self, task: Task, down: Packet, shard: Shard, own: State, context: Context, limit: int | None = None
     ) -> tuple[Packet, State]:
-        """Do one update after the other. `limit`: steps of all updates together, see `shares`."""
+        """Do one update after the other. `limit`: steps of all updates together, see `split_limit`."""
         clients = self.updates(task, down).values()
-        counts = () if limit is None else [len(c.begin(task, down, shard, own, context)[1]) for c in clients]
-        limits = split_limit(limit, counts) if limit is not None else [None] * len(clients)
+        limits: Sequence[int | None] = [None] * len(clients)
+        if limit is not None:
+            limits = split_limit(limit, [len(each.begin(task, down, shard, own, context)[1]) for each in clients])
         jobs = zip(clients, limits, strict=True)
         return join_updates(own, [client.local(task, down, shard, own, context, most) for client, most in jobs])
 

@@ -81,13 +81,8 @@ class Named(Reducer):
 
     def merge(self, a: Packet, b: Packet) -> Packet:
         first, second = a.parts(), b.parts()
-        merged = {}
-        for name in sorted(first.keys() | second.keys()):
-            both = name in first and name in second
-            merged[name] = (
-                self.reducers[name].merge(first[name], second[name]) if both else first.get(name) or second[name]
-            )
-        return Packet.join(merged)
+        both = {name: self.reducers[name].merge(first[name], second[name]) for name in first.keys() & second.keys()}
+        return Packet.join(dict(sorted({**first, **second, **both}.items())))
 
     def relay(self, sender: str, partial: Packet, age: int) -> Packet:
         return self._each(partial, lambda name, part: self.reducers[name].relay(sender, part, age))

@@ -31,6 +31,10 @@ class Context(NamedTuple):  # a tuple, because a simulation makes millions of th
         # 63 bits: torch.Generator takes a signed seed.
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
+    def float_key(self, purpose: str) -> float:
+        """Like `key`, but with 48 bits, so that a packet can carry it: a float has them exactly."""
+        return float(self.key(purpose) >> 15)
+
     def seed_torch(self, torch_device: torch.device) -> None:
         """Seeds torch's global generators (CPU and `torch_device`) from this context; dropout reads them."""
         key = self.key("noise")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,13 @@ class Shard:
 
     def __len__(self) -> int:
         return self.y.shape[0]
+
+    @staticmethod
+    def join(shards: Sequence[Shard]) -> Shard:
+        """All samples of at least one shard, in order."""
+        if len(shards) == 1:
+            return shards[0]
+        return Shard(torch.cat([shard.x for shard in shards]), torch.cat([shard.y for shard in shards]))
 
     def take(self, index: Tensor) -> Shard:
         return Shard(self.x[index], self.y[index])

@@ -120,9 +120,10 @@ class TaskKind:
         return Guess("accuracy", fraction, margin, "guessing", self._blank_loss(labels))
 
     def _blank_loss(self, labels: Tensor) -> float:
-        raise NotImplementedError
+        """The loss of a model that gives all labels the same probability."""
+        return float(torch.tensor(max(2, len(labels.unique()))).log())
 
-    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, device: torch.device) -> Tensor:
+    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, torch_device: torch.device) -> Tensor:
         """Labels of samples with inputs of that shape, for a price."""
         raise NotImplementedError
 
@@ -151,11 +152,8 @@ class Classification(TaskKind):
     def scores(self, sums: Tensor, labels: Tensor) -> dict[str, float]:
         return {"accuracy": float(sums[0]) / len(labels)}
 
-    def _blank_loss(self, labels: Tensor) -> float:
-        return float(torch.tensor(max(2, len(labels.unique()))).log())
-
-    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, device: torch.device) -> Tensor:
-        return torch.zeros(samples, dtype=torch.int64, device=device)
+    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, torch_device: torch.device) -> Tensor:
+        return torch.zeros(samples, dtype=torch.int64, device=torch_device)
 
     def output_problem(self, shape: tuple[int, ...], labels: tuple[int, ...], classes: int) -> str | None:
         fits = len(shape) == 1 and shape[0] >= classes
@@ -196,8 +194,8 @@ class Regression(TaskKind):
         words = "always naming the mean of the labels"
         return Guess("r2", 0.0, 0.0, words, float(labels.double().var(0, correction=0).mean()))
 
-    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, device: torch.device) -> Tensor:
-        return torch.zeros(samples, classes, device=device)
+    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, torch_device: torch.device) -> Tensor:
+        return torch.zeros(samples, classes, device=torch_device)
 
     def output_problem(self, shape: tuple[int, ...], labels: tuple[int, ...], classes: int) -> str | None:
         return None if shape == (classes,) else f"({classes},), one value for each target"
@@ -237,8 +235,8 @@ class MultiLabel(TaskKind):
     def _blank_loss(self, labels: Tensor) -> float:
         return float(torch.tensor(2.0).log())
 
-    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, device: torch.device) -> Tensor:
-        return torch.zeros(samples, classes, device=device)
+    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, torch_device: torch.device) -> Tensor:
+        return torch.zeros(samples, classes, device=torch_device)
 
     def output_problem(self, shape: tuple[int, ...], labels: tuple[int, ...], classes: int) -> str | None:
         return None if shape == (classes,) else f"({classes},), one value for each label"
@@ -284,11 +282,8 @@ class NextToken(TaskKind):
     def guess(self, labels: Tensor) -> Guess:
         return super().guess(labels[self.counted(labels)])
 
-    def _blank_loss(self, labels: Tensor) -> float:
-        return float(torch.tensor(max(2, len(labels.unique()))).log())
-
-    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, device: torch.device) -> Tensor:
-        return torch.zeros(samples, shape[0], dtype=torch.int64, device=device)
+    def example_labels(self, samples: int, shape: tuple[int, ...], classes: int, torch_device: torch.device) -> Tensor:
+        return torch.zeros(samples, shape[0], dtype=torch.int64, device=torch_device)
 
     def output_problem(self, shape: tuple[int, ...], labels: tuple[int, ...], classes: int) -> str | None:
         fits = len(shape) == 2 and shape[0] == labels[0] and shape[1] >= classes

@@ -10,13 +10,13 @@ from undergrowth.data.loaders.table import is_table_file
 from undergrowth.data.normalisation import normalise
 from undergrowth.data.partition import PartitionRule, parse_rule, partition_dataset
 from undergrowth.data.pooled import PooledPopulation, pool
-from undergrowth.data.population import PartitionedPopulation, Population, is_population
+from undergrowth.data.population import PartitionedPopulation, Population, device_names, is_population
 from undergrowth.data.public import draw_public, hide_labels, remove_samples
 from undergrowth.data.stream import Stream, StreamedPopulation, fixed_at, stream_population
 
 __all__ = [
     "Array", "Dataset", "DatasetEntry", "PartitionRule", "PartitionedPopulation", "PooledPopulation", "Population",
-    "Stream", "StreamedPopulation", "check_task_name", "describe", "draw_bubbles", "draw_public", "fixed_at",
-    "hide_labels", "is_hugging_face", "is_population", "is_table_file", "load", "names", "normalise", "parse_rule",
-    "partition_dataset", "pool", "remove_samples", "stream_population",
+    "Stream", "StreamedPopulation", "check_task_name", "describe", "device_names", "draw_bubbles", "draw_public",
+    "fixed_at", "hide_labels", "is_hugging_face", "is_population", "is_table_file", "load", "names", "normalise",
+    "parse_rule", "partition_dataset", "pool", "remove_samples", "stream_population",
 ]  # fmt: skip

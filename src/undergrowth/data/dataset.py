@@ -68,12 +68,6 @@ class Dataset:
         return strata_of(to_numpy(self.y), self.task)
 
     @property
-    def missing_classes(self) -> tuple[int, ...]:
-        """The classes without a training sample, which are allowed but worth a warning."""
-        counts = np.bincount(self.labels, minlength=self.classes)
-        return tuple(np.flatnonzero(counts == 0).tolist())
-
-    @property
     def black(self) -> tuple[float, ...] | None:
         """The value of a black pixel in each channel of a shard; None if the inputs are not normalised."""
         if self.mean is None or self.std is None:

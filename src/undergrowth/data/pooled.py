@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from undergrowth.core.shard import Shard
 from undergrowth.data.population import Population
 from undergrowth.data.stream import StreamedPopulation
@@ -22,10 +20,10 @@ class PooledPopulation:
         self.black = getattr(population, "black", None)
 
     def train(self, device: str) -> Shard:
-        return _concatenate([self.population.train(name) for name in self.population.devices])
+        return Shard.join([self.population.train(name) for name in self.population.devices])
 
     def test(self, device: str) -> Shard:
-        return _concatenate([self.population.test(name) for name in self.population.devices])
+        return Shard.join([self.population.test(name) for name in self.population.devices])
 
     def central_test(self) -> Shard:
         return self.population.central_test()
@@ -46,7 +44,3 @@ class StreamedPool(PooledPopulation):
 def pool(population: Population) -> PooledPopulation:
     """All samples of a population on one device."""
     return StreamedPool(population) if isinstance(population, StreamedPopulation) else PooledPopulation(population)
-
-
-def _concatenate(shards: list[Shard]) -> Shard:
-    return Shard(torch.cat([shard.x for shard in shards]), torch.cat([shard.y for shard in shards]))

@@ -46,6 +46,12 @@ def is_population(found: object) -> TypeGuard[Population]:
     return all(hasattr(found, name) for name in vars(Population) if not name.startswith("_"))
 
 
+def device_names(count: int) -> tuple[str, ...]:
+    """The names of `count` devices, such as device-007."""
+    width = max(3, len(str(count - 1)))
+    return tuple(f"device-{number:0{width}d}" for number in range(count))
+
+
 @dataclass(frozen=True, eq=False)
 class PartitionedPopulation:
     """A data set partitioned over devices. The shards of a device without samples are empty.
@@ -63,9 +69,7 @@ class PartitionedPopulation:
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        count = len(self.held_out)
-        width = max(3, len(str(count - 1)))
-        return tuple(f"device-{number:0{width}d}" for number in range(count))
+        return device_names(len(self.held_out))
 
     @property
     def classes(self) -> int:

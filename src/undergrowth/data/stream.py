@@ -104,7 +104,7 @@ class HeldPopulation:
         held = self._held(device)
         if not held:
             return self.population.train(device)
-        return _join([
+        return Shard.join([
             _turn(self.population.train(source).take(torch.from_numpy(places)), turns)
             for (source, turns), places in held.items()
         ])  # fmt: skip
@@ -118,7 +118,7 @@ class HeldPopulation:
             return new
         old = _turn(self.population.test(before[0]), before[1])
         has_changed, had_changed = (self._draws(device, np.arange(len(shard))) < done for shard in (new, old))
-        return _join([new.take(torch.from_numpy(has_changed)), old.take(torch.from_numpy(~had_changed))])
+        return Shard.join([new.take(torch.from_numpy(has_changed)), old.take(torch.from_numpy(~had_changed))])
 
     def _held(self, device: str) -> dict[tuple[str, int], np.ndarray]:
         """The positions of the samples in the memory, sorted, by their origin: a device and a number of turns."""
@@ -188,9 +188,3 @@ def stream_population(population: Population, stream: Stream, seed: int) -> Stre
 
 def _turn(shard: Shard, turns: int) -> Shard:
     return Shard(shard.x.rot90(turns, (-2, -1)).contiguous(), shard.y) if turns else shard
-
-
-def _join(parts: Sequence[Shard]) -> Shard:
-    if len(parts) == 1:
-        return parts[0]
-    return Shard(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Protocol
 
 import numpy as np
 
 from undergrowth.core.context import Context
-from undergrowth.core.errors import InputError
 from undergrowth.core.notation import Form, Number, parse_with_word
 from undergrowth.devices.traces import read_trace
 
@@ -123,14 +121,6 @@ class Failures:
 
     dropout: float = 0.0  # probability that a device never starts the job
     failure: float = 0.0  # probability that a device fails in the middle of the job
-
-    def check(self) -> None:
-        """Raises an `InputError` if a probability is not between 0 and 1."""
-        for field, value in (("dropout", self.dropout), ("failure", self.failure)):
-            if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= 1:
-                raise InputError(
-                    f"fleet.{field} is {value!r} and must be a probability between 0 (never) and 1 (every job)"
-                )
 
     def draw(self, context: Context) -> tuple[str, float] | None:
         """Why the job is lost and after which fraction of its time; None if nothing goes wrong."""

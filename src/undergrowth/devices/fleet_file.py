@@ -19,14 +19,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from numbers import Real
 from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
 from undergrowth.core.errors import InputError, suggest
-from undergrowth.devices.plain_yaml import load_file, load_yaml
+from undergrowth.devices.plain_yaml import load_file, load_shipped
 from undergrowth.devices.profile import Profile, find_profile, read_profile
 
 _KEYS = ("profile", "share", "count", "spread")
@@ -59,8 +58,7 @@ def find_entries(name_or_path: str | Path) -> tuple[FleetEntry, ...]:
 @cache
 def shipped_fleets() -> dict[str, tuple[FleetEntry, ...]]:
     """The fleets of `fleets.yaml` by name."""
-    table = load_yaml(resources.files("undergrowth.devices").joinpath("fleets.yaml").read_text(encoding="utf-8"))
-    return {name: _read_entries(rows, f"fleet '{name}'") for name, rows in table.items()}
+    return {name: _read_entries(rows, f"fleet '{name}'") for name, rows in load_shipped("fleets.yaml").items()}
 
 
 def _read_file(path: Path) -> tuple[FleetEntry, ...]:

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.devices.figures import Figure, check_figures, read_figures
-from undergrowth.devices.plain_yaml import load_yaml
+from undergrowth.devices.plain_yaml import load_shipped
 
 _FIGURES = {
     "down": Figure("bytes per second towards the devices", infinite=True),
@@ -55,8 +54,7 @@ def read_link(values: Mapping[str, object]) -> LinkProfile:
 @cache
 def shipped_links() -> dict[str, LinkProfile]:
     """The profiles of `links.yaml` by name."""
-    table = load_yaml(resources.files("undergrowth.devices").joinpath("links.yaml").read_text(encoding="utf-8"))
-    return {name: read_link({"name": name, **values}) for name, values in table.items()}
+    return {name: read_link({"name": name, **values}) for name, values in load_shipped("links.yaml").items()}
 
 
 def find_link(link: str | Mapping[str, object], setting: str = "fleet.server_link") -> LinkProfile:

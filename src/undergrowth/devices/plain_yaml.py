@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ def load_yaml(text: str) -> Any:
     except ValueError:  # by an anchor and an alias, such as &a [*a]
         raise yaml.MarkedYAMLError(problem="a list or a mapping in it contains itself") from None
     return value
+
+
+def load_shipped(name: str) -> Any:
+    """The value of a YAML file of this package, such as `links.yaml`."""
+    return load_yaml(resources.files("undergrowth.devices").joinpath(name).read_text(encoding="utf-8"))
 
 
 def load_file(path: Path, what: str) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.devices.figures import Figure, check_figures, read_figures
-from undergrowth.devices.plain_yaml import load_yaml
+from undergrowth.devices.plain_yaml import load_shipped
 
 _FIGURES = {
     "flops": Figure("FLOP/s in float32"),
@@ -65,8 +64,7 @@ def read_profile(values: Mapping[str, object]) -> Profile:
 @cache
 def shipped_profiles() -> dict[str, Profile]:
     """The profiles of `profiles.yaml` by name."""
-    table = load_yaml(resources.files("undergrowth.devices").joinpath("profiles.yaml").read_text(encoding="utf-8"))
-    return {name: read_profile({"name": name, **values}) for name, values in table.items()}
+    return {name: read_profile({"name": name, **values}) for name, values in load_shipped("profiles.yaml").items()}
 
 
 def find_profile(name: str) -> Profile:

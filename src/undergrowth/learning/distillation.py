@@ -82,7 +82,7 @@ def draw_public(public: Shard, samples: int, seed: float) -> Tensor:
 
 def draw_seed(context: Context) -> float:
     """A new seed for `draw_public` that fits into a packet."""
-    return float(context.key("public") >> 15)  # 48 bits: exact as a float
+    return context.float_key("public")
 
 
 def server_client(
@@ -109,29 +109,24 @@ def train_on_server(
 
     The inputs are not augmented, because these entries, such as a teacher's logits, belong to the inputs as they are.
     """
-    settings = (lr, epochs, batch, split, optimiser)
-    (trained,) = train_all_on_server(task, [weights], [data], objective, context, *settings)
+    student = server_client(objective, lr, epochs, batch, split, optimiser)
+    (trained,) = train_all_on_server(task, student, [weights], [data], context)
     return trained
 
 
 def train_all_on_server(
     task: Task,
+    student: GradientClient,
     models: Sequence[Weights],
     data: Sequence[Mapping[str, Tensor]],
-    objective: Objective,
     context: Context,
-    lr: float,
-    epochs: int,
-    batch: int,
-    split: str | None = None,
-    optimiser: Optimiser = Sgd(),  # noqa: B008
 ) -> list[dict[str, Tensor]]:
     """The same for several models of one architecture, each with its own data. The engine may compute them at once.
 
-    All draw the same random numbers, so models with equally many samples see them in the same order.
+    `student`: a `server_client`. All models draw the same random numbers, so those with equally many samples see them
+    in the same order.
     """
     task = replace(task, augmentation=None)
-    student = server_client(objective, lr, epochs, batch, split, optimiser)
     loops = []
     for weights, entries in zip(models, data, strict=True):
         down, shard = Packet(weights), Shard(entries[X], entries[Y])

@@ -7,7 +7,6 @@ scalar `rung` of an upload gives the position of the model in the ladder, from w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import chain
 
 from undergrowth.core import Context, InputError, Model, ModelWeights, Packet, Task, View, Weights
@@ -17,11 +16,6 @@ from undergrowth.core.names import RUNG
 def ladder_names(task: Task) -> tuple[str, ...]:
     """The names of the models that devices may have."""
     return tuple(task.ladder) or ("",)
-
-
-def with_ladder_model(task: Task, name: str) -> Task:
-    """The task of a device that has the model of this name."""
-    return replace(task, model=task.ladder[name]) if name else task
 
 
 def fit(task: Task, name: str, weights: Weights) -> Weights | ModelWeights:
@@ -55,7 +49,7 @@ def assign_models(task: Task, view: View, packet: Callable[[str], Packet]) -> di
     the smallest. Without a deadline the models are assigned in turn. `task.assigned` comes before all of this.
     """
     names, deadline = ladder_names(task), task.train.deadline
-    falling = sorted(names, key=lambda name: -_size(with_ladder_model(task, name).model))
+    falling = sorted(names, key=lambda name: -_size(task.of_device(name).model))
 
     def assign(position: int, device: str) -> str:
         if device in task.assigned:

@@ -13,7 +13,7 @@ from functools import cache
 
 from undergrowth.core import Collect, Context, ModelWeights, Packet, Plan, Server, State, Task, View, Weights
 from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, RUNG, SEED
-from undergrowth.learning.ladder import assign_models, fit, ladder_names, with_ladder_model
+from undergrowth.learning.ladder import assign_models, fit, ladder_names
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.servers import model_mismatch
 from undergrowth.learning.servers import uploaded_weights as uploaded_weights  # for the methods of this server
@@ -40,7 +40,7 @@ class OwnModelsServer(Server):
         raise NotImplementedError(f"{type(self).__name__} does not define teach")
 
     def init(self, task: Task, context: Context) -> State:
-        seed = float(context.key("device models") >> 15)  # 48 bits: exact as a float
+        seed = context.float_key("device models")
         return {**super().init(task, context), SEED: seed, EPOCHS: self.pretrain_epochs, "devices": {}}
 
     def steady_state(self, task: Task, state: State) -> State:
@@ -58,7 +58,7 @@ class OwnModelsServer(Server):
 
         @cache
         def initial(name: str) -> Packet:
-            return Packet(with_ladder_model(task, name).model.initial(int(seed)), tags={MODEL_NAME: name})
+            return Packet(task.of_device(name).model.initial(int(seed)), tags={MODEL_NAME: name})
 
         @cache
         def pretraining(name: str) -> Packet:
@@ -83,7 +83,7 @@ class OwnModelsServer(Server):
         rung, names = up.scalars.get(RUNG, -1.0), ladder_names(task)
         if rung not in range(len(names)):
             return f"its model is number {rung:g} of {len(names)}"
-        return model_mismatch(with_ladder_model(task, names[int(rung)]), Packet(uploaded_weights(up)))
+        return model_mismatch(task.of_device(names[int(rung)]), Packet(uploaded_weights(up)))
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         uploads = uploads_by_path(combined)
@@ -111,7 +111,7 @@ def by_model(uploads: Mapping[str, Packet]) -> list[dict[str, Packet]]:
 
 def sender_task(task: Task, up: Packet) -> Task:
     """The task with the model of the device that sent `up`."""
-    return with_ladder_model(task, ladder_names(task)[int(up.scalars[RUNG])])
+    return task.of_device(ladder_names(task)[int(up.scalars[RUNG])])
 
 
 def all_models(task: Task, state: State) -> dict[str, Weights | ModelWeights]:

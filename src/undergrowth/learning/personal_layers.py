@@ -46,7 +46,7 @@ class PersonalLayersServer(AveragingServer):
     kept: LayerNames
 
     def init(self, task: Task, context: Context) -> State:
-        seed = float(context.key("model") >> 15)  # 48 bits: exact as a float
+        seed = context.float_key("model")
         return {MODEL: task.model.initial(int(seed)), SEED: seed}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:

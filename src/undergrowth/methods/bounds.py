@@ -44,7 +44,7 @@ class SeedServer(Server):
     reducer = Sum()
 
     def init(self, task: Task, context: Context) -> State:
-        return {SEED: float(context.key("model") >> 15)}  # 48 bits: exact as a float
+        return {SEED: context.float_key("model")}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
         return {SEED: down.scalars[SEED]}

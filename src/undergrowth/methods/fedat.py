@@ -39,7 +39,13 @@ from undergrowth.core import Context, Method, ModelWeights, Packet, State, Task,
 from undergrowth.core.names import SAMPLES, X, Y
 from undergrowth.core.reducers import WeightedMean, add_upload
 from undergrowth.learning import GradientClient, LossInputs, Objective, RandomSelector, TaskLoss, Trained
-from undergrowth.learning.distillation import check_same_shapes, public_data, shared_levels, train_all_on_server
+from undergrowth.learning.distillation import (
+    check_same_shapes,
+    public_data,
+    server_client,
+    shared_levels,
+    train_all_on_server,
+)
 from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 from undergrowth.learning.servers import has_no_samples
@@ -145,8 +151,8 @@ class FedATServer(OwnModelsServer):
         upper = replace(task, model=UpperModel(task.model, options.level))
         pairs = [{X: metadata[place]["maps"], Y: metadata[place]["labels"]} for place in with_metadata]
         training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
-        chosen = [copies[place] for place in with_metadata]
-        learned = train_all_on_server(upper, chosen, pairs, TaskLoss(), context._replace(turn=1), *training)
+        chosen, student = [copies[place] for place in with_metadata], server_client(TaskLoss(), *training)
+        learned = train_all_on_server(upper, student, chosen, pairs, context._replace(turn=1))
         if options.alignment != "none":
             lower = LowerModel(task.model, options.level)
             teachers = [maps[place] if options.alignment == "attention" else {} for place in with_metadata]
@@ -174,8 +180,8 @@ class FedATServer(OwnModelsServer):
         transfer = options.beta * AttentionTransfer(levels, options.form)
         objective = TaskLoss() + transfer if any(maps) else TaskLoss()
         data = [{X: public.x, Y: public.y, **each} for each in maps]
-        training = (options.transfer_lr, options.transfer_epochs, options.server_batch)
-        return train_all_on_server(task, models, data, objective, context, *training)
+        student = server_client(objective, options.transfer_lr, options.transfer_epochs, options.server_batch)
+        return train_all_on_server(task, student, models, data, context)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from undergrowth.learning.distillation import (
     draw_public,
     draw_seed,
     public_data,
+    server_client,
     train_all_on_server,
 )
 from undergrowth.learning.features import features_of, predictions
@@ -139,13 +140,12 @@ class FedKADServer(OwnModelsServer):
         maps, classes = mean_prototypes((each["maps"], each["counts"]) for each in sent)
 
         data = {X: drawn.x, Y: drawn.y, TEACHER: logits}
-        training = (options.server_lr, options.server_epochs, options.server_batch)
-
         refinement = PrototypeCrossEntropy(options.level, maps, classes, options.prototype_reduction)
 
         def train(task: Task, models: Sequence[Weights], beta: float) -> list[dict[str, Tensor]]:
             objective = Distillation(options.loss) + beta * refinement
-            return train_all_on_server(task, models, [data] * len(models), objective, context, *training)
+            student = server_client(objective, options.server_lr, options.server_epochs, options.server_batch)
+            return train_all_on_server(task, student, models, [data] * len(models), context)
 
         (after,) = train(task, [model], options.beta)
         device_beta = options.beta if options.device_beta is None else options.device_beta

@@ -136,7 +136,7 @@ class FedMDServer(Server):
 
     def init(self, task: Task, context: Context) -> State:
         check_same_shapes(task, public_data(task, "fedmd").x, ())
-        known = Packet(scalars={SEED: float(context.key("device models") >> 15)})  # 48 bits: exact as a float
+        known = Packet(scalars={SEED: context.float_key("device models")})
         return {**super().init(task, context), "known": known, EPOCHS: self.options.pretrain_epochs}
 
     def steady_state(self, task: Task, state: State) -> State:

@@ -31,7 +31,7 @@ import torch
 from undergrowth.core import Context, Method, Packet, Plan, Shard, State, Task, View, Weights, option
 from undergrowth.core.client import Carry, Steps
 from undergrowth.core.names import FINISH, MODEL, SAMPLES
-from undergrowth.learning import GradientClient, Trained, predictions
+from undergrowth.learning import GradientClient, Trained, mean_loss
 from undergrowth.learning.cluster_models import (
     CLUSTERS,
     MEMBERS,
@@ -66,7 +66,7 @@ def _least_loss(task: Task, models: list[Weights], shard: Shard) -> int:
     """The position of the model with the least mean loss on the samples."""
     if len(models) == 1 or not len(shard):
         return 0
-    losses = torch.stack([task.kind.mean_loss(predictions(task, weights, shard), shard.y) for weights in models])
+    losses = torch.stack([mean_loss(task, weights, shard) for weights in models])
     return 0 if losses.is_meta else int(losses.argmin())  # for the price, every choice is the same
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TypeGuard
 
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.models.architecture import Architecture, Option
@@ -13,7 +14,7 @@ from undergrowth.models.initialisation import INITS, Init
 COMMON_OPTIONS = ("norm", "init", "weights", "skip_head", "projection", "image_size", "freeze")
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
@@ -53,7 +54,7 @@ def check_start(name: str, weights: object, skip_head: object) -> Path | None:
 
 def check_projection(name: str, projection: object) -> int | None:
     """The number of outputs of the projection head, or None."""
-    if projection is None or (isinstance(projection, int) and _is_count(projection)):
+    if projection is None or _is_count(projection):
         return projection
     raise InputError(
         f"model {name}: projection must be a whole number of at least 1, such as 256, or null, not {projection!r}"
@@ -66,7 +67,7 @@ def check_image_size(
     """The shape of one sample after the model has resized it."""
     if image_size is None:
         return tuple(shape)
-    if not _is_count(image_size) or not isinstance(image_size, int):
+    if not _is_count(image_size):
         raise InputError(
             f"model {name}: image_size must be a number of pixels per side, such as 128, not {image_size!r}"
         )
@@ -153,7 +154,7 @@ def _check_option(name: str, key: str, value: object, default: Option) -> Option
                 f"such as {list(default)}, not {value!r}"
             )
         return tuple(values)
-    if not isinstance(value, int) or not _is_count(value):
+    if not _is_count(value):
         raise InputError(
             f"model {name}: option {key} must be a whole number of at least 1, such as {default}, not {value!r}"
         )

@@ -15,7 +15,7 @@ from undergrowth.models.architecture import Architecture
 from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
-STEM, FEATURES = 64, 512
+STEM = 64
 # Fire modules in each group: squeezed channels, and channels of each of the two widening convolutions.
 GROUPS = (((16, 64), (16, 64)), ((32, 128), (32, 128)), ((48, 192), (48, 192), (64, 256), (64, 256)))
 

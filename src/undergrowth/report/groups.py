@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from undergrowth.core import InputError, suggest
-from undergrowth.report.run_record import RunRecord, differences, distinct_labels, finite
+from undergrowth.core import InputError, Metric, suggest
+from undergrowth.report.figures import cost_of
+from undergrowth.report.run_record import RunRecord, differences, distinct_labels, shared_metric
 
 SEED = "run.seed"
 
@@ -27,7 +28,7 @@ class Group:
 
     def values(self, key: str) -> list[float]:
         """The finite totals `key` of the runs; `bytes` are those down and up."""
-        found = [_total(record, key) for record in self.records]
+        found = [cost_of(record.totals, key) for record in self.records]
         return [value for value in found if value is not None]
 
     def mean_and_deviation(self, key: str) -> tuple[float | None, float | None]:
@@ -63,11 +64,9 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float | None, float | N
     return mean, statistics.stdev(values) if len(values) > 1 else None
 
 
-def _total(record: RunRecord, key: str) -> float | None:
-    if key == "bytes":
-        down, up = _total(record, "bytes_down"), _total(record, "bytes_up")
-        return None if down is None or up is None else down + up
-    return finite(record.totals.get(key))
+def groups_metric(groups: Sequence[Group]) -> Metric:
+    """The main metric of the runs of all groups, or the loss if their tasks have different ones."""
+    return shared_metric([record for group in groups for record in group.records])
 
 
 def _checked(records: Sequence[RunRecord], paths: Sequence[str]) -> list[str]:

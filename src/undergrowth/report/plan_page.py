@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from undergrowth.core import InputError
 from undergrowth.exchange import ROUND_COSTS
@@ -16,6 +16,9 @@ from undergrowth.report.tables import cost_cells, cost_titles, count, duration, 
 from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.planning import takes_part
+
+if TYPE_CHECKING:
+    from undergrowth.report.plan_report import PlanReport
 
 Row = dict[str, Any]
 
@@ -44,47 +47,36 @@ def heading(planned: Experiment) -> str:
     return f"One round of {planned.model.name} on {planned.data.name}, fleet {planned.fleet.name}, {deadline}"
 
 
-def write_plan_page(
-    rows: Sequence[Row],
-    planned: Experiment,
-    notes: Sequence[str],
-    advice: Sequence[str],
-    target: str | Path,
-    tree: Sequence[Row] = (),
-) -> Path:
+def write_plan_page(plan: PlanReport, target: str | Path) -> Path:
     """Writes the page to the file `target` and returns its path."""
     path = Path(target).expanduser()
     if path.is_dir():
         raise InputError(f"'{target}' is a folder; name a file for the plan, such as '{path / 'plan.html'}'")
-    replace_file(path, build_plan_page(rows, planned, notes, advice, tree).render().encode("utf-8"))
+    replace_file(path, build_plan_page(plan).render().encode("utf-8"))
     return path
 
 
-def build_plan_page(
-    rows: Sequence[Row],
-    planned: Experiment,
-    notes: Sequence[str] = (),
-    advice: Sequence[str] = (),
-    tree: Sequence[Row] = (),
-) -> Page:
+def build_plan_page(plan: PlanReport) -> Page:
+    """The page with advice, figures and all rows."""
+    planned = plan.planned
     page = Page(f"Plan: {planned.model.name} on {planned.data.name}, {planned.fleet.name}")
     page.section(page.title, f"{heading(planned)}. Nothing was trained.", level=1)
-    for note in notes:
+    for note in plan.notes:
         page.text(f"Note: {note}.")
-    if advice:
+    if plan.advice:
         page.section("Advice", "Every change was priced.")
-        for sentence in advice:
+        for sentence in plan.advice:
             page.text(sentence)
     text = "For the device of each class whose round takes the median time. Darker: longer."
     page.section("Time of a round", text)
-    page.figures([time_figure(rows)])
+    page.figures([time_figure(plan)])
     page.section("Possible participants", "Devices with enough memory that finish by the deadline.")
-    page.figures([participants_figure(rows)])
+    page.figures([participants_figure(plan)])
     page.section("All numbers", "For one round of one device.")
-    page.table(COLUMNS, [(row["method"], *row_cells(row)) for row in rows])
-    if tree:
-        page.section("The servers of the tree", f"For one round of the root. {explain_tree(tree)}")
-        page.table(TREE_COLUMNS, tree_lines(tree))
+    page.table(COLUMNS, [(row["method"], *row_cells(row)) for row in plan])
+    if plan.tree:
+        page.section("The servers of the tree", f"For one round of the root. {explain_tree(plan.tree)}")
+        page.table(TREE_COLUMNS, tree_lines(plan.tree))
     return page
 
 

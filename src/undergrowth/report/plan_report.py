@@ -56,7 +56,7 @@ class PlanReport(list[Row]):
 
     def page(self, file: str | Path) -> Path:
         """Writes an HTML page with figures, advice and all rows, and returns its path."""
-        return write_plan_page(self, self.planned, self.notes, self.advice, file, self.tree)
+        return write_plan_page(self, file)
 
 
 def plan(method: str | Method | Sequence[str | Method] | None = None, **arguments: Any) -> PlanReport:

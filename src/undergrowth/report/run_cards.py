@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from undergrowth.report.figures import colour, legend_group
-from undergrowth.report.groups import Group
+from undergrowth.report.groups import Group, groups_metric
 from undergrowth.report.html import Page, escape
 from undergrowth.report.rerun import rerun_command
-from undergrowth.report.run_record import RunRecord, shared_metric
+from undergrowth.report.run_record import RunRecord
 from undergrowth.report.tables import (
     NO_VALUE,
     SHOWN_COSTS,
@@ -40,7 +40,7 @@ def add_key(page: Page, groups: Sequence[Group]) -> None:
 
 def add_group_table(page: Page, groups: Sequence[Group]) -> None:
     """Mean and deviation of scores and costs, one row per group."""
-    metric = shared_metric([record for group in groups for record in group.records]).name
+    metric = groups_metric(groups).name
     columns: list[Column] = [*([] if metric == "loss" else [(metric, metric, score)]), *_GROUP_COLUMNS]
     rows = [
         (group.label, len(group.records), *(spread(*group.mean_and_deviation(key), formatted)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError
-from undergrowth.report.groups import SEED, Group, group_records
+from undergrowth.report.groups import SEED, Group, group_records, groups_metric
 from undergrowth.report.run_names import find_runs
-from undergrowth.report.run_record import RunRecord, differences, load_records, shared_metric
+from undergrowth.report.run_record import RunRecord, differences, load_records
 from undergrowth.runs import Store
 from undergrowth.runs.atomic_files import replace_file
 
@@ -84,7 +84,7 @@ def history_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 def latex_table(groups: Sequence[Group]) -> str:
     """A table for LaTeX's booktabs package: one row per group, mean ± standard deviation over its runs."""
-    metric = shared_metric([record for group in groups for record in group.records])
+    metric = groups_metric(groups)
     percent = (r"\%", ((0.01, ""),)) if metric.is_fraction else ("", ((1.0, ""),))
     main = (metric.name, _escape(metric.name.capitalize()), *percent)
     shown = [*([] if metric.name == "loss" else [main]), *_LATEX_COLUMNS]

@@ -10,14 +10,14 @@ from typing import Any
 from undergrowth.core import InputError
 from undergrowth.report import curves, device_figures
 from undergrowth.report.analyses import AnalysisNumbers, add_sections, analyse
-from undergrowth.report.groups import Group, group_records
+from undergrowth.report.groups import Group, group_records, groups_metric
 from undergrowth.report.html import Page, escape, html_table
 from undergrowth.report.participation import participation_sections
 from undergrowth.report.partition import add_partition_section, partition_figure, rebuild_partition
 from undergrowth.report.personal_section import add_personal_sections
 from undergrowth.report.run_cards import add_cards, add_group_table, add_key
 from undergrowth.report.run_names import find_runs
-from undergrowth.report.run_record import RunRecord, differences, load_records, shared_metric, short_labels
+from undergrowth.report.run_record import RunRecord, differences, load_records, short_labels
 from undergrowth.report.stream_section import add_stream
 from undergrowth.report.tables import count, device_cells, device_columns
 from undergrowth.report.tree_section import add_tree
@@ -138,7 +138,7 @@ def _add_curves(page: Page, groups: Sequence[Group]) -> None:
     if any(len(group.records) > 1 for group in groups):
         text += " Line: mean of the runs of a group, up to the end of its shortest run. Band: standard deviation."
     page.section("Learning", text)
-    metric = _shared_metric(groups)
+    metric = groups_metric(groups).name
     first = [curves.metric_per_round(groups, metric)]
     first += [curves.metric_against_cost(groups, metric, cost) for cost in ("seconds", "bytes", "joules")]
     if not page.figures(first):
@@ -147,10 +147,6 @@ def _add_curves(page: Page, groups: Sequence[Group]) -> None:
     others = [name for name in _all_metrics(groups) if name != metric]
     more = [curves.metric_per_round(groups, name) for name in dict.fromkeys([*others, "loss"]) if name != metric]
     page.figures([*more, curves.metric_against_cost(groups, metric, "flops")])
-
-
-def _shared_metric(groups: Sequence[Group]) -> str:
-    return shared_metric([record for group in groups for record in group.records]).name
 
 
 def _all_metrics(groups: Sequence[Group]) -> list[str]:
@@ -167,7 +163,7 @@ def _add_devices(page: Page, groups: Sequence[Group]) -> None:
     box = "A box spans the middle half of the devices, the whiskers span all of them."
     text = "Each device is evaluated with the model it would use, on its own held-out samples."
     page.section("Devices", text if len(groups) == 1 else f"{text} {box}")
-    metric = _shared_metric(groups)
+    metric = groups_metric(groups).name
     page.figures([
         device_figures.distribution(groups, metric),
         device_figures.metric_against_samples(groups, metric),

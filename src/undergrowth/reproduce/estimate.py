@@ -115,10 +115,6 @@ class Estimate:
         return sum(each.flops for each in self.work.values())
 
     @property
-    def flops_left(self) -> float:
-        return sum(each.flops * (1 - self._fractions[key]) for key, each in self.work.items())
-
-    @property
     def seconds_left(self) -> float:
         seconds = [
             each.flops * (1 - self._fractions[key]) * self._speeds.seconds_per_flop(each.method)

@@ -25,8 +25,10 @@ from undergrowth.runs.stored_experiment import stored_experiment
 EFFICIENCY, METADATA, TOTAL, PASSES = "efficiency", "metadata", "total GB", "forward passes"
 FINAL = "final"
 PERSONAL = re.compile(r"(accuracy|relative accuracy) of (.+), (.+)")
-_COSTS = {"down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up")}
-_COSTS["computing"] = ("compute_seconds",)
+_COSTS = {
+    "down": ("bytes_down",), "up": ("bytes_up",), "traffic": ("bytes_down", "bytes_up"),
+    "computing": ("compute_seconds",),
+}  # fmt: skip
 ROOT = "root"
 Curve = tuple[tuple[int, float], ...]  # pairs of a round and a value
 

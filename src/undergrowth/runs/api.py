@@ -13,8 +13,8 @@ from undergrowth.core import InputError, Method, RunWarning, suggest
 from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
 from undergrowth.runs.builders import is_data
+from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.formats import RENAMES
-from undergrowth.runs.opening import AUTO
 from undergrowth.runs.own_task import TaskFunctions, reference_to
 from undergrowth.runs.progress import show_progress
 from undergrowth.runs.result import Result
@@ -92,20 +92,24 @@ def run(
     link of every server of a tree to its parent, such as "metro"; a list has one for each level, from the root down.
     `server_device`: the device on which servers train, such as "edge-server"; by default their training takes no time.
     `node_deadlines`: seconds by the name or the depth of a server, such as {"edge-00": 2}, instead of `deadline`.
-    `sampler`,
-    `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on which of
-    their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that the server
-    holds, such as 0.1 of the training samples. `stream`: samples that arrive, expire and shift, such as {"memory": 100,
-    "arrive": 20, "shift": "sudden", "every": 10}. `task`: classification, regression, multi-label or next-token; by
-    default what the data set is for. `loss`: a function of outputs and labels that returns a loss for each sample,
-    instead of the task's. `metrics`: further functions of all outputs and labels that return a number, by name.
-    `start`: what comes before the first round, such as {"weights": FILE}
-    or {"data": {"name": "cifar100"}, "epochs": 20, "warm_rounds": 1, "warm_epochs": 5}. `stop`: limits, the first
-    of which ends the run, such as {"simulated_seconds": 600, "bytes": "1GB", "accuracy": 0.9}. `options`,
-    `data_options`, `model_options`: options of the named method, data set and model. Each of the three may also be
-    named as `module:object`, an object in a Python file of the current folder; these options are then its arguments.
+
+    `sampler`, `over_select`, `quorum`: which devices a server asks, and how many answers end a round. `selector`: on
+    which of their samples devices train. `links`: codecs, such as {"up": "int8", "down": "fp16"}. `public`: data that
+    the server holds, such as 0.1 of the training samples. `stream`: samples that arrive, expire and shift, such as
+    {"memory": 100, "arrive": 20, "shift": "sudden", "every": 10}.
+
+    `task`: classification, regression, multi-label or next-token; by default what the data set is for. `loss`: a
+    function of outputs and labels that returns a loss for each sample, instead of the task's. `metrics`: further
+    functions of all outputs and labels that return a number, by name.
+
+    `start`: what comes before the first round, such as {"weights": FILE} or {"data": {"name": "cifar100"}, "epochs":
+    20, "warm_rounds": 1, "warm_epochs": 5}. `stop`: limits, the first of which ends the run, such as
+    {"simulated_seconds": 600, "bytes": "1GB", "accuracy": 0.9}. `options`, `data_options`, `model_options`: options of
+    the named method, data set and model. Each of the three may also be named as `module:object`, an object in a Python
+    file of the current folder; these options are then its arguments.
     `personal`: True to train a local-only model on every device and an adapted one, and to evaluate all of them on
     its test samples; a list of adaptations, such as ["ewc", "kd"]; or {"adapt": ["ewc"], "epochs": 10}.
+
     `callbacks`: objects whose functions are called at the start, after every round and at the end, such as
     [ug.callbacks.EarlyStopping(patience=5)]; see `ug.callbacks.Callback`.
     `progress`: a progress bar on standard error, or a line a round if that is not a terminal. Notes of the run are
@@ -157,8 +161,7 @@ _PLACES = {
         "selector", "over_select", "quorum", "drop_last",
     ),
     "run": (
-        "seed", "engine", "workers", "placement", "precision", "stack", "chunk", "address", "device", "out",
-        "threads",
+        "seed", "engine", "workers", "placement", "precision", "stack", "chunk", "address", "device", "out", "threads",
         "evaluate_every", "checkpoint_every", "if_all_refused",
     ),
 }  # fmt: skip

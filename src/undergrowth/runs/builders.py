@@ -39,11 +39,13 @@ DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the
 
 def build_population(experiment: Experiment, data: Dataset | Population | None) -> Population:
     """The devices and their samples. `data` replaces the data set that the experiment names."""
-    population, stream = _build_population(experiment, data), experiment.stream.stream
+    found, stream = _read_data(experiment, data), experiment.stream.stream
+    population = _spread(experiment, found) if isinstance(found, Dataset) else _checked(experiment, found)
     return population if stream is None else stream_population(population, stream, experiment.run.seed)
 
 
-def _build_population(experiment: Experiment, data: Dataset | Population | None) -> Population:
+def _read_data(experiment: Experiment, data: Dataset | Population | None) -> Dataset | Population:
+    """The data that the experiment names, or `data`, for the task of the experiment."""
     section, task = experiment.data, experiment.task.name
     if data is None:
         data = _load(section, experiment, task)
@@ -55,19 +57,27 @@ def _build_population(experiment: Experiment, data: Dataset | Population | None)
     if isinstance(data, Dataset) and task not in (None, data.task):
         data = replace(data, task=task)
         data.check()
-    if not isinstance(data, Dataset):
-        of_the_data = task_of(data)
-        if task not in (None, of_the_data):
-            raise InputError(f"task '{task}': the data object is for {of_the_data}; its attribute `task` says so")
-        if section.clients is not None and section.clients != len(data.devices):
-            raise InputError(f"clients {section.clients}: the data object has {len(data.devices)} devices")
-        if experiment.public.of_the_devices:
-            raise InputError(
-                "public: this data object is spread over its devices already; give it an attribute `public`, a Shard, "
-                "or name another data set: {name: NAME}"
-            )
-        return data
-    public = None
+    return data
+
+
+def _checked(experiment: Experiment, population: Population) -> Population:
+    """The user's own population, if the experiment fits it."""
+    clients, task, of_the_data = experiment.data.clients, experiment.task.name, task_of(population)
+    if task not in (None, of_the_data):
+        raise InputError(f"task '{task}': the data object is for {of_the_data}; its attribute `task` says so")
+    if clients is not None and clients != len(population.devices):
+        raise InputError(f"clients {clients}: the data object has {len(population.devices)} devices")
+    if experiment.public.of_the_devices:
+        raise InputError(
+            "public: this data object is spread over its devices already; give it an attribute `public`, a Shard, "
+            "or name another data set: {name: NAME}"
+        )
+    return population
+
+
+def _spread(experiment: Experiment, data: Dataset) -> Population:
+    """A data set on devices, without the samples that the section `public` takes out of it."""
+    section, public = experiment.data, None
     if experiment.public.of_the_devices:
         indices = _public_indices(experiment, data)
         public, data = data.shard(indices), remove_samples(data, indices)

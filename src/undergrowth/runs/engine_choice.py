@@ -13,6 +13,8 @@ from typing import Any
 
 from undergrowth.engines.vector.stack_size import CPU_CLIENTS, MAX_CPU_BYTES
 
+AUTO = "engine auto"  # begins the note about the choice
+
 # Seconds on one core, with one thread.
 CALL = 15e-6  # a tensor operation of one client
 STACKED_CALL = 25e-6  # the same operation of a whole stack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
@@ -17,28 +18,22 @@ from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
 from undergrowth.runs.callback import Callbacks
 from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.evaluation_interval import choose_interval
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.ongoing_run import Execution, OnRound
-from undergrowth.runs.opening import (
-    AUTO,
-    check_same_data,
-    check_same_files,
-    check_same_method,
-    enter_run,
-    open_federation,
-)
+from undergrowth.runs.opening import check_same_data, check_same_files, check_same_method, enter_run, open_federation
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.own_task import TaskFunctions
-from undergrowth.runs.personal_evaluation import DoStep, evaluate_personal
+from undergrowth.runs.personal_evaluation import evaluate_personal
 from undergrowth.runs.personal_phase import FOLDER, check_personal
-from undergrowth.runs.result import MODEL_FILE, Result, result_of
+from undergrowth.runs.result import Result, result_of
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
 from undergrowth.runs.status import record_status
-from undergrowth.runs.store import Store
+from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
 __all__ = ["Execution", "resume", "start"]
@@ -64,29 +59,28 @@ def start(
     `on_start` is called when the run exists in the store; `on_phase` and `on_round` when a round of the phase before
     the first round, or of the method, is stored. `callbacks`: objects of the user, see `Callback`.
     """
-    hooks = Callbacks(callbacks)
+    sitting = _Sitting(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
     experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model, functions)
     experiment = with_model_settings(with_first_method(experiment, federation.method), federation.method)
     if experiment.run.evaluate_every == "auto":
-        experiment, federation = _with_interval(experiment, federation, model, functions)
+        experiment, federation = sitting.choose_interval(experiment, federation)
     try:
         steps = prepare_phase(experiment, federation, model, functions)
         experiment = open_federation(experiment, federation)
         check_personal(experiment, federation, model, functions)
         with closing(Store(experiment.run.out, create=True)) as store:
             given = _given(method, data, model, functions)
-            run = enter_run(store, experiment, federation, given, hooks.names)
+            run = enter_run(store, experiment, federation, given, sitting.callbacks.names)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 execution = Execution(store, run, experiment, federation)
                 if steps:
-                    execution = _after_phase(execution, steps, model, functions, on_start, on_phase)
+                    execution = sitting.do_phase(execution, steps)
                     federation = execution.federation
-                do_step = _step_runner(model, functions, on_phase)
-                result = _carry_out(execution, model, on_start, on_round, hooks, do_step)
+                result = sitting.carry_out(execution)
     finally:
         federation.driver.close()
-    hooks.end(result)
+    sitting.callbacks.end(result)
     return result
 
 
@@ -99,21 +93,6 @@ def _given(
     """The objects of the user, by the argument of `run` that they came with."""
     given: dict[str, Any] = {"method": method, "data": data, "model": model}
     return given if functions is None else {**given, "loss": functions.loss, "metrics": functions.metrics or None}
-
-
-def _with_interval(
-    experiment: Experiment,
-    federation: Federation,
-    model: Callable[[], nn.Module] | None,
-    functions: TaskFunctions | None,
-) -> tuple[Experiment, Federation]:
-    """The experiment with the number that `evaluate_every: auto` stands for, and its federation."""
-    every, reason = choose_interval(experiment, federation)
-    experiment = experiment.model_copy(update={"run": experiment.run.model_copy(update={"evaluate_every": every})})
-    # The nodes know the interval, too: some methods do more in a round that is evaluated.
-    chosen = federate(experiment.with_population(), federation.method, federation.device_data, model, functions)
-    chosen.notes = [*federation.notes, reason]
-    return experiment, chosen
 
 
 @restore_torch_settings()
@@ -135,7 +114,7 @@ def resume(
 
     A run that names objects of the user is refused if their source has changed, unless `allow_changed_source` is set.
     """
-    hooks = Callbacks(callbacks)
+    sitting = _Sitting(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
     with closing(Store(out, write=True)) as store:
         name = store.find(run)
         row = store.run(name)
@@ -164,7 +143,7 @@ def resume(
         )
         if changed:
             federation.notes.append(f"resumed with another source of {changed} than the run began with")
-        if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in hooks.names]:
+        if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in sitting.callbacks.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
         check_same_data(row, federation)
         with lock_run(store.folder / name), record_status(store, name, federation.notes):
@@ -172,113 +151,106 @@ def resume(
             try:
                 # A run of an older version has done its warm rounds without a folder for them.
                 if has_phase and (execution.phase_folder.exists() or not store.checkpoints(name)):
-                    steps = phase_steps(experiment, federation.device_data)
-                    execution = _after_phase(execution, steps, model, functions, on_start, on_phase)
+                    execution = sitting.do_phase(execution, phase_steps(experiment, federation.device_data))
                 else:
                     federation.driver.start()
                 execution.restore()
                 federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
-                do_step = _step_runner(model, functions, on_phase)
-                result = _carry_out(execution, model, on_start, on_round, hooks, do_step)
+                result = sitting.carry_out(execution)
             finally:
                 execution.federation.driver.close()
-    hooks.end(result)
+    sitting.callbacks.end(result)
     return result
 
 
-def _after_phase(
-    execution: Execution,
-    steps: Sequence[Step],
-    model: Callable[[], nn.Module] | None,
-    functions: TaskFunctions | None,
-    on_start: Callable[[Execution], None] | None,
-    on_phase: OnPhase | None,
-) -> Execution:
-    """Does the steps before the first round that are not done yet; returns the run with the model that they trained."""
-    if on_start:
-        on_start(execution)
-    federation = execution.federation
-    federation.driver.close()
-    weights: Path | None = None
-    with closing(Store(execution.phase_folder, create=True)) as store:
-        for step, row in zip_longest(steps, store.runs()):
-            run = _do_step(store, row, step.after(weights), model, functions, on_phase)
-            weights = store.folder / run / MODEL_FILE
-            notes = [note for note in store.run(run)["notes"] if not note.startswith(AUTO)]
-            federation.notes.extend(f"{step.name}: {note}" for note in notes)
-    experiment = execution.experiment.with_population().starting_from(weights)
-    started = federate(experiment, federation.method, federation.device_data, model, functions)
-    started.notes = federation.notes
-    started.driver.start()
-    return Execution(execution.store, execution.run, execution.experiment, started)
+@dataclass(frozen=True)
+class _Sitting:
+    """What the user gave to `start` or `resume`, and what is done with it for the run and each step of its phases."""
 
+    model: Callable[[], nn.Module] | None
+    functions: TaskFunctions | None
+    on_start: Callable[[Execution], None] | None
+    on_round: OnRound | None
+    on_phase: OnPhase | None
+    callbacks: Callbacks
 
-def _do_step(
-    store: Store,
-    row: Mapping[str, Any] | None,
-    step: Step,
-    model: Callable[[], nn.Module] | None,
-    functions: TaskFunctions | None,
-    on_phase: OnPhase | None,
-) -> str:
-    """Does a step as a run in `store`, or continues the run in `row`; returns the id of the run."""
-    if row and row["status"] == "done" and (store.folder / row["id"] / MODEL_FILE).exists():
-        return str(row["id"])
-    experiment = step.experiment
-    if row is not None:  # with the engine that `auto` chose
-        experiment = stored_experiment(row).model_copy(update={"start": experiment.start})
-    federation = federate(experiment, None, step.data, model, step.functions(functions))
-    try:
-        if row is None:
-            experiment = open_federation(experiment, federation)
-            devices = None if step.name == PRETRAINING else step.data  # their data is checked by the run itself
-            run = enter_run(store, experiment, federation, {"method": None, "data": devices, "model": model})
-        else:
-            run = row["id"]
-            check_same_data(row, federation)
-            federation.driver.start()
-        federation.reseed(step.name if step.device_scores is None else FOLDER)
-        execution = Execution(store, run, experiment, federation)
-        if step.device_scores is not None:
-            parts = {"": federation.present, **step.device_scores}
-            execution.final_models = FinalModels(federation, experiment.train.rounds, parts)
-        if row is not None:
-            execution.restore()
+    def choose_interval(self, experiment: Experiment, federation: Federation) -> tuple[Experiment, Federation]:
+        """The experiment with the number that `evaluate_every: auto` stands for, and its federation."""
+        every, reason = choose_interval(experiment, federation)
+        experiment = experiment.model_copy(update={"run": experiment.run.model_copy(update={"evaluate_every": every})})
+        # The nodes know the interval, too: some methods do more in a round that is evaluated.
+        chosen = self._federate_again(experiment.with_population(), federation)
+        chosen.notes = [*federation.notes, reason]
+        return experiment, chosen
 
-        def report(*_: Any) -> None:
-            if on_phase:
-                on_phase(step.name, federation.driver.root.round, experiment.train.rounds)
+    def _federate_again(self, experiment: Experiment, before: Federation) -> Federation:
+        """The federation of `experiment` with the method and the data of the one before."""
+        return federate(experiment, before.method, before.device_data, self.model, self.functions)
 
-        _carry_out(execution, model, report, report)
-        return run
-    finally:
+    def do_phase(self, execution: Execution, steps: Sequence[Step]) -> Execution:
+        """Does the steps before the first round that are not done yet; returns the run with the model they trained."""
+        if self.on_start:
+            self.on_start(execution)
+        federation = execution.federation
         federation.driver.close()
+        weights: Path | None = None
+        with closing(Store(execution.phase_folder, create=True)) as store:
+            for step, row in zip_longest(steps, store.runs()):
+                run = self.do_step(store, row, step.after(weights))
+                weights = store.folder / run / MODEL_FILE
+                notes = [note for note in store.run(run)["notes"] if not note.startswith(AUTO)]
+                federation.notes.extend(f"{step.name}: {note}" for note in notes)
+        started = self._federate_again(execution.experiment.with_population().starting_from(weights), federation)
+        started.notes = federation.notes
+        started.driver.start()
+        return Execution(execution.store, execution.run, execution.experiment, started)
 
+    def do_step(self, store: Store, row: Mapping[str, Any] | None, step: Step) -> str:
+        """Does a step as a run in `store`, or continues the run in `row`; returns the id of the run."""
+        if row and row["status"] == "done" and (store.folder / row["id"] / MODEL_FILE).exists():
+            return str(row["id"])
+        experiment = step.experiment
+        if row is not None:  # with the engine that `auto` chose
+            experiment = stored_experiment(row).model_copy(update={"start": experiment.start})
+        federation = federate(experiment, None, step.data, self.model, step.functions(self.functions))
+        try:
+            if row is None:
+                experiment = open_federation(experiment, federation)
+                devices = None if step.name == PRETRAINING else step.data  # their data is checked by the run itself
+                run = enter_run(store, experiment, federation, {"method": None, "data": devices, "model": self.model})
+            else:
+                run = row["id"]
+                check_same_data(row, federation)
+                federation.driver.start()
+            federation.reseed(step.name if step.device_scores is None else FOLDER)
+            execution = Execution(store, run, experiment, federation)
+            if step.device_scores is not None:
+                parts = {"": federation.present, **step.device_scores}
+                execution.final_models = FinalModels(federation, experiment.train.rounds, parts)
+            if row is not None:
+                execution.restore()
 
-def _step_runner(
-    model: Callable[[], nn.Module] | None, functions: TaskFunctions | None, on_phase: OnPhase | None
-) -> DoStep:
-    return lambda store, row, step: _do_step(store, row, step, model, functions, on_phase)
+            def report(*_: Any) -> None:
+                if self.on_phase:
+                    self.on_phase(step.name, federation.driver.root.round, experiment.train.rounds)
 
+            replace(self, on_start=report, on_round=report, callbacks=Callbacks()).carry_out(execution)
+            return run
+        finally:
+            federation.driver.close()
 
-@collect_garbage_less_often()
-def _carry_out(
-    execution: Execution,
-    model: Callable[[], nn.Module] | None,
-    on_start: Callable[[Execution], None] | None,
-    on_round: OnRound | None,
-    callbacks: Callbacks | None = None,
-    do_personal_step: DoStep | None = None,
-) -> Result:
-    set_torch(execution.experiment.run.precision != "float32", execution.experiment.run.threads)
-    try:
-        if on_start:
-            on_start(execution)
-        execution.begin(callbacks or Callbacks())
-        execution.go(on_round)
-        if execution.experiment.personal.evaluate and do_personal_step is not None:
-            evaluate_personal(execution, do_personal_step)
-        execution.finish()
-    finally:
-        execution.federation.world.states.close()
-    return result_of(execution.store, execution.run, model)
+    @collect_garbage_less_often()
+    def carry_out(self, execution: Execution) -> Result:
+        """Does the remaining rounds and the phase after the last one."""
+        set_torch(execution.experiment.run.precision != "float32", execution.experiment.run.threads)
+        try:
+            if self.on_start:
+                self.on_start(execution)
+            execution.begin(self.callbacks)
+            execution.go(self.on_round)
+            if execution.experiment.personal.evaluate:
+                evaluate_personal(execution, self.do_step)
+            execution.finish()
+        finally:
+            execution.federation.world.states.close()
+        return result_of(execution.store, execution.run, self.model)

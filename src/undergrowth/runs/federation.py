@@ -191,16 +191,14 @@ def federate(
     topology = population_topology("star" if method.pooled else experiment.topology, population)
     check_settings(topology, method, task.public)
     topology, server_links = wire_servers(topology, FleetSection() if method.pooled else experiment.fleet)
-    devices = build_fleet(
-        "uniform" if method.pooled else experiment.fleet.name, population.devices, experiment.run.seed
-    )
+    fleet_name = "uniform" if method.pooled else experiment.fleet.name
+    fleet = build_fleet(fleet_name, population.devices, experiment.run.seed)
     if experiment.model.counts and not method.pooled:
-        speeds = {name: devices.profile(name).achieved_flops for name in population.devices}
+        speeds = {name: fleet.profile(name).achieved_flops for name in population.devices}
         assigned = assign_counts(task.ladder, experiment.model.counts, speeds, experiment.run.seed)
         task = replace(task, assigned=assigned)
     groups = device_groups(population, method.group_field)
-    task = replace(task, groups=groups.of_device)
-    task = replace(task, run_loops=getattr(engine, "run_loops", None))
+    task = replace(task, groups=groups.of_device, run_loops=getattr(engine, "run_loops", None))
     sizes = {name: population.size(name) for name in with_samples}
     proxy_data = named_proxy_data(topology, experiment, population)
     nodes = _nodes(experiment, method, task, topology, sizes, proxy_data)
@@ -210,9 +208,10 @@ def federate(
     links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
     servers = {name: node.server for name, node in nodes.items()}
     client, own_servers = _own_training(method, population)
-    device = task.model.torch_device
-    world = World(task, client, servers | own_servers, population, States(torch_device=device), links, device)
-    clock = build_clock(experiment, devices, population, world, sample.x.dtype)
+    torch_device = task.model.torch_device
+    states = States(torch_device=torch_device)
+    world = World(task, client, servers | own_servers, population, states, links, torch_device)
+    clock = build_clock(experiment, fleet, population, world, sample.x.dtype)
     root = next(node for node in nodes.values() if node.is_root)
     if task.changing:
         clock.root_round = lambda: root.round
@@ -223,20 +222,9 @@ def federate(
         notes.append("fleet.server_link has no effect: a star has no link between servers")
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
     return Federation(
-        method,
-        population,
-        task,
-        devices,
-        topology,
-        nodes,
-        world,
-        clock,
-        engine,
-        server_links,
-        server_training,
-        notes,
+        method, population, task, fleet, topology, nodes, world, clock, engine, server_links, server_training, notes,
         groups,
-    )
+    )  # fmt: skip
 
 
 def _name_of(method: Method) -> str:
@@ -295,13 +283,13 @@ def _task(
     experiment: Experiment, population: Population, public: Shard | None, model: Callable[[], nn.Module] | Model | None
 ) -> Task:
     train = experiment.train_settings()
-    functional, ladder = build_model(experiment, population, model), build_ladder(experiment, population, model)
-    asks, picks = build_sampler(experiment.train.sampler, train), build_selector(experiment.train.selector)
-    places = [check_torch_device(name) for name in engine_settings(experiment).torch_devices]
+    built, ladder = build_model(experiment, population, model), build_ladder(experiment, population, model)
+    sampler, selector = build_sampler(experiment.train.sampler, train), build_selector(experiment.train.selector)
+    torch_devices = [check_torch_device(name) for name in engine_settings(experiment).torch_devices]
     # Worker processes have torch devices of their own, and the server then computes on the CPU.
-    device = "cpu" if experiment.run.engine == "processes" else places[0]
-    changes = build_augmentation(experiment.data.augment, population.shape, getattr(population, "black", None))
-    task = Task(functional, population.classes, train, asks, public, picks, ladder, changes).to(device)
+    torch_device = "cpu" if experiment.run.engine == "processes" else torch_devices[0]
+    augmentation = build_augmentation(experiment.data.augment, population.shape, getattr(population, "black", None))
+    task = Task(built, population.classes, train, sampler, public, selector, ladder, augmentation).to(torch_device)
     return task.with_models(lambda each: each.with_precision(experiment.run.precision == "bf16"))
 
 
@@ -337,12 +325,14 @@ def _nodes(
 
 
 def build_clock(
-    experiment: Experiment, devices: Fleet, population: Population, world: World, dtype: torch.dtype
+    experiment: Experiment, fleet: Fleet, population: Population, world: World, dtype: torch.dtype
 ) -> FleetClock:
     """The clock of the experiment's fleet: speed, availability and failures of its devices."""
     section = experiment.fleet
-    there = None
+    availability = None
     if section.availability != "always":
-        there = build_availability(section.availability, population.devices, experiment.run.seed)
+        availability = build_availability(section.availability, population.devices, experiment.run.seed)
     failures = Failures(section.dropout, section.failure) if section.dropout or section.failure else None
-    return FleetClock(devices, world.task, world.client, population, world.states, dtype, there, failures, world.links)
+    return FleetClock(
+        fleet, world.task, world.client, population, world.states, dtype, availability, failures, world.links
+    )

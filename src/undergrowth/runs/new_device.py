@@ -13,6 +13,7 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from undergrowth.core import Context, InputError, Packet, RunError, Shard, Task, Weights
+from undergrowth.core.names import PROBLEM
 from undergrowth.core.notation import parse
 from undergrowth.data import Dataset
 from undergrowth.engines import restore_torch_settings, set_torch
@@ -27,9 +28,9 @@ from undergrowth.runs.new_device_data import read_data
 from undergrowth.runs.personal_phase import ACCURACY, step_experiment
 from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL
-from undergrowth.runs.result import MODEL_FILE, main_metric
+from undergrowth.runs.result import main_metric
 from undergrowth.runs.start_phase import initial_weights
-from undergrowth.runs.store import Store
+from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
 DEVICE = "new device"
@@ -170,8 +171,8 @@ def _train(
         up, own = method.client.local(
             task, Packet() if own else Packet(start), device.train(DEVICE), own, Context(seed, DEVICE, number, number)
         )
-        if "problem" in up.tags:
-            raise RunError(f"{how} diverges in epoch {number + 1}: {up.tags['problem']}; give a smaller lr")
+        if PROBLEM in up.tags:
+            raise RunError(f"{how} diverges in epoch {number + 1}: {up.tags[PROBLEM]}; give a smaller lr")
         if up.scalars[STOPPED]:
             break
     kept = adapted_model(own)

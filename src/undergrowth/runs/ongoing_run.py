@@ -32,10 +32,9 @@ from undergrowth.runs.federation import Federation
 from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.opening import run_facts
 from undergrowth.runs.personal_phase import personal_costs
-from undergrowth.runs.result import MODEL_FILE
 from undergrowth.runs.start_phase import FOLDER, start_costs
 from undergrowth.runs.stop_section import CALLBACK, ROUNDS
-from undergrowth.runs.store import Store
+from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stream_scores import OWN_SAMPLES, WORST_TENTH, stream_scores, worst_mean
 from undergrowth.runs.tree_evaluation import score_tree
 from undergrowth.simulation.own_training import OWN_TRAINING

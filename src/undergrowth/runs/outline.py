@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from undergrowth.core import TASKS, InputError, Shard
-from undergrowth.data import Population, describe, parse_rule
+from undergrowth.data import Population, describe, device_names, parse_rule
 from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import is_reference
@@ -51,17 +51,14 @@ class Outline:
 
     @property
     def public(self) -> Shard | None:
+        if not self.taken:
+            return None
         one = self.train("")
-        return (
-            Shard(one.x.expand(self.taken, *self.shape), one.y.expand(self.taken, *one.y.shape[1:]))
-            if self.taken
-            else None
-        )
+        return Shard(one.x.expand(self.taken, *self.shape), one.y.expand(self.taken, *one.y.shape[1:]))
 
     @property
     def devices(self) -> tuple[str, ...]:
-        width = max(3, len(str(self.clients - 1)))
-        return tuple(f"device-{number:0{width}d}" for number in range(self.clients))
+        return device_names(self.clients)
 
     def size(self, device: str) -> int:
         return self.samples

@@ -23,6 +23,7 @@ from undergrowth.learning.adaptation import ALONE
 from undergrowth.learning.gradient_client import split_samples
 from undergrowth.runs.class_shares import ClassShares
 from undergrowth.runs.config import Experiment, MethodSection, PublicSection
+from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.evaluation import evaluated_models
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.model_section import ModelSection
@@ -36,7 +37,6 @@ from undergrowth.runs.store import Store
 
 FOLDER = "personal"
 ACCURACY = "accuracy"
-AUTO = "engine auto"  # begins the note about the choice of the engine
 _TRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay")
 
 

@@ -20,8 +20,7 @@ from undergrowth.models import builder
 from undergrowth.runs.own_objects import OwnModelBuilder, is_reference
 from undergrowth.runs.relative_accuracy import PersonalAccuracy, from_rows
 from undergrowth.runs.start_phase import FOLDER, StartCosts, step_name
-from undergrowth.runs.start_phase import MODEL_FILE as MODEL_FILE
-from undergrowth.runs.store import Store
+from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
 from undergrowth.runs.stream_scores import StreamScores, stream_scores
 

@@ -32,10 +32,9 @@ from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import TRAINING_KEYS, FirstMethodSection, StartSection
 from undergrowth.runs.stop_section import StopSection
-from undergrowth.runs.store import Store
+from undergrowth.runs.store import MODEL_FILE, Store
 
 FOLDER = "start"
-MODEL_FILE = "model.safetensors"  # the final weights, in the folder of a run
 PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"  # a step of another method has its name
 _PLACES = {PRETRAINING: "start.data", WARM_ROUNDS: "start.warm_rounds"}
 _NAMES = {"central": PRETRAINING, "fedavg": WARM_ROUNDS}

@@ -26,6 +26,7 @@ from undergrowth.runs.lock import is_locked
 from undergrowth.runs.schema import SCHEMA_VERSION, is_current, migrate, migrated_copy, schema_version
 
 FILE = "undergrowth.sqlite"
+MODEL_FILE = "model.safetensors"  # the final weights, in the folder of a run
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
 MAX_RUNS_IN_MESSAGE = 5
 
@@ -163,9 +164,8 @@ class Store:
             insertion = _insertion("links", ("run", *COLUMNS))
             connection.executemany(insertion, ((run, *entry) for entry in entries))
             if checkpoint:
-                round, file, checksum = checkpoint
-                row = {"run": run, "round": round, "file": file, "checksum": checksum}
-                _insert(connection, "checkpoints", row)
+                insertion = _insertion("checkpoints", ("run", "round", "file", "checksum"))
+                connection.execute(insertion, (run, *checkpoint))
 
     def finish_run(self, run: str, summary: Mapping[str, Any], devices: Iterable[Mapping[str, Any]]) -> None:
         """Stores the summary and the facts of every device, and marks the run as done."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from undergrowth.core import Context, InputError, Method, NodePlace, Shard, Task
-from undergrowth.data import Population
+from undergrowth.data import Population, device_names
 from undergrowth.learning.distillation import public_data
 from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population, build_public
 from undergrowth.runs.config import Experiment, parse_experiment
@@ -42,8 +42,7 @@ def preview_topology(text: str, data: Mapping[str, Any], seed: int = 0) -> Topol
     path = Path(expanduser(text))
     known = devices_named(read_content(path)) if path.is_file() else math.prod(parse_widths(text) or [DEFAULT_CLIENTS])
     count = data.get("clients") or known or DEFAULT_CLIENTS
-    width = max(3, len(str(count - 1)))
-    return build_topology(text, [f"device-{number:0{width}d}" for number in range(count)])
+    return build_topology(text, device_names(count))
 
 
 def check_settings(topology: Topology, method: Method, public: Shard | None) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from undergrowth.core import Method, Model, Shard, Task, Weights, personal_model
 from undergrowth.runs.evaluation import MAX_EVALUATED_DEVICES, evaluate, evaluated_models, with_model
 from undergrowth.runs.topologies import place_of
@@ -32,15 +30,14 @@ def score_tree(federation: Federation) -> dict[str, Any]:
     parents = {child: node for node, below in topology.children.items() for child in below}
     rows = []
     for node, weights in models.items():
-        below = [device for device in shards if node in _way(device, parents)]
-        joined = _join([shards[device] for device in below])
+        below = [shard for device, shard in shards.items() if node in _way(device, parents)]
         rows.append({
             "node": node,
             "parent": parents.get(node),
             "depth": topology.depth[node],
             "devices": sum(child not in topology.children for child in topology.children[node]),
             "score": _score(task, weights, federation.test),
-            "score_below": _score(task, weights, joined) if joined else None,
+            "score_below": _score(task, weights, Shard.join(below)) if below else None,
             "score_proxy": _on_proxy_data(federation, node, weights),
         })  # fmt: skip
     return {
@@ -102,9 +99,3 @@ def _way(device: str, parents: dict[str, str]) -> list[str]:
     while way[-1] in parents:
         way.append(parents[way[-1]])
     return way
-
-
-def _join(shards: list[Shard]) -> Shard | None:
-    if not shards:
-        return None
-    return Shard(torch.cat([shard.x for shard in shards]), torch.cat([shard.y for shard in shards]))

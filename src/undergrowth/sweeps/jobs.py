@@ -13,7 +13,7 @@ from undergrowth.core import InputError
 from undergrowth.report.run_record import flatten
 from undergrowth.runs import Store
 from undergrowth.runs.config import Experiment, parse_experiment
-from undergrowth.runs.result import MODEL_FILE
+from undergrowth.runs.store import MODEL_FILE
 from undergrowth.runs.stored_experiment import fill, option_defaults, stored_experiment
 from undergrowth.sweeps.layers import Raw, as_section, merge_layers
 

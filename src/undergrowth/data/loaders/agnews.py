@@ -13,7 +13,7 @@ import numpy as np
 
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
-from undergrowth.data.loaders.files import MissingFilesError, file_error, find_folder, read_bytes
+from undergrowth.data.loaders.files import MissingFilesError, file_error, find_folder, read_text
 from undergrowth.data.loaders.words import OPTIONS, token_rows
 
 _CLASSES = ("World", "Sports", "Business", "Sci/Tech")
@@ -50,10 +50,7 @@ def _find(folder: Path, part: str) -> Path:
 
 
 def _read(file: Path) -> tuple[list[str], np.ndarray]:
-    try:
-        content = read_bytes(file).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise file_error(file, "it is not UTF-8 text") from error
+    content = read_text(file)
     texts: list[str] = []
     labels: list[int] = []
     for number, (label, text) in enumerate(_csv(content) if ".csv" in file.name else _tsv(content), start=1):

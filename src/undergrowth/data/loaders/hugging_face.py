@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from undergrowth.core.errors import InputError, suggest
+from undergrowth.core.task_kind import TASKS
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders import words as texts
@@ -23,7 +24,6 @@ from undergrowth.data.loaders.targets import (
     split_samples,
 )
 
-_TASKS = ("classification", "regression", "multi-label", "next-token")
 _USUAL_LABELS = ("label", "labels", "target", "fine_label", "class")
 _TEST_PARTS = ("test", "validation")
 
@@ -54,7 +54,7 @@ def load(
     The input is one column of images or of texts, or columns of numbers. Without a part `test` or `validation`, the
     fraction `test_share` of every class is the central test set.
     """
-    check_task(task, _TASKS, "a Hugging Face data set")
+    check_task(task, TASKS, "a Hugging Face data set")
     parts = _parts(path)
     train = parts[0]
     label_columns = _label_columns(train, label, task, tokenizer)

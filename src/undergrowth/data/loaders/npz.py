@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from undergrowth.core.errors import InputError
+from undergrowth.core.task_kind import TASKS
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error
@@ -21,7 +22,6 @@ from undergrowth.data.loaders.targets import (
     split_samples,
 )
 
-_TASKS = ("classification", "regression", "multi-label", "next-token")
 _KEYS = {
     "x": ("x", "x_train", "train_x"),
     "y": ("y", "y_train", "train_y"),
@@ -38,7 +38,7 @@ def load(
     Without x_test, the fraction `test_share` of every class is the test set. `classes` defaults to the highest label
     plus one, or to the number of labels of a sample. With the task next-token, x alone is enough.
     """
-    check_task(task, _TASKS, "an .npz file")
+    check_task(task, TASKS, "an .npz file")
     file = _find(path)
     arrays = read_arrays(file)
     found = {part: next((key for key in keys if key in arrays), None) for part, keys in _KEYS.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ NO_LABEL = -1  # of positions without a next token
 TASK_OPTION = "how labels are read: {}; by default the run's"
 
 
-def check_task(task: Any, tasks: Sequence[str], what: str) -> None:
+def check_task(task: Any, tasks: Collection[str], what: str) -> None:
     """Refuses a task that the files of a loader, called `what`, cannot hold the labels of."""
     if task not in tasks:
         raise InputError(f"task '{task}': {what} can have the tasks {', '.join(tasks)}")

@@ -170,12 +170,7 @@ def group_norm(
     if _shared(weight, bias):
         return F.group_norm(x, groups, _first(weight), _first(bias), eps)
     out = stack.split(F.group_norm(x, groups, None, None, eps))
-    ones = (1,) * (x.dim() - 2)
-    if weight is not None:
-        out = out * weight.reshape(stack.clients, 1, -1, *ones)
-    if bias is not None:
-        out = out + bias.reshape(stack.clients, 1, -1, *ones)
-    return out.reshape(x.shape)
+    return _scaled(out, weight, bias, (stack.clients, 1, -1, *(1,) * (x.dim() - 2))).reshape(x.shape)
 
 
 def layer_norm(
@@ -185,12 +180,13 @@ def layer_norm(
     if _shared(weight, bias):
         return F.layer_norm(x, shape, _first(weight), _first(bias), eps)
     out = stack.split(F.layer_norm(x, shape, None, None, eps))
-    ones = (1,) * (x.dim() - len(shape))
-    if weight is not None:
-        out = out * weight.reshape(stack.clients, *ones, *shape)
-    if bias is not None:
-        out = out + bias.reshape(stack.clients, *ones, *shape)
-    return out.reshape(x.shape)
+    return _scaled(out, weight, bias, (stack.clients, *(1,) * (x.dim() - len(shape)), *shape)).reshape(x.shape)
+
+
+def _scaled(out: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """out · weight + bias, with weight and bias in that shape."""
+    out = out if weight is None else out * weight.reshape(shape)
+    return out if bias is None else out + bias.reshape(shape)
 
 
 def embedding(

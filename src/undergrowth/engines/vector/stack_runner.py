@@ -26,7 +26,6 @@ from undergrowth.engines.vector.stacked_loops import run_in_stacks
 from undergrowth.engines.vector.stacked_steps import StackedSteps
 from undergrowth.engines.world import EngineSettings, Job, World
 
-STACKING_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)  # raised by steps in a stack
 MAX_PENDING_STACKS = 4  # parts of stacks that wait for the GPU: those of one stack, and the last of the one before
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from undergrowth.core import Context, Named, Packet, Plan, Reducer, State, Task, View, WeightedMean
 from undergrowth.core.names import EPOCHS, MODEL
 from undergrowth.learning import AveragingServer, model_mismatch
+from undergrowth.learning.servers import uploaded_weights
 from undergrowth.methods.fedfsc.client import ANCHOR, FEW_SHOT, FULL, UPDATES
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ class FedFSCServer(AveragingServer):
         return {**state, DUE: True, ANCHOR: anchor}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
-        model = {name: value for name, value in down.tensors.items() if "/" not in name}
-        return {**state, MODEL: model, ANCHOR: dict(down.part(ANCHOR).tensors)}
+        return {**state, MODEL: uploaded_weights(down), ANCHOR: dict(down.part(ANCHOR).tensors)}
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         options = self.options
@@ -77,7 +77,7 @@ class FedFSCServer(AveragingServer):
 
     def check(self, task: Task, up: Packet) -> str | None:
         few_shot = up.part(FEW_SHOT)
-        whole = Packet({name: value for name, value in up.tensors.items() if "/" not in name})
+        whole = Packet(uploaded_weights(up))
         classifier = self._classifier(task)
         lower = next((name for name in few_shot.tensors if name not in classifier), None)
         if lower is not None:

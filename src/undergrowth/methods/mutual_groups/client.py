@@ -13,7 +13,6 @@ from undergrowth.core import Batch, Carry, Context, Packet, Shard, State, Steps,
 from undergrowth.core.names import AUGMENT, BUFFERS, FINISH, LOSS, PARAMETERS, SAMPLES, WEIGHT, X
 from undergrowth.learning import GradientClient
 from undergrowth.learning.gradient_client import without_small_batches
-from undergrowth.learning.ladder import with_ladder_model
 from undergrowth.learning.objectives import LossInputs, divergences
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ GLOBAL, GROUP = "global", "group"  # parts of a packet; GROUP is also the tag th
 
 def group_task(task: Task) -> Task:
     """The task with the architecture of the groups' models."""
-    return with_ladder_model(task, next(iter(task.ladder), ""))
+    return task.of_device(next(iter(task.ladder), ""))
 
 
 @dataclass(frozen=True, kw_only=True)

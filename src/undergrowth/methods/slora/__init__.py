@@ -87,7 +87,7 @@ class SLoRAServer(AveragingServer):
         state = super().init(task, context)
         if not self.options.first_rounds(task):
             return state
-        seed = float(context.key(MASK) >> 15)  # 48 bits: exact as a float
+        seed = context.float_key(MASK)
         values = sparse_model(task.model, self.options.density, int(seed)).initial(0)
         return {MODEL: {name: state[MODEL].get(name, value) for name, value in values.items()}, MASK: seed}
 

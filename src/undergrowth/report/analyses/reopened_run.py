@@ -23,7 +23,8 @@ from undergrowth.report.run_record import RunRecord
 from undergrowth.runs.builders import check_torch_device
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.federation import Federation, federate
-from undergrowth.runs.result import MODEL_FILE, load
+from undergrowth.runs.result import load
+from undergrowth.runs.store import MODEL_FILE
 from undergrowth.runs.stored_experiment import stored_experiment
 
 MAX_TEST_SAMPLES = 2048  # of a larger central test set, a random sample is used
