@@ -79,6 +79,14 @@ def test_a_thousand_half_precision_uploads_do_not_round_each_other_away() -> Non
     assert total is not None and total.tensors["w"].tolist() == [3000.0, 3000.0]
 
 
+def test_two_uploads_of_one_sender_are_both_kept() -> None:
+    partial = None
+    for number in range(3):
+        partial = add_upload(Collect(), partial, "a", Packet({"w": torch.full((1,), float(number))}))
+    assert partial is not None
+    assert {name: part.tensors["w"].item() for name, part in partial.parts().items()} == {"a": 0, "a+": 1, "a++": 2}
+
+
 def test_collected_uploads_of_a_node_keep_their_way_by_request() -> None:
     below = add_upload(Collect(), None, "device", Packet({"w": torch.ones(1)}))
     assert list(Collect().relay("edge", below, 2).parts()) == ["device"]

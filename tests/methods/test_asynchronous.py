@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from undergrowth.core import Client, Context, InputError, Method, Model, Node, Packet, Shard, State, Task, Train
+from undergrowth.core import Answer, Client, Context, InputError, Method, Model, Node, Packet, Shard, State, Task, Train
 from undergrowth.engines import SerialEngine, World
 from undergrowth.methods import FedAsync, FedAvg, FedBuff
 from undergrowth.simulation import Simulation
@@ -173,6 +173,22 @@ def test_an_old_change_makes_no_variance_negative_and_no_counter_smaller():
     after = server.step(task, {"model": model}, server.reducer.lift("a", up, 3), Context(0, "root", 1))["model"]
     assert after["weight"].tolist() == [-1, -1] and after["running_mean"].tolist() == [-2, -2]
     assert after["running_var"].tolist() == [0, 0] and after["num_batches_tracked"] == 9
+
+
+def test_fedasync_leaves_out_a_model_that_was_trained_on_no_sample():
+    """c has no sample to train on, so it returns the model as it was sent, a version ago."""
+    root = Node("root", FedAsync(concurrency=2).server, TASK, ("a", "c"), 2, seed=SEED)
+    root.start()
+    first, second = root.advance()
+    up, _ = FedAsync().client.local(TASK, first.packet, Shards().train("a"), {}, Context(SEED, *first.id))
+    root.receive(Answer(first.id, up))
+    root.advance()
+    before = dict(root.state["model"])
+    none = Shard(torch.ones(0, 4), torch.zeros(0, dtype=torch.int64))
+    up, _ = FedAsync().client.local(TASK, second.packet, none, {}, Context(SEED, *second.id))
+    root.receive(Answer(second.id, up))
+    root.advance()
+    assert root.done and all(torch.equal(root.state["model"][name], value) for name, value in before.items())
 
 
 def test_fedbuff_of_a_cohort_at_one_pace_is_fedavg_of_that_sample():

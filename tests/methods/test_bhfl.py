@@ -182,6 +182,14 @@ def test_an_asynchronous_node_weighs_by_age_and_steps_less_for_stale_models() ->
     tiny.assert_same(found.root.state["model"], model)
 
 
+def test_both_answers_of_a_fast_child_count_in_one_round_of_an_asynchronous_node() -> None:
+    """Two answers a round: a (1 s) arrives twice before b (2.5 s); the mean of both is the model."""
+    method = BHFL(execution="asynchronous", buffer=2, eta_down=1.0, staleness="constant")
+    first, second = (tiny.train(tiny.initial(), "a", tiny.device_context("a", 0, turn)) for turn in (0, 1))
+    found = run_tree(method, 1, {"root": ("a", "b")}, paces={"a": 1.0, "b": 2.5})
+    tiny.assert_same(found.root.state["model"], tiny.mean([first, second]))
+
+
 def test_a_node_that_was_cut_off_is_missing_and_merges_its_parents_model_when_it_is_back() -> None:
     children = {"root": ("left", "right"), "left": ("a",), "right": ("c",)}
     tree = simulation(BHFL(eta_down=0.6), 3, children, cuts=[("left", 0.5, 1.5)])  # rounds take a second each

@@ -214,6 +214,14 @@ def test_devices_with_equal_models_share_the_model_after_a_replay() -> None:
     assert all(torch.equal(found[2][name], value) for name, value in alone.items())
 
 
+def test_the_round_of_a_node_is_a_mean_and_may_be_rounded() -> None:
+    """The mean of 3, 3 and 3 with weights that have no exact quotient; the node needs no slope of round 3 again."""
+    server, slopes = FedMeZO().server, torch.zeros(5, 2, dtype=torch.int32)
+    state = {"seed": 1, "model": {}, "round": 5, "first": 0, "slopes": slopes}
+    view = View(("edge",), nodes=frozenset({"edge"}), heard={"edge": {"round": 3 - 4e-16}})
+    assert len(server.plan(tiny.TASK, state, view, Context(0, "root", 5)).packets["edge"].tensors["slopes"]) == 2
+
+
 def test_a_device_that_lacks_rounds_is_told_so() -> None:
     task = Task(Model(small_model), 3)
     slopes = torch.zeros(2, 2, dtype=torch.int32)

@@ -14,7 +14,7 @@ from torch.nn import functional
 import undergrowth as ug
 from tests.double_precision import DoubleDataset, double_data, double_model
 from tests.methods import tiny_federation as tiny
-from undergrowth.core import InputError
+from undergrowth.core import Answer, Ask, AskId, Context, InputError, Node, Packet
 from undergrowth.methods import FT, LP, FedNCM, FedNCMFT
 
 
@@ -127,6 +127,36 @@ def test_a_device_that_failed_is_asked_again(data: DoubleDataset, tmp_path: Path
     assert rows.count("arrived") == 6 < len(rows)
     for name, value in whole.model.state_dict().items():
         torch.testing.assert_close(again.model.state_dict()[name], value)
+
+
+def test_sums_of_a_node_that_came_too_late_are_sent_again(data: DoubleDataset, tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"topology": "tree:2x3", "fleet": "mixed-edge", "server_link": "wan", "seed": 3}
+    whole = run(data, tmp_path, **tree)
+    late = run(
+        data, tmp_path, **tree, rounds=3, node_deadlines={"server": 0.95 * whole.history[0]["simulated_seconds"]}
+    )
+    nodes = [(row.round, row.child, row.outcome) for row in late.ledger.rows() if row.child.startswith("edge")]
+    assert nodes == [
+        (1, "edge-00", "arrived"),
+        (1, "edge-01", "late"),
+        (2, "edge-00", "lost"),
+        (2, "edge-01", "arrived"),
+    ]
+    assert sum(row.child.startswith("device") for row in late.ledger.rows()) == 6  # each device sent its sums once
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(late.model.state_dict()[name], value)
+
+
+def test_a_device_whose_round_was_given_up_is_asked_again() -> None:
+    """The sums of a arrive, and the parent asks again before those of b do: a is not counted yet."""
+    node = Node("edge", FedNCM().server, tiny.TASK, ("a", "b"), 1, is_root=False)
+    down = Packet(tiny.initial(), {"number": -1.0})
+    node.start(Ask(AskId("edge", 0, 0), down))
+    ask, _ = (command for command in node.advance() if isinstance(command, Ask))
+    up, _ = FedNCM().client.local(tiny.TASK, ask.packet, tiny.SHARDS["a"], {}, Context(0, "a", 0))
+    node.receive(Answer(ask.id, up))
+    node.start(Ask(AskId("edge", 1, 1), down))
+    assert [command.child for command in node.advance() if isinstance(command, Ask)] == ["a", "b"]
 
 
 def test_fedncm_ft_starts_where_fedncm_ends(data: DoubleDataset, tmp_path: Path) -> None:

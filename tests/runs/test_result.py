@@ -31,6 +31,14 @@ def test_the_model_is_a_plain_module_in_evaluation_mode_that_reproduces_the_accu
     assert float(nn.functional.cross_entropy(logits, test.y)) == pytest.approx(result.loss, rel=1e-5)
 
 
+def test_the_model_of_equal_devices_is_that_of_the_first_by_name_in_any_topology(run):
+    """In the tree, devices 1 to 3 answer before device 0."""
+    tree = {"nodes": {"server": {"devices": ["device-001", "device-002", "device-003"]}, "edge": {"devices": "rest"}}}
+    star, below = (run(method="local", partition="iid", clients=4, rounds=1, topology=each) for each in ("star", tree))
+    assert len({row["samples"] for row in star.clients}) == 1
+    assert digest(star) == digest(below)
+
+
 def test_buffers_of_the_model_come_back_too(run):
     result = run(data=dataset(), model=normed)
     assert int(result.model[1].num_batches_tracked) > 0

@@ -13,6 +13,7 @@ from undergrowth.core.reducers import Reducer, union
 class Collect(Reducer):
     """Keeps every upload separate: ``partial.parts()`` returns them by sender. Each gets its `age` as a scalar.
 
+    A second upload of a sender, which an asynchronous server may receive in one round, has the name ``SENDER+``.
     `by_path`: uploads that a node passes on stay under its name, ``edge/device``, so that a parent knows the way.
     """
 
@@ -22,6 +23,8 @@ class Collect(Reducer):
         return Packet.join({sender: replace(up, scalars={**up.scalars, "age": float(age)})})
 
     def merge(self, a: Packet, b: Packet) -> Packet:
+        if not a.scalars.keys().isdisjoint(b.scalars):
+            b = _with_new_names(b, a)
         # Sorted, so that the result does not depend on the order of the uploads.
         return Packet(*(dict(sorted({**x, **y}.items())) for x, y in zip(_entries(a), _entries(b), strict=True)))  # type: ignore[arg-type]
 
@@ -96,6 +99,17 @@ class Named(Reducer):
 
     def _each(self, packet: Packet, change: Callable[[str, Packet], Packet]) -> Packet:
         return Packet.join({name: change(name, part) for name, part in packet.parts().items()})
+
+
+def _with_new_names(packet: Packet, others: Packet) -> Packet:
+    """The parts of `packet`, under names that `others` does not have."""
+    taken, parts = set(others.parts()), {}
+    for name, part in packet.parts().items():
+        while name in taken:
+            name += "+"
+        taken.add(name)
+        parts[name] = part
+    return Packet.join(parts)
 
 
 def _entries(packet: Packet) -> Iterable[Mapping[str, object]]:

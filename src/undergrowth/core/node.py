@@ -167,7 +167,12 @@ class Node:
             self._expired = True
 
     def stop(self) -> list[Drop]:
-        """Ends the work for the parent's ask without an answer; returns the asks that it gives up."""
+        """Ends the work for the parent's ask without an answer; returns the asks that it gives up.
+
+        What has arrived in the open round is given up too, so it does not count as heard.
+        """
+        for child in self._arrived:
+            self._heard.pop(child, None)
         dropped = [Drop(ask) for ask in self._out.values()]
         self.left = 0
         self._out.clear()

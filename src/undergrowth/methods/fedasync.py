@@ -2,7 +2,8 @@
 
 Down: w. A device: E epochs of SGD (the paper adds a proximal term: mu). Up: w_k.
 Server: w ← (1 − α_s)·w + α_s·w_k with α_s = alpha·s(age); the age counts the versions since the device was sent w.
-Models that arrive at the same instant are mixed in one after the other, in the order of their devices' names.
+Models that arrive at the same instant are mixed in one after the other, in the order of their devices' names. A model
+that was trained on no sample, because BatchNorm cannot train on a single one, is left out.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedasync", options={"alpha": 0.6}, rounds=20)
@@ -17,6 +18,7 @@ import torch
 from undergrowth.core import Collect, Context, Method, Packet, Plan, Progress, Server, State, Task, View, option
 from undergrowth.core.names import MODEL
 from undergrowth.learning import GradientClient, Proximal, Staleness, TaskLoss, model_mismatch
+from undergrowth.learning.servers import has_no_samples
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class FedAsyncServer(Server):
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         model, weight = state[MODEL], Staleness(self.options.staleness)
         for _, up in sorted(combined.parts().items()):
+            if has_no_samples(up):
+                continue
             rate = self.options.alpha * weight(int(up.scalars["age"]))
             model = {
                 name: torch.lerp(value, up.tensors[name].to(value.dtype), rate)

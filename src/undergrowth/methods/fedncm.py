@@ -11,8 +11,10 @@ the result is that of the same data in one place, for any partition and any tree
 of zeros, and the run warns of it.
 
 Every device is asked, whatever `train.sample` says; one that did not answer is asked again in the next round. After
-the last answer nobody is asked, so further rounds cost nothing. `start: {method: fedncm}` gives any other method this
-head to start from, and `fedncm-ft` is short for that with `ft`.
+the last answer nobody is asked, so further rounds cost nothing. In a tree, an answer of a node has a number, and its
+parent's next packet has the number of the last one that arrived. A node sends its sums again until they have arrived.
+
+`start: {method: fedncm}` gives any other method this head to start from, and `fedncm-ft` is short for that with `ft`.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedncm", rounds=1)
@@ -21,7 +23,8 @@ head to start from, and `fedncm-ft` is short for that with `ft`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -35,6 +38,7 @@ from undergrowth.core.server import model_in
 
 HEAD = "head"  # the level
 SUMS, COUNTS = "sums", "counts"  # of the features of each class
+NUMBER = "number"  # scalar between nodes, and state of a node: the round in which its sums last changed
 _TRAINING = ("epochs", "lr", "momentum", "weight_decay", "optimiser", "schedule", "selector", "drop_last")
 _SAMPLING = ("sample", "sampler", "over_select", "quorum")
 
@@ -86,7 +90,10 @@ class ClassSumsClient(LoopClient):
 
 @dataclass(frozen=True)
 class ClassMeansServer(Server):
-    """Asks every device once, and makes the last layer from the sums of all answers so far."""
+    """Asks every device once, and makes the last layer from the sums of all answers so far.
+
+    Below the root, these are the answers that the parent does not have yet.
+    """
 
     reducer: Reducer = Sum()
 
@@ -104,7 +111,15 @@ class ClassMeansServer(Server):
             return Plan({})
         # A node is asked again, because some of its devices may not have answered.
         children = [child for child in view.idle if child in view.nodes or child not in view.heard]
-        return Plan(dict.fromkeys(children, Packet(model_in(state))), task.train.deadline)
+        packets = dict.fromkeys(children, Packet(model_in(state)))
+        for node in view.nodes & packets.keys():
+            arrived = view.heard.get(node, {}).get(NUMBER, -1.0)
+            packets[node] = replace(packets[node], scalars={NUMBER: arrived})
+        return Plan(packets, task.train.deadline)
+
+    def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
+        arrived = NUMBER in state and down.scalars[NUMBER] >= state[NUMBER]
+        return {**({} if arrived else state), MODEL: dict(down.tensors)}
 
     def check(self, task: Task, up: Packet) -> str | None:
         features = task.model.shapes[head_weight(task)][1]
@@ -118,7 +133,16 @@ class ClassMeansServer(Server):
         sums, counts = (combined.tensors[name].to(weight.dtype) for name in (SUMS, COUNTS))
         if COUNTS in state:
             sums, counts = sums + state[SUMS], counts + state[COUNTS]
-        return {MODEL: {**model, **ncm_head(task, model, sums, counts)}, SUMS: sums, COUNTS: counts}
+        head = ncm_head(task, model, sums, counts)
+        return {MODEL: {**model, **head}, SUMS: sums, COUNTS: counts, NUMBER: float(context.round)}
+
+    def report(self, task: Task, state: State, partial: Packet | None, context: Context) -> Packet | None:
+        if COUNTS not in state:
+            return None
+        return Packet({SUMS: state[SUMS], COUNTS: state[COUNTS]}, {NUMBER: state[NUMBER]})
+
+    def expected_answer(self, node: str, uploads: Mapping[str, Packet]) -> Packet | None:
+        return Packet(next(iter(uploads.values())).tensors, {NUMBER: 0.0})
 
 
 def ncm_head(task: Task, model: dict[str, Tensor], sums: Tensor, counts: Tensor) -> dict[str, Tensor]:
@@ -136,6 +160,9 @@ class FedNCM(Method):
     client = ClassSumsClient()
     server = ClassMeansServer()
     needs_all_classes: ClassVar[bool] = True
+
+    def server_at(self, depth: int) -> Server:
+        return self.server
 
     @property
     def needs_classes(self) -> str:

@@ -337,11 +337,11 @@ class Execution:
 
 
 def final_model(federation: Federation) -> ModelWeights:
-    """The model that the run is about; where every device has its own, that of the device with most samples."""
+    """The global model; where every device has its own, that of the device with most samples, the first by name."""
     root, own = federation.driver.root, federation.world.states.all()
     models = evaluated_models(federation.method, federation.task, root.state, own)
     population, devices = federation.population, set(federation.population.devices)
     owners = {name: name.removeprefix("devices/") for name in models}
     sizes = {name: population.size(owner) if owner in devices else 0 for name, owner in owners.items()}
-    chosen = "global" if "global" in models else max(sizes, key=lambda name: sizes[name])
+    chosen = "global" if "global" in models else max(sorted(sizes), key=lambda name: sizes[name])
     return with_model(federation.task, models[chosen], chosen)

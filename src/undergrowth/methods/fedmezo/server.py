@@ -66,7 +66,8 @@ class FedMeZOServer(Server):
         """The round of the model that a child has; -1: none, or one that is older than the slopes kept here."""
         if STEADY in state:
             return int(state[ROUND]) - 1
-        number = int(view.heard.get(child, {}).get(ROUND, -1))
+        # That of a node below is a mean over its devices, which rounding may have made a little too small.
+        number = round(view.heard.get(child, {}).get(ROUND, -1))
         return number if number >= state[FIRST] else -1
 
     def _packet(self, state: State, known: int) -> Packet:
