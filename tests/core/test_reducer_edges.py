@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,15 @@ def test_a_coordinate_that_nobody_trained_has_no_coverage() -> None:
     assert total.tensors["coverage/w"].tolist() == [3.0, 1.0, 0.0]
     assert total.tensors["value/w"].tolist() == [2.0, 4.0, 0.0]
     assert total.scalars["samples"] == 3.0
+
+
+def test_a_mean_per_coordinate_of_doubles_is_as_exact_as_doubles() -> None:
+    total = None
+    for sender, value, samples in (("a", 1.0, 8.0), ("b", 2.0, 15.0), ("c", 5.0, 6.0)):
+        packet = Packet({"w": torch.tensor([value] * 2).double(), "mask/w": torch.tensor([True, sender != "b"])})
+        total = add_upload(PerCoordinateMean(), total, sender, replace(packet, scalars={"samples": samples}))
+    expected = torch.tensor([(8 + 2 * 15 + 5 * 6) / 29, (8 + 5 * 6) / 14], dtype=torch.float64)
+    torch.testing.assert_close(total.tensors["value/w"], expected, rtol=1e-15, atol=0)
 
 
 def test_a_slice_is_spread_to_its_place() -> None:

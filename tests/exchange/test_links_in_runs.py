@@ -151,6 +151,25 @@ def test_what_was_lost_is_remembered_across_a_restart_bit_for_bit(links, method,
         assert any(value.abs().sum() > 0 for written in before.values() for value in written["residual"].values())
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedsplit"])  # fedsplit sends the model as a part of a packet
+def test_no_error_of_batch_norm_statistics_is_remembered(method, tmp_path):
+    kept: list[Any] = []
+    tree = {
+        "method": {"name": method, **({"level": "head", "meta_epochs": 1} if method == "fedsplit" else {})},
+        "links": {"up": "topk:0.2"},
+        "train": {"rounds": 1},
+        "run": {"out": str(tmp_path)},
+    }
+    start(
+        tree,
+        on_round=lambda row, execution: kept.append(execution.federation.world.states.snapshot()),
+        data=Own(),
+        model=normed,
+    )
+    names = {name.rpartition("/")[2] for written in kept[0].values() for name in written["residual"]}
+    assert names == {name for name, _ in normed().named_parameters()}
+
+
 def test_a_device_trains_on_what_arrived_and_its_change_is_taken_from_that(run):
     """With int4 down and nothing lost on the way up, the model is what devices made of the coarse one."""
     result = run(links={"down": "int4"}, rounds=1, data=Own(sizes=(8,)), lr=1e-30)

@@ -127,6 +127,17 @@ def test_without_feedback_the_same_loss_comes_every_time() -> None:
     assert link.receive(encoded, reference).tensors["w"].tolist() == [2.0, 0.0]
 
 
+def test_what_is_measured_anew_arrives_once() -> None:
+    link = Link((ChangeStage(), CodecStage(TopKCodec(0.25), measured=frozenset({"norm.running_var"}))))
+    name, found = "model/norm.running_var", torch.tensor([4.0, 3.0, 2.0, 1.0])
+    known, residual = torch.zeros(4), {}
+    for sends in range(1, 7):  # the node takes what arrives, and sends it down as the next reference
+        encoded, residual = link.send(Packet({name: found}), {name: known}, residual, CONTEXT)
+        known = link.receive(encoded, {name: known}).tensors[name]
+        assert known.tolist() == [*found[:sends].tolist(), *[0.0] * (4 - sends)]
+    assert residual == {}
+
+
 def test_what_top_k_left_out_comes_first_once_it_has_grown() -> None:
     link, reference = stack(TopKCodec(0.5)), {"w": torch.zeros(2)}
     residual: State = {}

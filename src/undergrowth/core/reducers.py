@@ -205,7 +205,8 @@ class PerCoordinateMean(Reducer):
             mask = masks.get(name)
             if mask is not None and mask.shape != wide.shape:
                 raise ValueError(f"the mask of '{name}' has shape {tuple(mask.shape)}, not {tuple(wide.shape)}")
-            trained = torch.ones((), device=wide.device) if mask is None else mask.to(torch.float32)
+            kind = wide.dtype if wide.is_floating_point() else torch.float32
+            trained = torch.ones((), dtype=kind, device=wide.device) if mask is None else mask.to(kind)
             coverage = trained * weight
             result[f"value/{name}"] = torch.where(coverage > 0, wide, torch.zeros_like(wide))
             result[f"coverage/{name}"] = coverage

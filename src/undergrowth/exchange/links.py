@@ -11,16 +11,22 @@ _NOBODY = Context(0, "", 0)  # no stage of a downlink, and no price, draws rando
 
 
 class Links:
-    """The uplink and the downlink of all devices. Between servers packets cross as they are."""
+    """The uplink and the downlink of all devices. Between servers packets cross as they are.
 
-    def __init__(self, up: str = "none", down: str = "none", feedback: bool = True) -> None:
+    `measured`: see `CodecStage`.
+    """
+
+    def __init__(
+        self, up: str = "none", down: str = "none", feedback: bool = True, measured: frozenset[str] = frozenset()
+    ) -> None:
         if down.startswith("topk"):
             raise InputError(f"links.down '{down}': top-k would set most weights to 0; write {', '.join(DOWN_CODECS)}")
         if down not in DOWN_CODECS:
             raise InputError(f"links.down '{down}' is not known; {suggest(down, DOWN_CODECS)}")
         self.uplink, self.downlink = Link(), Link()
         if up != "none":
-            self.uplink = Link((SignStage(), ChangeStage(), CodecStage(build_codec("links.up", up), feedback)))
+            codec = CodecStage(build_codec("links.up", up), feedback, measured)
+            self.uplink = Link((SignStage(), ChangeStage(), codec))
         if down != "none":
             self.downlink = Link((CodecStage(build_codec("links.down", down), feedback=False),))
         self._latest: tuple[Packet, Packet, int] | None = None

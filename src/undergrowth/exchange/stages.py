@@ -82,10 +82,14 @@ class CodecStage(Stage):
 
     Over the rounds, what arrives then adds up to what was sent, except for the last loss. `memory` maps tensor names to
     losses; the losses of tensors that are not in this upload are kept.
+
+    measured: names of tensors without feedback, such as BatchNorm statistics, also as the last part of a path. A device
+    measures them anew in every round, so its next change contains what was lost: with feedback it would count twice.
     """
 
     codec: Codec
     feedback: bool = True
+    measured: frozenset[str] = frozenset()
 
     def apply(self, packet: Packet, reference: Weights, memory: State, context: Context) -> tuple[Packet, State]:
         if not self.feedback:
@@ -93,7 +97,7 @@ class CodecStage(Stage):
         changes = {
             name: value + memory[name] if _has_counterpart(name, value, memory) else value
             for name, value in packet.tensors.items()
-            if _has_counterpart(name, value, reference)
+            if name.rpartition("/")[2] not in self.measured and _has_counterpart(name, value, reference)
         }
         encoded = self.codec.encode(replace(packet, tensors={**packet.tensors, **changes}))
         arrived = self.codec.decode(encoded).tensors

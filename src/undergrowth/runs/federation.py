@@ -205,7 +205,8 @@ def federate(
     check_proxy_data(topology, method, _name_of(method), {name: node.task for name, node in nodes.items()})
     server_device = FREE if method.pooled else experiment.fleet.server_device
     server_training = price_servers(server_device, nodes, sample.x, notes)
-    links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback)
+    measured = frozenset(task.model.buffers).union(*(model.buffers for model in task.ladder.values()))
+    links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback, measured)
     servers = {name: node.server for name, node in nodes.items()}
     client, own_servers = _own_training(method, population)
     torch_device = task.model.torch_device
