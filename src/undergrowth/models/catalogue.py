@@ -32,6 +32,7 @@ from undergrowth.models import (
 from undergrowth.models.adaptation import add_resize, freeze_below
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.checks import (
+    COMMON_OPTIONS,
     check_classes,
     check_freeze,
     check_image_size,
@@ -43,6 +44,7 @@ from undergrowth.models.checks import (
     check_shape,
     check_start,
 )
+from undergrowth.models.hugging_face import OPTIONS as HUGGING_FACE_OPTIONS
 from undergrowth.models.hugging_face import hugging_face_builder, is_hugging_face_model
 from undergrowth.models.initialisation import INITS, init_for
 from undergrowth.models.layers import Layers
@@ -211,6 +213,11 @@ def builder(
         return recipe
     check_weights(skeleton, file, skip_head=skip_head)
     return WithWeights(recipe, file, skip_head)
+
+
+def option_names(name: str) -> list[str]:
+    """The options that `builder` takes for a model."""
+    return [*HUGGING_FACE_OPTIONS] if is_hugging_face_model(name) else [*_find(name)[0].options, *COMMON_OPTIONS]
 
 
 def _find(name: str) -> tuple[Architecture, dict[str, int]]:
