@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 
 
 # A date stays the text that the user wrote: no setting is a date, and messages repeat the value.
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: loader.construct_scalar(node))
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: str(node.value))
 
 
 def load_yaml(text: str) -> Any:
