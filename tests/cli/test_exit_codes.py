@@ -6,12 +6,15 @@ import errno
 import signal
 import subprocess
 import sys
+import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 import undergrowth as ug
 from tests.cli.conftest import TIMEOUT, TINY, last_json, wait_until
+from undergrowth.cli import app as application
 from undergrowth.cli.app import _format_warning
 from undergrowth.core import RunError, RunWarning
 from undergrowth.runs import Store
@@ -152,6 +155,29 @@ def test_ctrl_c_on_a_process(process, tmp_path: Path) -> None:
         resume(run, str(tmp_path / "runs"), on_round=stop)
     whole = ug.run(engine="serial", model="logistic", clients=4, rounds=rounds, out=str(tmp_path / "whole"))
     assert [row["loss"] for row in store.rounds(run)] == [row["loss"] for row in whole.history]
+
+
+def test_ctrl_c_while_typer_reads_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(application, "app", interrupt)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with pytest.raises(SystemExit) as end:
+        application.main()
+    assert end.value.code == 130
+
+
+def test_ctrl_c_while_an_object_is_deleted_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", application._repeat_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted()
+        time.sleep(TIMEOUT)
 
 
 def test_help_does_not_import_torch() -> None:
