@@ -39,6 +39,7 @@ from undergrowth.models.checks import (
     check_init,
     check_norm,
     check_options,
+    check_parameters,
     check_positions,
     check_projection,
     check_shape,
@@ -208,7 +209,7 @@ def builder(
     recipe = Recipe(
         row, checked_shape, checked_classes, layers, chosen, size, per_position, image_size, check_freeze(name, freeze)
     )
-    skeleton = recipe.skeleton()
+    skeleton = check_parameters(name, recipe.skeleton)
     if file is None:
         return recipe
     check_weights(skeleton, file, skip_head=skip_head)
