@@ -127,3 +127,13 @@ def test_a_store_on_a_full_disk_says_that_the_disk_is_full(tmp_path: Path) -> No
     with pytest.raises(sqlite3.OperationalError, match="database or disk is full"):
         migrate(connection)
     connection.close()
+
+
+def test_scores_of_devices_are_read_beside_figures_that_are_not_numbers(tmp_path: Path) -> None:
+    """The r2 of a single test sample is NaN."""
+    store = Store(tmp_path, create=True)
+    run = store.create(FACTS, {})
+    rows = [{**dict.fromkeys(ROUND_COLUMNS, 0), "round": number, "r2": float("nan")} for number in (1, 2)]
+    store.finish_round(run, rows, [], None, {2: {"a": 0.5}})
+    assert store.device_scores(run) == [(2, {"a": 0.5})]
+    store.close()

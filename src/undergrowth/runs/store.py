@@ -279,8 +279,9 @@ class Store:
 
     def device_scores(self, run: str) -> list[tuple[int, dict[str, float]]]:
         """Rounds with the scores of the devices in them, as `finish_round` stored them."""
-        query = f"SELECT round, json_extract(more, '$.{DEVICE_SCORES}') AS found FROM rounds WHERE run=? ORDER BY round"
-        return [(row["round"], json.loads(row["found"])) for row in self._read(query, run) if row["found"]]
+        # Not with SQLite's json_extract, which refuses a row with NaN, such as the r2 of a single sample.
+        query = f"SELECT round, more FROM rounds WHERE run=? AND instr(more, '\"{DEVICE_SCORES}\"') ORDER BY round"
+        return [(row["round"], json.loads(row["more"])[DEVICE_SCORES]) for row in self._read(query, run)]
 
     def last_round(self, run: str) -> dict[str, Any]:
         """The last row of the history of a run; empty before its first round is finished."""
