@@ -21,7 +21,8 @@ def test_the_package_alone_loads_nothing_heavy():
 
 def test_what_only_some_runs_need_is_not_loaded_for_all():
     rare = {"sklearn", "plotly", "typer", "PIL", "scipy", "pandas", "ray", "triton"}
-    assert not loaded("from undergrowth import run; import undergrowth.data, undergrowth.engines") & rare
+    found = loaded("from undergrowth import run; import undergrowth.data, undergrowth.engines")
+    assert not (found - loaded("import torch")) & rare  # on some machines, torch itself loads triton
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import last_json
 from undergrowth.runs import Store
 
@@ -67,6 +69,15 @@ def test_compare(type_command, runs_folder: str) -> None:
     best = [max(row["accuracy"] for row in Store(runs_folder).rounds(run)) for run in (first, second)]
     assert found["common_accuracy"] == min(best)
     assert all(row["round"] in (1, 2) for row in found["to_reach_it"])
+
+
+def test_compare_in_a_narrow_terminal(type_command, runs_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = ids(runs_folder)
+    for width, words in ((80, "learning efficiency"), (56, "too narrow for all figures")):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = type_command("compare", *runs, "--out", runs_folder).stdout.splitlines()
+        assert any(words in line for line in lines) and max(map(len, lines)) <= width
+        assert any("fedprox, mu 0.5" in line for line in lines)
 
 
 def test_compare_needs_two(type_command, runs_folder: str) -> None:

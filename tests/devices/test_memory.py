@@ -22,7 +22,7 @@ def measured(task: Task, client: GradientClient, down: Packet, shape: tuple[int,
     for _ in range(2):
         carry = client.step(task, carry, batch)
     there = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in([carry, batch])}
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         client.step(task, carry, batch)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = peak = 0

@@ -69,10 +69,12 @@ class Reference:
     hand_back: bool
     epochs: int
     pull: float
+    alone_every: int | None = None
     model: Weights = field(default_factory=initial)
     personal: dict[str, Weights] = field(default_factory=dict)
     adapted: list[str] = field(default_factory=list)
     better: list[str] = field(default_factory=list)
+    alone: list[dict[str, float]] = field(default_factory=list)  # a_k in each comparison
 
     def run(self) -> Reference:
         first = {device: device_context(device, 0) for device in SHARDS}
@@ -83,6 +85,10 @@ class Reference:
             models = [trained(self.model, device, device_context(device, number)) for device in SHARDS]
             self.model = mean(models, list(sizes.values()))
             if (number + 1) % EVERY == 0:
+                if self.alone_every and (number + 1) // EVERY % self.alone_every == 0:
+                    now = {device: device_context(device, number) for device in SHARDS}
+                    alone = {k: loss_of(trained(initial(), k, at, ALONE_EPOCHS), k) for k, at in now.items()}
+                self.alone.append(alone)
                 self.personal = {k: v for k, v in self.personal.items() if loss_of(v, k) < before[k]}
                 below = sorted((alone[k] - before[k], k) for k in SHARDS if before[k] > alone[k])
                 self.adapt([device for _, device in below[:2]], number, sizes)
@@ -112,6 +118,43 @@ def test_interleaved(how: str, epochs: int, hand_back: bool) -> None:
         assert_same(method.personal(TASK, state, own[device], device), expected.personal.get(device, expected.model))
     # Not a trivial case: the budget leaves one out, and after many epochs some do not keep the result.
     assert len(expected.adapted) == 4 and expected.better and (epochs == 2 or len(expected.better) < 4)
+
+
+@pytest.mark.parametrize("alone_every", [1, 2])
+def test_devices_train_alone_again(alone_every: int) -> None:
+    """In every comparison, or only in the second one; the order of the batches differs, and so does a_k."""
+    method = Interleaved(adapt_epochs=2, alone_every=alone_every, **OPTIONS)
+    expected = Reference(True, 2, 0.0, alone_every).run()
+    state, own = simulate(method, ROUNDS)
+    assert_same(state[MODEL], expected.model)
+    assert {device: each["alone"] for device, each in own.items()} == pytest.approx(expected.alone[-1])
+    assert expected.alone[0] != expected.alone[1]
+
+
+@pytest.mark.parametrize("loss", [0.0, 9.0])
+def test_a_model_of_the_device_is_measured_on_the_samples_of_now(loss: float) -> None:
+    """The loss of v_k from earlier samples decides only in a round in which devices do not train alone again."""
+    earlier = trained(initial(), "b", device_context("b", 7), 20)
+    assert loss_of(earlier, "b") < loss_of(initial(), "b")
+    own = {"alone": 0.1, MODEL: earlier, "loss": loss}
+    for alone_every, tags, known in ((1, {"seed": "1"}, loss_of(earlier, "b")), (1, {}, loss), (None, {}, loss)):
+        method = Interleaved(alone_every=alone_every, **OPTIONS)
+        down = Packet(initial(), tags={"phase": "compare", **tags})
+        _, after = method.client.local(TASK, down, SHARDS["b"], own, device_context("b", 3))
+        assert after["loss"] == pytest.approx(known) and bool(after[MODEL]) == (known < loss_of(initial(), "b"))
+
+
+def test_training_alone_again_is_booked_in_a_star_and_in_a_tree(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "data_options": {"train_samples": 200}, "clients": 4, "model": "logistic", "rounds": 4, "out": tmp_path,
+        "stream": {"memory": 20, "arrive": 10, "shift": "sudden", "every": 2}, "progress": False, "partition": "iid",
+    }  # fmt: skip
+    for topology in ("star", "tree:2x2"):
+        options = {"every": 1, "budget": 0.5, "alone_every": 2}
+        result = ug.run("interleaved", options=options, topology=topology, **settings)
+        rows = [row for row in result.ledger.rows() if row.child.startswith("device")]
+        work = [max(row.flops for row in rows if row.round == number) for number in range(1, 5)]
+        assert [flops > 1.5 * min(work) for flops in work] == [True, True, False, True], "also in the first job"
 
 
 def test_without_a_budget_it_is_fedavg_bit_for_bit() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import undergrowth as ug
+from tests.fleet_files import fleet_file
 from undergrowth.core import InputError, Model
 from undergrowth.devices.inference import count_products
 from undergrowth.learning.pruning import prune, pruned_copy
@@ -147,6 +148,22 @@ def test_a_model_without_channels_and_one_that_cannot_be_pruned_are_told(folder:
 
     with pytest.raises(InputError, match="model: it cannot be sliced by width"):
         run(folder, "reft", OPTIONS, model=Attentive)
+
+
+@pytest.mark.parametrize("topology", ["star", "tree:2x4"])
+def test_prunefl_does_not_wait_for_devices_that_cannot_hold_the_model(topology: str, folder: Path) -> None:
+    """The fastest half of the devices has no memory for it; whoever is asked has one entry in the ledger of a round."""
+    fleet = fleet_file(folder, small={"share": 0.5, "memory": 1e4}, slow={"share": 0.5, "flops": 1e8})
+    with pytest.warns(ug.RunWarning, match="cannot hold the work"):
+        result = run(folder, "prunefl", {"every": 2}, clients=8, rounds=3, fleet=fleet, public=None, topology=topology)
+    tiers = {facts["device"]: facts["tier"] for facts in result.clients}
+    rows = list(result.ledger.rows())
+    first = [row for row in rows if row.child in tiers and row.round == 1]
+    assert [(tiers[row.child], row.outcome) for row in first] == [("slow", "arrived")]
+    assert len({(row.round, row.parent, row.child) for row in rows}) == len(rows)
+    assert all(row["arrived"] > 0 for row in result.history)
+    by_round = {row.round: row.bytes_down for row in rows if row.child in tiers}
+    assert by_round[2] < by_round[1], "pruned after the first round"
 
 
 def test_bad_options_are_refused_before_anything_starts(folder: Path) -> None:

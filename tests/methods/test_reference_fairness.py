@@ -100,6 +100,33 @@ def test_tilted_weights_of_large_losses_stay_finite(t: float, weight: str | None
     assert all(math.isfinite(value) for value in partial.scalars.values())
 
 
+@pytest.mark.parametrize("weight", ["samples", None])
+def test_an_edge_server_sends_the_tilted_mean_of_its_devices_and_the_sum_of_their_weights(weight: str | None) -> None:
+    t, reducer = 1.5, TiltedMean(1.5, weight=weight)
+    devices = {"a": (1.0, 4, 0.3), "b": (5.0, 1, 2.0), "c": (-2.0, 7, 1.1)}  # w_k, n_k and F_k
+    weights = {name: (n if weight else 1) * math.exp(t * loss) for name, (_, n, loss) in devices.items()}
+
+    def combine(names: str) -> Packet:
+        partial = None
+        for name in names:
+            w, n, loss = devices[name]
+            up = Packet({"w": torch.tensor([w], dtype=torch.float64)}, {"samples": float(n), "loss": loss})
+            partial = add_upload(reducer, partial, name, up)
+        assert partial is not None
+        return partial
+
+    def check(partial: Packet, names: str) -> None:
+        total = sum(weights[name] for name in names)
+        assert float(partial.tensors["w"]) == pytest.approx(sum(weights[k] * devices[k][0] for k in names) / total)
+        assert partial.scalars["log_weight"] == pytest.approx(math.log(total))
+        assert partial.scalars["loss"] == pytest.approx(sum(weights[k] * devices[k][2] for k in names) / total)
+        assert partial.scalars[weight or "uploads"] == sum(devices[k][1] if weight else 1 for k in names)
+
+    edges = [combine("ab"), combine("c")]
+    check(edges[0], "ab")
+    check(reducer.merge(*(reducer.relay("edge", partial, 0) for partial in edges)), "abc")
+
+
 @pytest.mark.parametrize("loss", [1e-12, 1e3])
 def test_large_q_stays_in_the_range_of_single_precision(loss: float) -> None:
     """F^15 of these losses does not fit into float32, but neither weights nor changes need it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -14,6 +15,7 @@ from tests.methods import tiny_federation as tiny
 from undergrowth.core import Context, Packet, RunWarning, Shard, View
 from undergrowth.core.names import SAMPLES
 from undergrowth.core.samplers import NoKnowledge
+from undergrowth.core.server import InnerServer
 from undergrowth.methods import FLPQSU, REFT, FedKD, PruneFL
 from undergrowth.models.staged import Staged
 
@@ -264,6 +266,34 @@ def test_the_initial_pruning_is_on_the_fastest_device_that_can_train() -> None:
     task = replace(tiny.TASK, model=tiny.TASK.model.with_not_alone(frozenset({None})))
     plan = server.plan(task, server.init(task, context), View(("1", "2", "3"), knowledge=FewSamples()), context)
     assert list(plan.packets) == ["3"]
+
+
+class TooSmall(FewSamples):
+    def seconds(self, device: str, down: Packet) -> float:
+        return math.inf if device == "3" else 1.0
+
+
+def test_the_initial_pruning_is_on_a_device_that_can_hold_the_model() -> None:
+    server, context = PruneFL().server, tiny.server_context(0)
+    state, view = server.init(tiny.TASK, context), View(("1", "2", "3"), knowledge=TooSmall())
+    asked = [list(server.plan(tiny.TASK, state, view, context._replace(round=at)).packets) for at in range(4)]
+    assert asked == [["1"], ["2"], ["3"], ["1"]], "the next one if nobody answers"
+
+
+def test_the_initial_pruning_of_a_tree_tries_every_device_in_turn() -> None:
+    """Three edge servers with two devices each: six rounds without an answer ask each device once."""
+    server, context = PruneFL().server, tiny.server_context(0)
+    state, asked = server.init(tiny.TASK, context), []
+    for at in range(6):
+        now = context._replace(round=at)
+        edges = ("a", "b", "c")
+        ((edge, packet),) = server.plan(tiny.TASK, state, View(edges, nodes=frozenset(edges)), now).packets.items()
+        below = InnerServer(server)
+        adopted = below.adopt(tiny.TASK, {}, packet, now)
+        ((device, sent),) = below.plan(tiny.TASK, adopted, View(("1", "2")), now).packets.items()
+        asked.append(edge + device)
+        assert not sent.scalars and sent.tensors.keys() == state["model"].keys()
+    assert asked == ["a1", "b1", "c1", "a2", "b2", "c2"]
 
 
 @pytest.mark.parametrize(("ratio", "overhead"), [(0.9, 0.0), (0.5, 0.3)])

@@ -22,11 +22,15 @@ def check(table: Table, high: dict[int, float], low: dict[int, float]) -> Orderi
     [
         ({0: 2, 1: 3}, {0: 1, 1: 1}, "held", "2 of 2 seeds"),
         ({0: 2, 1: 3}, {0: 1, 1: 4}, "open", "1 of 2 seeds"),
-        ({0: 9, 1: 3}, {0: 1, 1: 3}, "open", "1 of 2 seeds"),  # equal values do not hold
+        ({0: 9, 1: 3}, {0: 1, 1: 3}, "open", "1 of 2 seeds, 1 equal"),  # equal values are neither right nor wrong
+        ({0: 1, 1: 3}, {0: 2, 1: 3}, "open", "0 of 2 seeds, 1 equal"),
+        ({0: 2, 1: 0, 2: 0}, {0: 1, 1: 0, 2: 1}, "open", "1 of 3 seeds, 1 equal"),
+        ({0: 0, 1: 0}, {0: 0, 1: 0}, "equal", "nothing to compare, 2 seeds; published: -1.50"),
+        ({0: 0}, {0: 0}, "open", "0 of 1 seeds, 1 equal"),
         ({0: 1, 1: 3}, {0: 2, 1: 4}, "no", "0 of 2 seeds"),
         ({0: 2}, {0: 1}, "open", "1 of 1 seeds"),
         ({0: 1}, {0: 2}, "open", "0 of 1 seeds"),
-        ({0: 2, 2: 5}, {0: 1, 1: 9, 2: 4}, "held", "2 of 2 seeds"),  # only seeds that both sides have are paired
+        ({0: 2, 2: 5}, {0: 1, 1: 9, 2: 4}, "held", "2 of 2 seeds, +1.00"),  # only seeds that both sides have are paired
     ],
 )
 def test_a_verdict_needs_every_seed(table: Table, high: dict, low: dict, verdict: str, count: str) -> None:
@@ -65,15 +69,16 @@ def test_published_numbers_of_another_pretraining_are_marked(table: Table) -> No
 def test_published_columns_are_those_with_numbers() -> None:
     pretrained = {row: [None, None] for row in ("FedAvg, pretrained", "FedProx, pretrained")}
     table = example_table(published={"FedAvg": [50, None], "FedProx": [52, None], **pretrained})
-    both = {0: 1.0, 1: 1.0}
-    values = {
-        ("FedAvg", DIGITS): both,
-        ("FedAvg", PICTURES): both,
-        ("FedProx", DIGITS): both,
-        ("FedProx", PICTURES): both,
-    }
-    assert str(check_orderings(table, values)[0]).endswith(
-        "in 2 columns, +0.00 on average; published: +2.00, 1 of 1 columns"
+    low, high = {0: 1.0, 1: 1.0}, {0: 2.0, 1: 2.0}
+    values = {("FedAvg", DIGITS): low, ("FedAvg", PICTURES): low, ("FedProx", DIGITS): high, ("FedProx", PICTURES): low}
+    result = check_orderings(table, values)[0]
+    assert str(result) == (
+        "FedProx > FedAvg: open, 2 of 4 seeds in 2 columns, 2 equal (means: not in pictures, even), +0.50 on average; "
+        "published: +2.00, 1 of 1 columns"
+    )
+    equal = check_orderings(table, dict.fromkeys(values, low))[0]
+    assert str(equal) == (
+        "FedProx > FedAvg: equal, nothing to compare, 4 seeds in 2 columns; published: +2.00, 1 of 1 columns"
     )
 
 

@@ -17,6 +17,8 @@ from undergrowth.reproduce.settings import settings_lines
 from undergrowth.reproduce.table import Table
 from undergrowth.reproduce.table_cells import build_cells
 
+ONE_CELL_IN_EACH_ROW = (("FedAvg", "Accuracy, %"), ("FedProx", "Traffic, GB"))
+
 
 def made_up(table: Table, scale: str = "small", seeds: int = 2) -> TableResult:
     """A result with invented values. Its runs started from the second alternative of their pretraining."""
@@ -65,7 +67,7 @@ def test_a_page_says_which_cells_need_more_seeds(table: Table) -> None:
     result = made_up(table)
     assert "below two standard errors" not in render_page(result, "", "cpu")  # the gaps are the same for both seeds
     one_seed = made_up(table, seeds=1)
-    assert "these cells get 4 seeds: FedAvg/digits, even, " in render_page(one_seed, "", "cpu")
+    assert "these cells get 4 seeds: FedAvg; FedProx; " in render_page(one_seed, "", "cpu")
     assert "standard errors" not in render_page(made_up(table, "smoke", seeds=1), "", "cpu")
 
 
@@ -77,6 +79,31 @@ def test_a_page_counts_the_orderings_that_were_not_run(table: Table) -> None:
     assert "- 1 further ordering needs cells that were not run\n" in page and "pretraining helps" not in page
     nothing = replace(result, cells=tuple(plain[:1]))
     assert ordering_lines(nothing, claims=False) == ["2 orderings need cells that were not run"]
+
+
+def test_sides_that_are_exactly_equal_are_no_refutation(table: Table) -> None:
+    result = made_up(table)
+    equal = replace(result, cells=tuple(replace(each, values=(0.0, 0.0)) for each in result.cells))
+    line = "FedProx {} FedAvg: equal, nothing to compare, 4 seeds in 2 columns; published: +1.75, 1 of 2 columns"
+    assert line.format(">") in render_page(equal, "", "cpu") and line.format("&gt;") in render_html(equal, "", "cpu")
+
+
+def test_costs_are_one_column_if_columns_are_figures_of_the_same_runs() -> None:
+    same = {"data": {"name": "digits", "partition": "iid"}}
+    columns = {"Accuracy, %": same, "Traffic, GB": {**same, "metric": "traffic"}}
+    result = made_up(example_table(columns=columns, cells=[], orderings=[]))
+    first, *others = result.cells
+    more_seeds = replace(first, costs=(Cost(1e9, 1e6), Cost(2e9, 1e6), Cost(3e9, 1e6)))  # than the other columns
+    page = render_page(replace(result, cells=(more_seeds, *others)), "", "cpu")
+    costs = page.partition("## Costs")[2].partition("## Settings")[0]
+    assert "|  | all columns |\n|---|---|\n| FedAvg | 2 GFLOP, 1 MB |\n| FedProx | 1 GFLOP, 1 MB |\n" in costs
+    one_each = replace(result, cells=tuple(each for each in result.cells if each.cell.place in ONE_CELL_IN_EACH_ROW))
+    assert "|  | Accuracy, % | Traffic, GB |\n" in render_page(one_each, "", "cpu").partition("## Costs")[2]
+
+
+def test_costs_have_all_columns_if_these_are_different_runs(table: Table) -> None:
+    costs = render_page(made_up(table), "", "cpu").partition("## Costs")[2]
+    assert "|  | digits, even | pictures, even |\n|---|---|---|\n| FedAvg | 1 GFLOP, 1 MB | 1 GFLOP, 1 MB |" in costs
 
 
 @pytest.mark.parametrize(("kind", "count"), [("rounds", 2), ("columns", 1), ("bars", 1)])

@@ -16,6 +16,7 @@ from undergrowth.engines import states
 from undergrowth.runs import Store
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.execution import start
+from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.personal_phase import PersonalPhase
 
 from .objects import digest
@@ -54,6 +55,25 @@ def test_adaptation_changes_neither_the_model_nor_the_costs_of_the_run(result: u
     assert plain.personal is None and plain.ledger.personal == {}
     for cost in ("bytes_down", "bytes_up", "flops", "joules", "simulated_seconds", "peak_device_bytes"):
         assert getattr(plain.ledger, cost) == getattr(result.ledger, cost)
+
+
+def test_models_that_are_final_are_scored_at_once_and_not_kept(
+    result: ug.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One model at a time, after its device stopped early or in the last epoch: the same accuracies."""
+    final, take = dict[str, int](), FinalModels.take
+
+    def watched(self: FinalModels, device: str, own: Any) -> bool:
+        self._most = 1
+        is_final = take(self, device, own)
+        final[device] = final.get(device, 0) + is_final
+        return is_final
+
+    monkeypatch.setattr(FinalModels, "take", watched)
+    assert start(raw(tmp_path, personal=PERSONAL)).personal == result.personal
+    assert set(final.values()) == {3}  # one model of each device in each of three steps
+    monkeypatch.setattr(FinalModels, "take", lambda *_: False)
+    assert start(raw(tmp_path, personal=PERSONAL)).personal == result.personal
 
 
 def test_the_costs_of_the_phase_are_booked_apart(result: ug.Result) -> None:

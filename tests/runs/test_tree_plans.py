@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import undergrowth as ug
+from undergrowth.report.tables import duration
 
 from ..fleet_files import fleet_file
 
@@ -93,6 +94,31 @@ def test_a_star_takes_as_long_as_its_slowest_device(tmp_path: Path) -> None:
     settings = {**SMALL, "fleet": fleet(tmp_path), "rounds": 2}
     result = ug.run("bhfl", out=str(tmp_path), progress=False, **settings)
     assert max(row["seconds"] for row in ug.plan("bhfl", **settings)) == pytest.approx(last_round(result))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedbuff", {"buffer": 3, "concurrency": 5}), ("fedasync", {}), ("bhfl", {"execution": "asynchronous"})],
+)
+def test_a_round_of_an_asynchronous_star_is_the_mean_over_the_run(
+    method: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {**SMALL, "fleet": fleet(tmp_path), "rounds": 7, "options": options}
+    result = ug.run(method, out=str(tmp_path), progress=False, **settings)
+    mean = result.history[-1]["simulated_seconds"] / 7
+    plan = ug.plan(method, **settings)
+    assert [row["round_seconds"] for row in plan] == [pytest.approx(mean)] * 2 and plan.tree == []
+    found = next(sentence for sentence in plan.advice if "does not wait for all devices" in sentence)
+    assert f"takes {duration(mean)} with {method} (mean of the first 7 rounds)" in found
+
+
+def test_only_an_asynchronous_star_has_a_time_of_its_own(tmp_path: Path) -> None:
+    for settings in (SMALL, TREE):
+        plan = ug.plan("bhfl", **settings, fleet=fleet(tmp_path))
+        assert [row["round_seconds"] for row in plan] == [None, None]
+        assert not any("does not wait" in sentence for sentence in plan.advice)
+    nobody = fleet_file(tmp_path, tiny={"share": 1.0, "flops": 1e8, "memory": 1e4})
+    assert [row["round_seconds"] for row in ug.plan("fedbuff", **SMALL, fleet=nobody)] == [None]
 
 
 @pytest.mark.parametrize("link", ["free", {"down": 1e9, "up": 1e9, "latency": 0.1}])

@@ -90,13 +90,19 @@ def _print_tables(
     """Prints all figures, the devices that gain or lose, and the costs to reach `target`. `reached`: see `_as_json`."""
     from undergrowth.exchange import ROUND_COST_KEYS
     from undergrowth.report.personal_tables import CHANGE_COLUMNS, change_rows
+    from undergrowth.report.run_comparison import (
+        FEWER_FIGURES,
+        column_per_run,
+        reached_figures,
+        row_per_run,
+        total_figures,
+    )
     from undergrowth.report.run_record import short_labels
     from undergrowth.report.tables import NO_VALUE, SHOWN_COSTS, describe_value, table
 
     labels, screen = short_labels(records), console()
-    columns = ["", *labels]
-    number_columns = range(1, len(columns))
-    screen.print(table(columns, _rows(records, main), right=number_columns))
+    beside = column_per_run(labels, _rows(records, main), screen)
+    screen.print(beside or row_per_run(records, *total_figures(records, main), screen))
     changed_devices = change_rows(records, labels)
     if changed_devices:
         title = f"devices that gain or lose accuracy, against {labels[0]}"
@@ -106,7 +112,11 @@ def _print_tables(
         for key, title, formatted in SHOWN_COSTS:
             if key in ROUND_COST_KEYS:
                 costs.append((title, *(formatted(row.get(key)) if row else NO_VALUE for row in reached)))
-        screen.print(table(columns, costs, title=f"to reach {describe_value(main, target)}", right=number_columns))
+        title = f"to reach {describe_value(main, target)}"
+        costs_beside = column_per_run(labels, costs, screen, title) if beside else None
+        screen.print(costs_beside or row_per_run(records, *reached_figures(reached), screen, title))
+    if not beside:
+        screen.print(FEWER_FIGURES)
 
 
 def _rows(records: Sequence[RunRecord], main: Metric) -> list[tuple[Any, ...]]:

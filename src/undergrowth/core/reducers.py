@@ -151,8 +151,10 @@ class WeightedMean(Reducer):
 class TiltedMean(Reducer):
     """A mean with weights weight·exp(t·loss): t > 0 favours devices with a high loss, t = 0 is `WeightedMean`.
 
-    The scalar `weight` is that of `WeightedMean`; None: equal weights. Weights are kept as logarithms, so a loss of 100
-    with t = 5 does not overflow.
+    The scalar `weight` is that of `WeightedMean`; None: equal weights. A partial result has the mean of its own
+    uploads with these weights, of scalars too, the sum of `weight`, and as `log_weight` the logarithm of the sum of
+    weight·exp(t·loss), so a loss of 100 with t = 5 does not overflow. Two partial results are merged in the ratio of
+    these sums: every upload has the same weight, however uploads were combined before.
     """
 
     t: float

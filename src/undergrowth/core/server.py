@@ -230,7 +230,13 @@ def find_non_finite(up: Packet) -> str | None:
 
 
 def are_finite(tensors: list[Tensor]) -> list[bool]:
-    """For each tensor whether all its values are finite. Waits for a GPU once, not once a tensor."""
+    """For each tensor whether all its values are finite. Waits for a GPU once, not once a tensor.
+
+    Views of one tensor, such as those of the clients in a stack, are checked together.
+    """
+    wholes = {id(whole): whole for value in tensors for whole in [value if value._base is None else value._base]}
+    if len(wholes) < len(tensors) and all(are_finite(list(wholes.values()))):
+        return [True] * len(tensors)
     if not tensors:
         return []
     if tensors[0].is_cuda:

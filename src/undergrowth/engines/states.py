@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -39,6 +39,7 @@ class States:
     def __init__(self, memory: float | None = None, torch_device: str = "cpu", folder: Path | None = None) -> None:
         self.torch_device = torch_device  # where tensors go that are read from the file
         self._max_bytes = memory_limit(torch_device) if memory is None else memory
+        self.is_final: Callable[[str, State], bool] | None = None  # own states for which it is true are not kept
         self._file = SpillFile(folder)
         self._clear()
 
@@ -81,6 +82,8 @@ class States:
 
     def put(self, device: str, state: State, residual: State | None = None) -> None:
         """Replaces both parts. A part that is the object which was handed out counts as unchanged."""
+        if self.is_final is not None and self.is_final(device, state):
+            state, residual = {}, {}
         for part, new in ((OWN, state), (RESIDUAL, residual or {})):
             row = self._rows.get(device)
             if row is None:

@@ -13,7 +13,7 @@ from undergrowth.core import Carry, Model, Task, Weights
 from undergrowth.core.client import Loop
 from undergrowth.core.names import BUFFERS, FINISH, PARAMETERS, RECEIVED
 from undergrowth.core.notation import Form, Number, parse
-from undergrowth.learning.gradient_client import split_samples
+from undergrowth.learning.gradient_client import Trained, split_samples
 from undergrowth.learning.objectives import Objective, Proximal, TaskLoss
 from undergrowth.learning.reference import distillation_loss, elastic_loss, mean_losses
 
@@ -69,6 +69,13 @@ def validate(
         {**loop.carry, FINISH: {**loop.carry[FINISH], VALIDATION: [next(losses) for _ in each]}}
         for loop, each in zip(loops, compared, strict=True)
     ]
+
+
+def validation_loss(trained: Trained, model: Weights, fraction: float) -> list[float]:
+    """The loss of any model on the validation samples of a job that is finished; none if there are no such samples."""
+    held_out = split_samples(trained.shard, fraction, trained.context)[1]
+    weights = {name: model[name] for name in trained.task.model.shapes}
+    return mean_losses(trained.task, [weights], [held_out]) if len(held_out) else []
 
 
 def received_model(task: Task, loop: Loop) -> Weights:

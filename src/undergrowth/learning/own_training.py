@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from undergrowth.core import LoopClient, Packet, Server, State, Sum, Task, Updates, Weights
+from undergrowth.core.client import Carry, Loop
 from undergrowth.core.names import MODEL, PROBLEM
-from undergrowth.core.server import find_non_finite
 from undergrowth.learning.gradient_client import GradientClient, Trained
+from undergrowth.learning.kept_model import check_models, problem_tags
 
 BETWEEN_ROUNDS = "between rounds"  # tag of the packet that starts it; also the name of the node that checks it
 START = Packet(tags={BETWEEN_ROUNDS: "yes"})
@@ -22,9 +23,11 @@ class OwnModelClient(GradientClient):
         kept: Weights = own[MODEL]
         return kept
 
+    def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        return check_models(loops)
+
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        problem = find_non_finite(Packet(trained.tensors))
-        tags = {PROBLEM: f"of the device's own model, {problem}"} if problem else {}
+        tags = problem_tags(trained, "of the device's own model, ")
         return Packet(tags=tags), {**trained.own, MODEL: {**trained.own[MODEL], **trained.tensors}}
 
 

@@ -11,14 +11,16 @@ the samples of all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from undergrowth.core import Context, LazyMapping, Method, Packet, State, Sum, Task, View, Weights
+from undergrowth.core.client import Carry, Loop
 from undergrowth.core.names import PROBLEM, SEED
-from undergrowth.core.server import Plan, Server, find_non_finite
+from undergrowth.core.server import Plan, Server
 from undergrowth.learning import GradientClient, Trained
+from undergrowth.learning.kept_model import check_models, problem_tags
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,11 @@ class LocalClient(GradientClient):
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         return own.get("model") or task.model.initial(int(down.scalars[SEED]))
 
+    def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        return check_models(loops)
+
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        problem = find_non_finite(trained.packet)
-        tags = {PROBLEM: problem} if problem else {}  # no tensor is sent, so the device reports the problem itself
-        return Packet(scalars=trained.scalars, tags=tags), {"model": dict(trained.tensors)}
+        return Packet(scalars=trained.scalars, tags=problem_tags(trained)), {"model": dict(trained.tensors)}
 
 
 @dataclass(frozen=True)

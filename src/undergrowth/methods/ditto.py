@@ -20,14 +20,16 @@ What is evaluated: a device uses v_k, and its accuracy is in `result.clients`. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from undergrowth.core import Context, InputError, LoopClient, Method, Packet, State, Task, Updates, Weights, option
+from undergrowth.core.client import Carry, Loop
 from undergrowth.core.names import PROBLEM
-from undergrowth.core.server import find_non_finite, model_in
+from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, Objective, Proximal, TaskLoss, Trained
+from undergrowth.learning.kept_model import check_models, problem_tags
 
 CENTRE = "centre/"  # prefix of names in `LossInputs.received`: the received model
 
@@ -44,10 +46,11 @@ class PersonalClient(GradientClient):
             **{CENTRE + name: centre[name] for name in task.model.parameters},
         }
 
+    def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        return check_models(loops)
+
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        problem = find_non_finite(Packet(trained.tensors))
-        tags = {PROBLEM: f"of the personal model, {problem}"} if problem else {}
-        return Packet(tags=tags), {"model": dict(trained.tensors)}
+        return Packet(tags=problem_tags(trained, "of the personal model, ")), {"model": dict(trained.tensors)}
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ Rounds are those of FedAvg on the n_k other samples: w ← Σ p_k·w_k, p_k = n_
 
 A device uses v_k until it keeps another one, or receives a model with a lower loss on V_k; its accuracy is in
 `result.clients`. The run's accuracy is that of w. With budget = 0 it is FedAvg, bit for bit. Without hand_back,
-adaptation does not change w. The thesis announces the method without formulas;
-docs/decisions/0053-interleaved-adaptation.md has the choices made here.
+adaptation does not change w. On a stream, a_k and the loss of v_k are those on earlier samples; in every
+`alone_every`-th comparison, devices measure both anew on the samples that they hold then. The thesis announces the
+method without formulas; docs/decisions/0053-interleaved-adaptation.md has the choices made here.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="interleaved", options={"every": 2, "budget": 0.5}, rounds=2)
@@ -56,6 +57,7 @@ from undergrowth.learning.adaptation import (
     received_model,
     trained_model,
     validate,
+    validation_loss,
 )
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.reference import FORMS
@@ -68,15 +70,16 @@ TRAINED = "trained"  # in the server's state: Σ n of the devices that trained i
 MAX_LOSS = 1e9  # sent instead of a larger loss or one that is not a number
 
 
-def held_out_losses(trained: Trained, models: int = 1) -> list[float]:
+def bounded(losses: Sequence[float] | None, models: int = 1) -> list[float]:
     """The losses on the validation samples; 0 for all `models` if there are no samples, so that all are equal."""
-    losses = trained.finish.get(VALIDATION) or [0.0] * models
-    return [loss if loss < MAX_LOSS else MAX_LOSS for loss in losses]
+    return [loss if loss < MAX_LOSS else MAX_LOSS for loss in losses or [0.0] * models]
 
 
 @dataclass(frozen=True)
 class TrainingClient(GradientClient):
     """Trains the received model. own: `alone` is a_k, `model` is v_k or empty, `loss` is that of v_k."""
+
+    renews: bool = False  # whether v_k is measured again in a job in which the device trains alone again
 
     def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
         if loops[0].down.tags[PHASE] != COMPARE:
@@ -87,7 +90,11 @@ class TrainingClient(GradientClient):
         own = trained.own
         scalars = {**trained.scalars, ALONE: own.get(ALONE, 0.0)}  # in the first job, `AloneClient` sends it
         if trained.down.tags[PHASE] == COMPARE:
-            (scalars[FEDERATED],) = held_out_losses(trained)
+            (scalars[FEDERATED],) = bounded(trained.finish.get(VALIDATION))
+            if self.renews and SEED in trained.down.tags:
+                # A device without v_k measures the received model, so that the price of this work is the same for all.
+                (loss,) = bounded(validation_loss(trained, own.get(MODEL) or trained.received, self.held_out))
+                own = {**own, LOSS: loss} if own.get(MODEL) else own
             if own.get(MODEL) and scalars[FEDERATED] <= own[LOSS]:
                 own = {**own, MODEL: {}}
         return Packet(trained.tensors, scalars), own
@@ -104,7 +111,7 @@ class AloneClient(GradientClient):
         return validate(task, loops, self.held_out, lambda loop: [trained_model(task, loop)])
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        (loss,) = held_out_losses(trained)
+        (loss,) = bounded(trained.finish.get(VALIDATION))
         return Packet(scalars={ALONE: loss}), {ALONE: loss}
 
 
@@ -121,7 +128,7 @@ class AdaptingClient(GradientClient):
         return validate(task, loops, self.held_out, compared)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        before, after = held_out_losses(trained, models=2)
+        before, after = bounded(trained.finish.get(VALIDATION), models=2)
         better = after < before
         adapted = {name: trained.tensors.get(name, trained.received[name]) for name in trained.task.model.shapes}
         own = trained.own
@@ -145,7 +152,8 @@ class InterleavedClient(Updates):
             client = AdaptingClient(how.objective, how.split, epochs=epochs, held_out=held_out, options=options)
             return {ADAPT: client}
         alone = {ALONE: AloneClient(epochs=options.alone_epochs, held_out=held_out)} if SEED in down.tags else {}
-        return {down.tags[PHASE]: TrainingClient(held_out=held_out), **alone}
+        renews = options.alone_every is not None
+        return {down.tags[PHASE]: TrainingClient(held_out=held_out, renews=renews), **alone}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +181,16 @@ class InterleavedServer(AveragingServer):
         if phase == ADAPT:
             nodes = [child for child in view.idle if child in view.nodes and child in view.answered]
             return Plan(dict.fromkeys([*nodes, *self._below(view)], again), task.train.deadline)
-        packets = {child: again if ALONE in view.heard.get(child, {}) else first for child in view.idle}
+        renews = self._renews(phase, context)
+        heard = {child for child, scalars in view.heard.items() if ALONE in scalars}
+        packets = {child: again if child in heard and not renews else first for child in view.idle}
         packets.update(dict.fromkeys(view.nodes.intersection(view.idle), first))
         return ask_each(self, task, view, context, packets)
+
+    def _renews(self, phase: str, context: Context) -> bool:
+        """Whether all devices train alone again."""
+        every, comparison = self.options.alone_every, (context.round + 1) // self.options.every
+        return phase == COMPARE and every is not None and comparison % every == 0
 
     def _below(self, view: View) -> list[str]:
         """The devices that adapt, those with the largest f_k − a_k first."""
@@ -212,6 +227,7 @@ class Interleaved(Method):
     alone_epochs: int = option(5, "epochs of the model that a device trains alone", at_least=1)
     validation: float = option(0.2, "fraction of a device's samples to compare models on", above=0, below=1)
     form: str = option(FORMS[0], "the loss of kd: cited, printed, or averaged over classes", choices=FORMS)
+    alone_every: int | None = option(None, "comparisons after which devices train alone again; None: never", at_least=1)
 
     def check(self) -> None:
         build_adaptation(self.how, self.form)

@@ -7,6 +7,10 @@ gradient of the objective. t > 0 favours devices with a high loss, t < 0 devices
 
 weighting: "uniform" gives all devices the same p_k, as the paper does, which draws devices by their samples instead.
 
+In a tree, an edge server sends the mean of the w_k of its own devices with the weights n_k·exp(t·F_k) (n_k = 1 if
+uniform), and log Σ n_k·exp(t·F_k). The server weighs the mean by this sum, so every device has the a_k of a star. Edge
+servers are not tilted: this is not the hierarchical form of the paper, which has one t for groups and one within them.
+
 Departures: the paper's server takes a step along the mean of the gradients; here devices do E epochs first, as in
 Iacob et al. (2023). F_k is that of the model in evaluation mode. Weights are computed as logarithms, so that no loss
 and no t overflows. Buffers of BatchNorm are averaged with the same weights.

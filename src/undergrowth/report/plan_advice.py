@@ -9,6 +9,7 @@ from undergrowth.report.tables import count, duration, energy, size
 from undergrowth.runs.advice import Change, NextClass, best_method, fitting_classes, run_jobs, run_joules
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.planning import Row, takes_part
+from undergrowth.runs.rehearsal import MAX_ROUNDS
 
 MAX_EQUALS_NAMED = 3  # of the methods that let as many devices take part
 
@@ -16,7 +17,8 @@ MAX_EQUALS_NAMED = 3  # of the methods that let as many devices take part
 def advise(rows: Sequence[Row], planned: Experiment, method: str, next_class: NextClass | None) -> list[str]:
     """Sentences about a plan. Batteries and `next_class` are those of `method`."""
     who = [_participation(rows, planned), *_who_is_left_out(rows)]
-    sentences = [*who, _energy(rows, planned), *_batteries(rows, planned, method)]
+    sentences = [*who, *_asynchronous_rounds(rows, planned)]
+    sentences += [_energy(rows, planned), *_batteries(rows, planned, method)]
     if next_class:
         sentences.append(_changes(next_class, planned))
     return [f"{sentence}." for sentence in sentences]
@@ -73,6 +75,16 @@ def _named(methods: Sequence[str]) -> str:
 
 def _reach(rows: Sequence[Row], method: str) -> tuple[int, int]:
     return takes_part(rows)[method], fitting_classes(rows, method)
+
+
+def _asynchronous_rounds(rows: Sequence[Row], planned: Experiment) -> list[str]:
+    """How long a round of a server takes that does not wait for all devices, which no time of a device tells."""
+    times = {row["method"]: row["round_seconds"] for row in rows if row["round_seconds"] is not None}
+    if not times:
+        return []
+    named = ", ".join(f"{duration(seconds)} with {name}" for name, seconds in times.items())
+    rounds = count(min(planned.train.rounds, MAX_ROUNDS))
+    return [f"A round of a server that does not wait for all devices takes {named} (mean of the first {rounds} rounds)"]
 
 
 def _energy(rows: Sequence[Row], planned: Experiment) -> str:

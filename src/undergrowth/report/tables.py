@@ -147,8 +147,12 @@ class WideOrNarrow:
         self.wide, self.narrow = wide, narrow
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        needed = console.measure(self.wide, options=options.update(max_width=_MAX_WIDTH)).maximum
-        yield self.wide if needed <= options.max_width else self.narrow
+        yield self.wide if needed_width(console, self.wide) <= options.max_width else self.narrow
+
+
+def needed_width(console: Console, shown: Table) -> int:
+    """The width of a table if nothing in it is wrapped."""
+    return console.measure(shown, options=console.options.update(max_width=_MAX_WIDTH)).maximum
 
 
 def stackable_table(

@@ -64,8 +64,14 @@ def number_grid(result: TableResult) -> Grid:
 
 
 def cost_grid(result: TableResult) -> Grid:
-    """The cells as compute and traffic of all devices."""
-    return _grid(result, lambda each: f"{each.cost or NO_VALUE}")
+    """The cells as compute and traffic of all devices; one column if the cells of every row are of the same runs."""
+    columns, rows = _grid(result, lambda each: f"{each.cost or NO_VALUE}")
+    by_row = {row: [each for each in result.cells if each.cell.row == row] for row, *_ in rows}
+    same_runs = all(len({str(each.cell.experiments) for each in cells}) == 1 for cells in by_row.values())
+    if len(result.cells) == len(rows) or not same_runs:  # one cell in every row, or different runs
+        return columns, rows
+    most_seeds = {row: max(cells, key=lambda each: len(each.costs)) for row, cells in by_row.items()}
+    return ["", "all columns"], [[row, f"{each.cost or NO_VALUE}"] for row, each in most_seeds.items()]
 
 
 def curve_grids(result: TableResult) -> dict[str, Grid]:
@@ -112,7 +118,11 @@ def seeds_line(result: TableResult) -> str:
     one_seed = result.table.scale("small").seeds < MIN_SEEDS  # columns are seeds, or numbers do not depend on them
     if result.scale == "smoke" or one_seed or not result.unsettled:
         return ""
-    cells = ", ".join("/".join(place) for place in result.unsettled)
+    unsettled, names = set(result.unsettled), dict[str, None]()  # a row stands for all its cells
+    for row, column in result.unsettled:
+        whole = all(each.cell.place in unsettled for each in result.cells if each.cell.row == row)
+        names[row if whole else f"{row}/{column}"] = None
+    cells = "; ".join(names)
     return f"A gap is below two standard errors; with `--more-seeds` these cells get {MAX_SEEDS} seeds: {cells}."
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from undergrowth.reproduce.table import Figure, Ordering, Place, Table, matches, pair_sides
 
-HELD, OPEN, NO = "held", "open", "no"
+HELD, OPEN, EQUAL, NO = "held", "open", "equal", "no"
 MIN_SEEDS = 2  # with fewer, nothing is decided
 MAX_SEEDS = 4  # of a comparison that two seeds do not settle
 STANDARD_ERRORS = 2  # a smaller gap is not settled
@@ -23,7 +23,7 @@ class OrderingResult:
 
     pair: str
     claim: str
-    verdict: str  # held: for every seed; no: for none; open: for some, with one seed, or not run
+    verdict: str  # held: right for every seed; no: wrong for every seed; equal: neither for any; open: all else
     seeds: tuple[bool, ...]  # whether it held for each pair of runs with the same seed and so the same partition
     held: tuple[str, ...]  # columns in which our means have this order
     broken: tuple[str, ...]  # columns in which they do not
@@ -33,20 +33,27 @@ class OrderingResult:
     published_columns: int  # columns with published numbers of both sides
     other_start: bool = False  # the published numbers are of models with another pretraining
     unsettled: tuple[Place, ...] = ()  # cells that need more seeds
+    equal: int = 0  # pairs of runs whose values are exactly equal, which speak neither for nor against the order
 
     def __str__(self) -> str:
         columns = len(self.held) + len(self.broken)
         if not columns:
             return f"{self.pair}: open, one side was not run"
-        seeds = f"{sum(self.seeds)} of {len(self.seeds)} seeds"
         where = f" in {columns} columns" if columns > 1 else ""
+        if self.verdict == EQUAL:
+            return f"{self.pair}: equal, nothing to compare, {self.equal} seeds{where}; {self._published(columns)}"
+        seeds = f"{sum(self.seeds)} of {len(self.seeds)} seeds"
+        equal = f", {self.equal} equal" if self.equal else ""
         broken = f" (means: not in {', '.join(self.broken)})" if self.broken and self.held else ""
-        published = "not published"
-        if self.published_gap is not None:
-            start = " with another pretraining" if self.other_start else ""
-            columns_held = f", {self.published_held} of {self.published_columns} columns" if columns > 1 else ""
-            published = f"published{start}: {self.published_gap:+.2f}{columns_held}"
-        return f"{self.pair}: {self.verdict}, {seeds}{where}{broken}, {self.gap:+.2f} on average; {published}"
+        ours = f"{self.verdict}, {seeds}{where}{equal}{broken}, {self.gap:+.2f} on average"
+        return f"{self.pair}: {ours}; {self._published(columns)}"
+
+    def _published(self, columns: int) -> str:
+        if self.published_gap is None:
+            return "not published"
+        start = " with another pretraining" if self.other_start else ""
+        columns_held = f", {self.published_held} of {self.published_columns} columns" if columns > 1 else ""
+        return f"published{start}: {self.published_gap:+.2f}{columns_held}"
 
 
 def check_orderings(
@@ -70,18 +77,19 @@ def _check_pair(
     higher, lower = pair_sides(pair)
     columns = [column for column in table.columns if matches(column, ordering.columns)]
     every = dict.fromkeys(((higher.row, higher.column or each), (lower.row, lower.column or each)) for each in columns)
-    compared = [(high, low) for high, low in every if values.get(high) and values.get(low)]
+    seeds = {(high, low): sorted(values.get(high, {}).keys() & values.get(low, {}).keys()) for high, low in every}
+    compared = [(high, low) for high, low in every if seeds[high, low]]
 
     def gap(high: float, low: float) -> float:
         return higher.factor * high - lower.factor * low
 
-    gaps = [gap(_mean(values[high]), _mean(values[low])) for high, low in compared]
-    seeds: list[bool] = []
+    gaps: list[float] = []  # by column, over the seeds that both sides have
+    every_difference: list[float] = []
     unsettled: list[Place] = []
     for high, low in compared:
-        both = sorted(values[high].keys() & values[low].keys())
-        differences = [gap(values[high][seed], values[low][seed]) for seed in both]
-        seeds += [difference > 0 for difference in differences]
+        differences = [gap(values[high][seed], values[low][seed]) for seed in seeds[high, low]]
+        gaps.append(statistics.fmean(differences))
+        every_difference += differences
         if not is_settled(differences):
             unsettled += [high, low]
     pairs = [(high, low) for high, low in compared if {high, low} <= table.figures.keys()]
@@ -92,8 +100,8 @@ def _check_pair(
     return OrderingResult(
         pair,
         ordering.claim,
-        _verdict(seeds),
-        tuple(seeds),
+        _verdict(every_difference),
+        tuple(difference > 0 for difference in every_difference),
         tuple(name for name, mean in zip(names, gaps, strict=True) if mean > 0),
         tuple(name for name, mean in zip(names, gaps, strict=True) if mean <= 0),
         statistics.fmean(gaps) if gaps else None,
@@ -102,17 +110,18 @@ def _check_pair(
         len(published),
         other_start=not known,
         unsettled=tuple(unsettled),
+        equal=every_difference.count(0),
     )
 
 
-def _mean(values: Values) -> float:
-    return statistics.fmean(values.values())
-
-
-def _verdict(seeds: list[bool]) -> str:
-    if len(seeds) < MIN_SEEDS:
+def _verdict(differences: list[float]) -> str:
+    if len(differences) < MIN_SEEDS:
         return OPEN
-    return HELD if all(seeds) else OPEN if any(seeds) else NO
+    if not any(differences):
+        return EQUAL
+    if all(difference > 0 for difference in differences):
+        return HELD
+    return NO if all(difference < 0 for difference in differences) else OPEN
 
 
 def is_settled(differences: list[float]) -> bool:

@@ -73,9 +73,13 @@ class TableResult:
 
     @property
     def unsettled(self) -> list[Place]:
-        """The cells that need more seeds, because a gap between two of them is below two standard errors."""
-        places = dict.fromkeys(place for ordering in self.orderings for place in ordering.unsettled)
-        return [each.cell.place for each in self.cells if each.cell.place in places]
+        """The cells that need more seeds, because a gap between two of them is below two standard errors.
+
+        Cells that are other figures of the same runs belong to them, so that all figures of a run have the same seeds.
+        """
+        places = {place for ordering in self.orderings for place in ordering.unsettled}
+        runs = {run for each in self.cells if each.cell.place in places for run in each.runs}
+        return [each.cell.place for each in self.cells if each.cell.place in places or runs & set(each.runs)]
 
 
 def published_figure(table: Table, cell: Cell, start: Pretraining | None) -> Figure | None:

@@ -39,13 +39,14 @@ from undergrowth.runs.own_task import measure
 
 Batch = TypeVar("Batch")
 Found = TypeVar("Found")
+DeviceMetrics = dict[str, dict[str, float | None]]  # device → metrics; None: not defined for its samples
 
 CPU_BATCH = 128  # activations of larger batches leave the cache of a core
 GPU_BATCH = 512
 MAX_EVALUATED_DEVICES = 1000  # of more devices, evenly spaced ones are evaluated
 MAX_DEVICES_PER_PASS = 64
 CPU_BYTES_PER_PASS = 2**24  # of models that are evaluated together
-GPU_BYTES_PER_PASS = 2**27
+GPU_BYTES_PER_PASS = 2**30
 
 
 class Measured(NamedTuple):
@@ -203,20 +204,18 @@ def score_devices(
     own: Mapping[str, State],
     population: Population,
     torch_device: str,
-    limit: int | None = MAX_EVALUATED_DEVICES,
-) -> dict[str, dict[str, float | None]]:
+    devices: Sequence[str] | None = None,
+) -> DeviceMetrics:
     """The metrics of each device's model on its own test samples. Devices without test samples are left out.
 
-    `limit`: of more devices, evenly spaced ones are evaluated; None: all.
+    `devices`: those to evaluate; None: all.
     """
-    metrics: dict[str, dict[str, float | None]] = {}
-    devices = population.devices[:: 1 if limit is None else max(1, -(-len(population.devices) // limit))]
+    metrics: DeviceMetrics = {}
     stacked = replace(task, run_loops=partial(run_in_stacks, StackedSteps(task, torch_device, None, record=False)))
     together = not (task.model.mixed or task.kind.own_metrics or hasattr(population, "test_weights"))
     own_models: dict[str, Weights] = {}  # of devices, to be computed together
-    room = CPU_BYTES_PER_PASS if torch.device(torch_device).type == "cpu" else GPU_BYTES_PER_PASS
-    most = max(1, room // (4 * sum(shape.numel() for shape in task.model.shapes.values())))
-    for names, used in _groups_by_model(method, task, state, own, devices):
+    most = models_per_pass(task, torch_device)
+    for names, used in _groups_by_model(method, task, state, own, population.devices if devices is None else devices):
         found = with_model(task, used, f"devices/{names[0]}")
         if len(names) > 1 or not together or found.model is not task.model:
             metrics.update(score_on_devices(task.kind, found, names, population, torch_device))
@@ -229,9 +228,20 @@ def score_devices(
     return metrics
 
 
+def models_per_pass(task: Task, torch_device: str) -> int:
+    """How many models of devices are evaluated together."""
+    room = CPU_BYTES_PER_PASS if torch.device(torch_device).type == "cpu" else GPU_BYTES_PER_PASS
+    return max(1, room // (4 * sum(shape.numel() for shape in task.model.shapes.values())))
+
+
+def some_devices(population: Population) -> Sequence[str]:
+    """All devices; of more than MAX_EVALUATED_DEVICES, evenly spaced ones."""
+    return population.devices[:: max(1, -(-len(population.devices) // MAX_EVALUATED_DEVICES))]
+
+
 def _score_own_models(
     task: Task, models: Mapping[str, Weights], population: Population, torch_device: str
-) -> dict[str, dict[str, float | None]]:
+) -> DeviceMetrics:
     """The metrics of devices with a model each. Many models are computed at once, if the model allows it."""
     shards = {name: population.test(name) for name in models}
     shards = {name: shard for name, shard in shards.items() if len(shard)}
@@ -253,12 +263,12 @@ def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
 
 def score_on_devices(
     kind: TaskKind, used: ModelWeights, devices: Sequence[str], population: Population, torch_device: str
-) -> dict[str, dict[str, float | None]]:
+) -> DeviceMetrics:
     """The metrics of one model on the test samples of each device that has any.
 
     A population with `test_weights` has the same test samples for all devices, and weights of them for each.
     """
-    metrics: dict[str, dict[str, float | None]] = {}
+    metrics: DeviceMetrics = {}
     if (test_weights := getattr(population, "test_weights", None)) is not None:
         test = population.test(devices[0]).to(torch_device)
         statistics = measure_samples(kind, used.model, used.weights, test.x, test.y).rows[:, 2:].cpu()

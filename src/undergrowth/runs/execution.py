@@ -19,6 +19,7 @@ from undergrowth.runs.callback import Callbacks
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.evaluation_interval import choose_interval
 from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.ongoing_run import Execution, OnRound
@@ -238,7 +239,9 @@ def _do_step(
             federation.driver.start()
         federation.reseed(step.name if step.device_scores is None else FOLDER)
         execution = Execution(store, run, experiment, federation)
-        execution.device_scores = step.device_scores
+        if step.device_scores is not None:
+            parts = {"": federation.present, **step.device_scores}
+            execution.final_models = FinalModels(federation, experiment.train.rounds, parts)
         if row is not None:
             execution.restore()
 

@@ -20,14 +20,16 @@ from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.diagnosis import DIVERGED, describe_dead_units, describe_guessing
 from undergrowth.runs.evaluation import (
-    MAX_EVALUATED_DEVICES,
+    DeviceMetrics,
     digest,
     evaluated_models,
     score_all,
     score_devices,
+    some_devices,
     with_model,
 )
 from undergrowth.runs.federation import Federation
+from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.opening import run_facts
 from undergrowth.runs.personal_phase import personal_costs
 from undergrowth.runs.result import MODEL_FILE
@@ -53,7 +55,7 @@ class Execution:
         self.federation = federation
         self.checkpoints = Checkpoints(store.folder / run / "checkpoints")
         federation.world.states.folder = store.folder / run
-        self.device_scores: Mapping[str, Population] | None = None  # as in `Step`
+        self.final_models: FinalModels | None = None  # of a step after the last round
         self.callbacks = Callbacks()
         self.history: list[dict[str, Any]] = []  # of the finished rounds, if there are callbacks
         self.stopped = ""  # why a callback has ended the run
@@ -141,7 +143,7 @@ class Execution:
             self._note(ends[: len(rows)])
             checkpoint = None
             due = last % self.experiment.run.checkpoint_every == 0 or driver.root.done
-            if due and self.device_scores is None:
+            if due and self.final_models is None:
                 kept = {"simulation": driver.snapshot(), "scores": self.scores, "wall_seconds": self.wall_seconds}
                 kept |= {"stopped": self.stopped} if self.stopped else {}
                 checkpoint = self.checkpoints.save(last, kept, self.federation.world.states)
@@ -162,9 +164,12 @@ class Execution:
         federation = self.federation
         self._note_weakness()
         self.write_model()
-        population = federation.present
-        metrics = self.score_devices(population)
-        others = {name: self.score_devices(part) for name, part in (self.device_scores or {}).items()}
+        population, others = federation.present, dict[str, DeviceMetrics]()
+        if self.final_models is None:
+            metrics = self.score_devices(population)
+        else:
+            others = dict(self.final_models.score())
+            metrics = others.pop("")
         costs = self.store.costs_by_device(self.run)
         devices = [
             {
@@ -177,7 +182,7 @@ class Execution:
             }
             for name in population.devices
         ]
-        tree = score_tree(federation)
+        tree = score_tree(federation) if self.final_models is None else None
         summary = self._summary(self.weights) | ({"tree": tree} if tree else {})
         found = stream_scores(self.store, self.run, self.store.run(self.run), self.metric)
         summary |= {} if found is None else {"stream": found.summary()}
@@ -191,20 +196,13 @@ class Execution:
         replace_file(path, safetensors.torch.save(tensors))
         return path
 
-    def score_devices(self, population: Population) -> dict[str, dict[str, float | None]]:
+    def score_devices(self, population: Population) -> DeviceMetrics:
         """The metrics of each device's model on its test samples in `population`; of many devices, of some."""
         federation = self.federation
         root, own = federation.driver.root, federation.world.states.all()
-        every = self.experiment.personal.evaluate or self.device_scores is not None
-        return score_devices(
-            federation.method,
-            federation.task,
-            root.state,
-            own,
-            population,
-            federation.world.torch_device,
-            None if every else MAX_EVALUATED_DEVICES,
-        )
+        devices = None if self.experiment.personal.evaluate else some_devices(population)
+        torch_device = federation.world.torch_device
+        return score_devices(federation.method, federation.task, root.state, own, population, torch_device, devices)
 
     def _rows(self, ends: Sequence[RoundEnd]) -> list[dict[str, Any]]:
         """The rows of the history for rounds that ended in the same instant, up to the one that ends the run."""

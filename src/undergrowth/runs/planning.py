@@ -23,6 +23,7 @@ from undergrowth.runs.outline import Outline, population_or_outline
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.preview import Prospect, price_devices
+from undergrowth.runs.rehearsal import rehearse
 from undergrowth.runs.tree_price import price_tree
 
 MAX_ARRIVALS = 10_000  # that a round of an asynchronous server is taken to need
@@ -98,7 +99,8 @@ class Planner:
             if members:
                 row = {"method": name, "device": tier, "devices": len(devices)}
                 rows.append({**row, **_price_class(federation, devices, members, jobs)})
-        return rows
+        seconds = _round_seconds(federation, rows)
+        return [{**row, "round_seconds": seconds} for row in rows]
 
     def _share_tracer(self, federation: Federation, experiment: Experiment) -> None:
         """Methods that differ only at the server share a tracer, so that the work of their client is traced once."""
@@ -157,6 +159,16 @@ def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, 
     devices = sum(federation.population.size(device) > 0 for device in federation.population.devices)
     sampled = min(devices, math.ceil(round(count_of(train.sample, devices) * train.over_select, 9)))
     return {each.device: train.rounds * sampled / len(priced) for each in priced if each.device in asked}
+
+
+def _round_seconds(federation: Federation, rows: Sequence[Row]) -> float | None:
+    """The mean seconds of a round of an asynchronous star, by a rehearsal of the run; None for any other federation.
+
+    A synchronous round takes as long as its slowest device, and a tree has its own rows. `rows`: of its device classes.
+    """
+    asynchronous, star = federation.method.server.asynchronous, not federation.topology.parents
+    able = any(row["fitting"] for row in rows)
+    return rehearse(federation).seconds if asynchronous and star and able else None
 
 
 def _price_class(

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from undergrowth.core import Context, Packet, Plan, Server, Shard, State, Sum, Task, View, Weights, find_non_finite
+from undergrowth.core import Context, Packet, Plan, Server, Shard, State, Sum, Task, View, Weights
 from undergrowth.core.client import Carry, Loop, Steps
-from undergrowth.core.names import BUFFERS, FINISH, MODEL, PARAMETERS, SAMPLES, SEED
+from undergrowth.core.names import BUFFERS, FINISH, MODEL, PARAMETERS, PROBLEM, SAMPLES, SEED
 from undergrowth.learning.adaptation import VALIDATION, initial_weights, received_model, trained_model, validate
 from undergrowth.learning.gradient_client import GradientClient, Trained
+from undergrowth.learning.kept_model import check_models, problem_tags
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.reference import FISHER
 
@@ -60,8 +61,10 @@ class AdaptationClient(GradientClient):
         return carry, steps
 
     def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
+        carries = check_models(loops)
         if not self.options.patience or not self.held_out:
-            return super().after_steps(task, loops)
+            return carries
+        loops = [loop._replace(carry=carry) for loop, carry in zip(loops, carries, strict=True)]
 
         def compared(loop: Loop) -> list[Weights]:
             return [trained_model(task, loop), *([received_model(task, loop)] if loop.carry[FINISH][FIRST] else [])]
@@ -79,9 +82,8 @@ class AdaptationClient(GradientClient):
             if any(value is not None for value in information.values()):
                 own[INFORMATION] = information
         stopped = self._validate(trained, received, own)
-        problem = find_non_finite(trained.packet)
-        tags = {"problem": problem} if problem else {}  # no tensor is sent, so the device reports the problem itself
-        return Packet(scalars={SAMPLES: float(trained.samples), STOPPED: float(stopped)}, tags=tags), own
+        scalars = {SAMPLES: float(trained.samples), STOPPED: float(stopped)}
+        return Packet(scalars=scalars, tags=problem_tags(trained)), own
 
     def _validate(self, trained: Trained, received: Weights, own: State) -> bool:
         """Adds to `own` what early stopping needs; returns whether the device stops."""
@@ -95,7 +97,12 @@ class AdaptationClient(GradientClient):
             own.update({LOSS: loss, WAITED: 0})
             return False
         own.update({BEST: best, LOSS: lowest, WAITED: before.get(WAITED, 0) + 1})
-        return bool(own[WAITED] >= self.options.patience)
+        return has_stopped(self.options, own)
+
+
+def has_stopped(options: Adapt, own: State) -> bool:
+    """Whether a device with this state has stopped early."""
+    return bool(options.patience and own.get(WAITED, 0) >= options.patience)
 
 
 def adapted_model(own: State) -> Weights | None:
@@ -125,16 +132,16 @@ class AdaptationServer(Server):
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         first = Packet(scalars={SEED: state[SEED]}) if self.alone else Packet(state[MODEL])
         again = Packet()
-        idle = [child for child in view.idle if child in view.nodes or not _has_stopped(view.heard, child)]
+        idle = [child for child in view.idle if child in view.nodes or not _heard_stop(view.heard, child)]
         packets = {child: again if child in view.heard else first for child in idle}
         return ask_each(self, task, replace(view, idle=tuple(idle)), context, packets)
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return up.tags.get("problem")
+        return up.tags.get(PROBLEM)
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         return state
 
 
-def _has_stopped(heard: Mapping[str, Mapping[str, float]], child: str) -> bool:
+def _heard_stop(heard: Mapping[str, Mapping[str, float]], child: str) -> bool:
     return bool(heard.get(child, {}).get(STOPPED))

@@ -1,10 +1,11 @@
 """PruneFL (Jiang et al. 2022; a baseline of REFT, Desai 2023): single weights are removed and come back, by importance.
 
 Weights of convolutions and linear layers are pruned one by one; a mask says which are left. Round 1, the initial
-pruning: the fastest device alone trains the whole model. Later rounds, down: the weights that are left, and the mask
-as one bit per weight. A device: E epochs of SGD in which removed weights stay 0. Up: the weights that are left, and
-n_k. Server: mean weighted by n_k. In round 1 and then every `every` rounds, devices also send the gradient g_k of their
-loss at the received model, for removed weights too, and the server chooses the mask anew, with g = Σ n_k·g_k / Σ n_k:
+pruning: the fastest device that can hold the whole model trains it alone. Later rounds, down: the weights that are
+left, and the mask as one bit per weight. A device: E epochs of SGD in which removed weights stay 0. Up: the weights
+that are left, and n_k. Server: mean weighted by n_k. In round 1 and then every `every` rounds, devices also send the
+gradient g_k of their loss at the received model, for removed weights too, and the server chooses the mask anew, with
+g = Σ n_k·g_k / Σ n_k:
 
     t_j = uses of weight j in the forward pass of a sample: pixels of a convolution's output, 1 in a linear layer
     Γ(M) = Σ_{j∈M} g_j² / (c + Σ_{j∈M} t_j), c = overhead·Σ_j t_j: the importance per unit of time
@@ -14,8 +15,10 @@ loss at the received model, for removed weights too, and the server chooses the 
 So at most `ratio` of the weights are removed. A weight that comes back starts from 0.
 
 Departures: t_j is counted by the devices, where the paper measures it. The paper repeats its initial pruning on one
-device until the mask stays; here it is one round. FLOPs do not fall: they are those of dense layers, because devices
-have no fast sparse ones. In a tree, the first edge server that is idle chooses the device of round 1.
+device until the mask stays; here it is one round. If the device does not answer, the next-fastest one is asked in the
+next round, until one has answered. FLOPs do not fall: they are those of dense layers, because devices have no fast
+sparse ones. In a tree, the first edge server chooses the fastest of its own devices; if that does not answer, the next
+round is another edge server's, and so on in turns.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="prunefl", options={"ratio": 0.6, "every": 2}, rounds=4)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,8 @@ from undergrowth.methods.prunefl.masks import (
 
 if TYPE_CHECKING:
     from undergrowth.methods.prunefl import PruneFL
+
+ATTEMPT = "attempt"  # scalar of a packet to an edge server before the initial pruning
 
 
 @dataclass(frozen=True)
@@ -50,15 +53,28 @@ class PruneFLServer(Server):
         packet = state.get("packet") or self._packet(state, context)
         if packet.tags[PHASE] != INITIAL:
             return self.ask(task, view, context, packet)
-        idle = [child for child in view.idle if child in view.nodes] or view.devices
-        fewest = task.model.smallest_batch()
+        return Plan(self._initial_ask(task, view, context, packet))
 
-        def rank(child: str) -> tuple[bool, float]:
-            """Devices that can train come before those that cannot; of these, the fastest is first."""
-            return view.knowledge.samples(child) >= fewest, view.knowledge.speed(child)
+    def _initial_ask(self, task: Task, view: View, context: Context, packet: Packet) -> dict[str, Packet]:
+        """The packet for one child: an edge server or, without any, the fastest device that can train the whole model.
 
-        chosen = max(idle, key=lambda child: (False, 0.0) if child in view.nodes else rank(child), default=None)
-        return Plan({} if chosen is None else {chosen: packet})
+        As long as nobody answers, every round is another attempt, with the next child in this order.
+        """
+        bare, fewest = replace(packet, scalars={}), task.model.smallest_batch()
+
+        def rank(device: str) -> tuple[bool, float]:
+            knowledge = view.knowledge
+            able = knowledge.samples(device) >= fewest and knowledge.seconds(device, bare) < math.inf
+            return able, knowledge.speed(device)
+
+        nodes = [child for child in view.idle if child in view.nodes]
+        order = [*nodes, *sorted(view.devices, key=rank, reverse=True)]
+        if not order:
+            return {}
+        further, place = divmod(int(packet.scalars.get(ATTEMPT, context.round)), len(order))
+        chosen = order[place]
+        # An edge server gets how often all children here were tried before, and goes on among its own.
+        return {chosen: replace(bare, scalars={ATTEMPT: further}) if chosen in view.nodes else bare}
 
     def _packet(self, state: State, context: Context) -> Packet:
         adapts = context.round % self.options.every == 0
