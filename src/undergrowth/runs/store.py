@@ -300,9 +300,8 @@ class Store:
 
     def links(self, run: str) -> Iterator[Entry]:
         """The ledger of a run, by round."""
-        names = ", ".join(COLUMNS)
-        for row in self._read(f"SELECT {names} FROM links WHERE run=? ORDER BY round, rowid", run):
-            yield Entry(*row)
+        query = f"SELECT {', '.join(COLUMNS)} FROM links WHERE run=? ORDER BY round, rowid"
+        return self._read(query, run, decode=lambda row: Entry(*row))
 
     def costs_by_device(self, run: str) -> dict[str, dict[str, Any]]:
         """Totals per child, of all children that were asked at least once.
