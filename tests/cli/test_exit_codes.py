@@ -6,14 +6,18 @@ import errno
 import signal
 import subprocess
 import sys
+import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 import undergrowth as ug
 from tests.cli.conftest import TIMEOUT, TINY, last_json, wait_until
+from undergrowth.cli import app as application
 from undergrowth.cli.app import _format_warning
-from undergrowth.core import RunError, RunWarning
+from undergrowth.cli.exit_codes import exit_code_and_message
+from undergrowth.core import InputError, RunError, RunWarning
 from undergrowth.runs import Store
 from undergrowth.runs.execution import Execution, resume
 
@@ -152,6 +156,35 @@ def test_ctrl_c_on_a_process(process, tmp_path: Path) -> None:
         resume(run, str(tmp_path / "runs"), on_round=stop)
     whole = ug.run(engine="serial", model="logistic", clients=4, rounds=rounds, out=str(tmp_path / "whole"))
     assert [row["loss"] for row in store.rounds(run)] == [row["loss"] for row in whole.history]
+
+
+def test_a_very_long_message_loses_its_middle() -> None:
+    code, message = exit_code_and_message(InputError("column 'a': '" + 100_000 * "9" + "' is not a finite number"))
+    assert code == 2 and len(message) < 3000
+    assert message.startswith("error: column 'a': '999") and message.endswith("99' is not a finite number")
+
+
+def test_ctrl_c_while_typer_reads_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(application, "app", interrupt)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with pytest.raises(SystemExit) as end:
+        application.main()
+    assert end.value.code == 130
+
+
+def test_ctrl_c_while_an_object_is_deleted_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", application._repeat_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted()
+        time.sleep(TIMEOUT)
 
 
 def test_help_does_not_import_torch() -> None:

@@ -32,6 +32,16 @@ def test_option_names(option: Any) -> None:
     assert strings and all(each.startswith("-") and each == each.lower() for each in strings)
 
 
+def test_help_shows_every_example_as_it_is_written(type_command, monkeypatch) -> None:
+    """Typer reads text in brackets as markup, unless it is escaped."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, command in ALL.items():
+        shown = " ".join(type_command(*([] if command is GROUP else [name]), "--help").stdout.split())
+        examples = [line.strip() for line in (command.help or "").splitlines() if line.startswith("  undergrowth")]
+        assert all(" ".join(line.replace("\\[", "[").split()) in shown for line in examples), name
+    assert "personal.adapt=[ewc,kd]" in type_command("run", "--help").stdout
+
+
 def test_without_a_terminal_a_run_prints_lines_unless_it_is_quiet(type_command) -> None:
     few = ("run", "--model", "logistic", "--clients", "4", "--rounds", "2", "--no-report")
     assert ": round 2 of 2, accuracy " in type_command(*few).stderr

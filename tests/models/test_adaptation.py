@@ -42,7 +42,7 @@ def test_a_frozen_part_is_neither_trained_nor_sent_by_any_method(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "shape", "options", "sentence"),
     [
-        ("cnn", (1, 8, 8), {"image_size": 0}, "image_size must be a number of pixels per side, such as 128, not 0"),
+        ("cnn", (1, 8, 8), {"image_size": 0}, "image_size must be a number of pixels per side from 1 to 10000"),
         ("lstm", (8,), {"image_size": 8}, "image_size 8 is for images, not for inputs of shape"),
         ("cnn", (1, 8, 8), {"freeze": 3}, "freeze must be the name of a split level, such as head, not 3"),
         ("cnn", (1, 8, 8), {"freeze": "haed"}, "split level 'haed' is not a level of this model; did you mean 'head'"),

@@ -161,6 +161,10 @@ IMAGE = (3, 32, 32)
         (("cnn", (1, 8.0, 8), 10), {}, "not (1, 8.0, 8)"),
         (("mlp", (4,), 0), {}, "classes must be a whole number of at least 1, not 0"),
         (("mlp", (4,), 2.0), {}, "classes must be a whole number of at least 1, not 2.0"),
+        (("logistic", (4,), 2**40), {}, "it would have more than 100,000,000,000 parameters"),
+        (("mlp", (4,), 2), {"hidden": [10**12]}, "it would have more than 100,000,000,000 parameters"),
+        (("mlp", (4,), 2), {"hidden": [10**21]}, "it would have more than 100,000,000,000 parameters"),
+        (("wrn-16-99999999", (3, 32, 32), 2), {}, "it would have more than 100,000,000,000 parameters"),
         (("mlp", (4,), 2), {"hiden": 3}, "model mlp: unknown option 'hiden'; did you mean 'hidden'?"),
         (
             ("wrn-16-1", IMAGE, 2),

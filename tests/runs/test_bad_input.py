@@ -46,6 +46,11 @@ NAMES = {
     "lora key": ({"model_options": {"lora": {"rnk": 4}}}, "model.lora.rnk is not a known key", "did you mean 'rank'?"),
     "start data": ({"start": {"data": 5}}, "start.data 5 should be a name, or a section", "keys such as name"),
     "topology key": ({"topology": {1: 2}}, "topology {1: 2} should be star, tree:4x5, a file", "{servers: [4]}"),
+    "model key of the section": (
+        {"model_options": {"statistcs": "frozen"}},
+        "unknown option 'statistcs'",
+        "did you mean 'statistics'?",
+    ),
     "model key": ({"model_options": {"nrom": "batch"}}, "unknown option 'nrom'", "did you mean 'norm'?"),
     "down": ({"links": {"down": "zip"}}, "links.down 'zip' is not known", "choose one of: bf16, fp16, int4, int8,"),
     "up": ({"links": {"up": "zip"}}, "links.up 'zip' is not known", "choose one of: bf16, fp16, int4, int8, topk"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sqlite3
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -11,8 +12,9 @@ from threading import BrokenBarrierError
 
 import pytest
 
-from undergrowth.core import InputError
-from undergrowth.runs.store import ROUND_COLUMNS, Store
+from undergrowth.core import InputError, RunError
+from undergrowth.runs.schema import migrate
+from undergrowth.runs.store import FILE, ROUND_COLUMNS, Store
 
 from ..warm import begin
 
@@ -76,3 +78,62 @@ def test_an_unknown_run_is_refused_with_a_short_message(tmp_path: Path, runs: in
         store.find("zzz")
     store.close()
     assert names[-1] in str(raised.value) and len(str(raised.value)) < 300
+
+
+def broken(folder: Path, change: str) -> Store:
+    """A store with one run of one round, changed by a statement of SQL."""
+    store = Store(folder, create=True)
+    run = store.create(FACTS, {"settings": {"method": {"name": "fedavg"}, "model": {"name": "m"}}, "objects": {}})
+    store.finish_round(run, [{**dict.fromkeys(ROUND_COLUMNS, 0), "round": 1}], [], None)
+    store.finish_run(run, {}, [{"device": "a"}])
+    with store.transaction() as connection:
+        connection.execute(change)
+    return store
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE rounds SET more='x'",
+        "UPDATE devices SET facts='['",
+        "UPDATE runs SET experiment='{'",
+        "DROP TABLE rounds",
+        "DROP TABLE runs",
+    ],
+)
+def test_a_damaged_store_is_named_in_one_sentence(tmp_path: Path, change: str) -> None:
+    store = broken(tmp_path, change)
+    with pytest.raises((InputError, RunError), match=r"store '.*sqlite' cannot be read|has a damaged row in the store"):
+        for run in store.ids():
+            store.run(run), store.rounds(run), store.last_round(run), store.devices(run), list(store.links(run))
+    store.close()
+
+
+def test_a_damaged_page_is_named_in_one_sentence(tmp_path: Path) -> None:
+    broken(tmp_path, "PRAGMA user_version").close()
+    file = tmp_path / FILE
+    content = bytearray(file.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    file.write_bytes(content)
+    store = Store(tmp_path)
+    with pytest.raises(RunError, match=r"store '.*sqlite' cannot be read: database disk image is malformed"):
+        store.runs()
+    store.close()
+
+
+def test_a_store_on_a_full_disk_says_that_the_disk_is_full(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    connection.execute("PRAGMA max_page_count=2")  # SQLite reports what it reports for a full disk
+    with pytest.raises(sqlite3.OperationalError, match="database or disk is full"):
+        migrate(connection)
+    connection.close()
+
+
+def test_scores_of_devices_are_read_beside_figures_that_are_not_numbers(tmp_path: Path) -> None:
+    """The r2 of a single test sample is NaN."""
+    store = Store(tmp_path, create=True)
+    run = store.create(FACTS, {})
+    rows = [{**dict.fromkeys(ROUND_COLUMNS, 0), "round": number, "r2": float("nan")} for number in (1, 2)]
+    store.finish_round(run, rows, [], None, {2: {"a": 0.5}})
+    assert store.device_scores(run) == [(2, {"a": 0.5})]
+    store.close()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from undergrowth.core import InputError
+from undergrowth.data import load
+from undergrowth.runs import builders
 from undergrowth.sweeps.grid import expand
+from undergrowth.sweeps.planned_sweep import plan_sweep
 
 
 def experiments(raw: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -115,3 +119,21 @@ def test_a_choice_of_bare_values_is_named_by_its_section() -> None:
 def test_wrong_choices_are_refused(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         expand(raw)
+
+
+def test_variants_with_the_same_data_load_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loaded: list[str] = []
+
+    def count(name: str, *given: Any, **options: Any) -> Any:
+        loaded.append(name)
+        return load(name, *given, **options)
+
+    monkeypatch.setattr(builders, "load", count)
+    methods = ["fedavg", {"name": "fedprox", "mu": [0.1, 0.2]}, "central"]
+    raw = {"data": {"clients": 2}, "method": methods, "model": "logistic", "public": {"samples": 20}}
+    assert len(plan_sweep(raw, tmp_path).jobs) == 4
+    assert len(loaded) == 1
+    assert len(plan_sweep({**raw, "data": {"clients": [2, 3]}}, tmp_path).jobs) == 8
+    assert len(loaded) == 3
+    with pytest.raises(InputError, match=r"variant 'fedprox, mu -1': method.mu -1"):
+        plan_sweep({**raw, "method": ["fedavg", {"name": "fedprox", "mu": -1}]}, tmp_path)

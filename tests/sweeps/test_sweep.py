@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,18 @@ def test_the_page_and_the_tables_have_the_names_of_the_variants(tmp_path: Path) 
     first, second = table.splitlines()[4:6]
     assert first.startswith(f"slow & 2 & ${100 * result.rows[0]['accuracy']:.2f}")
     assert second.startswith("fast \\& loose & 2 & ")
+
+
+def test_ctrl_c_while_a_worker_is_imported_prints_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    interrupted = tmp_path / "undergrowth" / "sweeps" / "worker.py"
+    interrupted.parent.mkdir(parents=True)
+    for package in (interrupted.parent, interrupted.parent.parent):
+        (package / "__init__.py").touch()
+    interrupted.write_text("import os, signal\ninput()  # the request\nos.kill(os.getpid(), signal.SIGINT)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    reply = worker_pool.WorkerProcess().run({}, lambda fraction: None)
+    assert reply["failed"] == f"its worker process ended with exit code {-signal.SIGINT}"
+    assert capfd.readouterr().err == ""

@@ -6,7 +6,10 @@ when it is called, so that `--help` does not wait for torch.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -192,7 +195,20 @@ app = build_app()
 
 def main() -> None:
     warnings.formatwarning = _format_warning
-    app(prog_name="undergrowth")
+    sys.unraisablehook = _repeat_interrupt
+    try:
+        app(prog_name="undergrowth")
+    except KeyboardInterrupt:  # while Typer reads the commands, before `CommandGroup` can catch it
+        sys.exit(INTERRUPTED)
+
+
+def _repeat_interrupt(unraisable: Any) -> None:
+    """Repeats a Ctrl-C that came while Python deleted an object; Python would print a traceback and go on."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        # Later, because an exception of this function would be lost as well.
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _format_warning(

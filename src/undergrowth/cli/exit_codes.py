@@ -7,6 +7,7 @@ import errno
 WRONG_INPUT = 2
 FAILED = 3
 INTERRUPTED = 130
+MAX_LENGTH = 2000  # of a message
 
 
 class CommandError(Exception):
@@ -44,7 +45,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    """The text of an exception in one line. A very long one, such as about a cell of a table, loses its middle."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH // 2]} … {text[-MAX_LENGTH // 2 :]}"
 
 
 def is_broken_pipe(error: BaseException) -> bool:

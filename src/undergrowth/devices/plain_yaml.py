@@ -31,6 +31,10 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+# A date stays the text that the user wrote: no setting is a date, and messages repeat the value.
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: str(node.value))
+
+
 def load_yaml(text: str) -> Any:
     """The value of a YAML text. Raises `DuplicateKeyError`, or another `yaml.YAMLError` if it is not YAML."""
     value = yaml.load(text, Loader=_Loader)  # a SafeLoader: it runs no code from the text

@@ -32,17 +32,20 @@ from undergrowth.models import (
 from undergrowth.models.adaptation import add_resize, freeze_below
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.checks import (
+    COMMON_OPTIONS,
     check_classes,
     check_freeze,
     check_image_size,
     check_init,
     check_norm,
     check_options,
+    check_parameters,
     check_positions,
     check_projection,
     check_shape,
     check_start,
 )
+from undergrowth.models.hugging_face import OPTIONS as HUGGING_FACE_OPTIONS
 from undergrowth.models.hugging_face import hugging_face_builder, is_hugging_face_model
 from undergrowth.models.initialisation import INITS, init_for
 from undergrowth.models.layers import Layers
@@ -206,11 +209,16 @@ def builder(
     recipe = Recipe(
         row, checked_shape, checked_classes, layers, chosen, size, per_position, image_size, check_freeze(name, freeze)
     )
-    skeleton = recipe.skeleton()
+    skeleton = check_parameters(name, recipe.skeleton)
     if file is None:
         return recipe
     check_weights(skeleton, file, skip_head=skip_head)
     return WithWeights(recipe, file, skip_head)
+
+
+def option_names(name: str) -> list[str]:
+    """The options that `builder` takes for a model."""
+    return [*HUGGING_FACE_OPTIONS] if is_hugging_face_model(name) else [*_find(name)[0].options, *COMMON_OPTIONS]
 
 
 def _find(name: str) -> tuple[Architecture, dict[str, int]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeGuard
+
+from torch import nn
 
 from undergrowth.core.errors import InputError, suggest
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.initialisation import INITS, Init
 
 COMMON_OPTIONS = ("norm", "init", "weights", "skip_head", "projection", "image_size", "freeze")
+MAX_PARAMETERS = 100_000_000_000  # 400 GB
+MAX_IMAGE_SIZE = 10_000  # pixels per side
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -67,9 +71,10 @@ def check_image_size(
     """The shape of one sample after the model has resized it."""
     if image_size is None:
         return tuple(shape)
-    if not _is_count(image_size):
+    if not _is_count(image_size) or image_size > MAX_IMAGE_SIZE:
         raise InputError(
-            f"model {name}: image_size must be a number of pixels per side, such as 128, not {image_size!r}"
+            f"model {name}: image_size must be a number of pixels per side from 1 to {MAX_IMAGE_SIZE}, such as 128, "
+            f"not {image_size!r}"
         )
     if architecture.takes == "tokens" or len(shape) != 3:
         raise InputError(f"model {name}: image_size {image_size} is for images, not for inputs of shape {tuple(shape)}")
@@ -159,3 +164,20 @@ def _check_option(name: str, key: str, value: object, default: Option) -> Option
             f"model {name}: option {key} must be a whole number of at least 1, such as {default}, not {value!r}"
         )
     return value
+
+
+def check_parameters(name: str, build: Callable[[], nn.Module]) -> nn.Module:
+    """The module without memory that `build` makes. Refuses one with more parameters than fit into any memory."""
+    try:
+        module = build()
+        count = sum(parameter.numel() for parameter in module.parameters())
+    except (RuntimeError, TypeError) as error:
+        if "verflow" not in str(error):  # torch cannot count the bytes of a tensor
+            raise
+        count = MAX_PARAMETERS + 1
+    if count > MAX_PARAMETERS:
+        raise InputError(
+            f"model {name}: it would have more than {MAX_PARAMETERS:,} parameters; give smaller options, or data with "
+            f"fewer classes"
+        )
+    return module

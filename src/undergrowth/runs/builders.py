@@ -27,7 +27,7 @@ from undergrowth.data import (
     remove_samples,
     stream_population,
 )
-from undergrowth.models import builder, is_hugging_face_model
+from undergrowth.models import builder, is_hugging_face_model, option_names
 from undergrowth.runs.config import DataSection, Experiment, PublicSection
 from undergrowth.runs.model_preparation import prepare_model
 from undergrowth.runs.model_section import Rung
@@ -190,12 +190,20 @@ def _named(section: Named, population: Population) -> Model:
 
 
 def named_model(section: Named, population: Population) -> Callable[[], nn.Module]:
-    """A callable that makes the model that a section names."""
+    """A callable that makes the model that a section names.
+
+    The hint for an unknown option considers the keys of the section too.
+    """
     options = section.options
     if isinstance(section, Rung) and section.init is not None:  # a key of a rung; of the run's model it is an option
         options["init"] = section.init
     if is_reference(section.name):
         return OwnModelBuilder(section.name, options)
+    known = option_names(section.name)
+    for key in options:
+        if key not in known:
+            hint = suggest(key, [*known, *type(section).model_fields])
+            raise InputError(f"model {section.name}: unknown option '{key}'; {hint}")
     per_position = task_of(population) == NextToken.name
     return builder(section.name, population.shape, population.classes, per_position=per_position, **options)
 

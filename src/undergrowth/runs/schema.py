@@ -10,7 +10,8 @@ version: it is 0 for older entries, and older versions of the package ignore it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from undergrowth.exchange import COLUMNS
 
@@ -89,7 +90,8 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version={max(version, SCHEMA_VERSION)}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite itself rolls back if the disk is full
+            connection.execute("ROLLBACK")
         raise
 
 
@@ -99,3 +101,14 @@ def migrated_copy(connection: sqlite3.Connection) -> sqlite3.Connection:
     connection.backup(copy)
     migrate(copy)
     return copy
+
+
+def insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
+    """Inserts one row, by the names of its columns."""
+    connection.execute(insertion(table, row), tuple(row.values()))
+
+
+def insertion(table: str, columns: Iterable[str]) -> str:
+    """The statement that inserts values of these columns."""
+    names = tuple(columns)
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"

@@ -11,7 +11,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -23,7 +23,15 @@ from undergrowth.exchange import COLUMNS, COSTS, ROUND_COST_KEYS, Entry, Totals
 from undergrowth.runs.commands import out_option
 from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
 from undergrowth.runs.lock import is_locked
-from undergrowth.runs.schema import SCHEMA_VERSION, is_current, migrate, migrated_copy, schema_version
+from undergrowth.runs.schema import (
+    SCHEMA_VERSION,
+    insert,
+    insertion,
+    is_current,
+    migrate,
+    migrated_copy,
+    schema_version,
+)
 
 FILE = "undergrowth.sqlite"
 MODEL_FILE = "model.safetensors"  # the final weights, in the folder of a run
@@ -139,7 +147,7 @@ class Store:
                 run = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{secrets.token_hex(2)}"
                 # Runs that start in the same second may draw the same suffix.
                 if not connection.execute("SELECT 1 FROM runs WHERE id=?", (run,)).fetchone():
-                    _insert(connection, "runs", {"id": run, **row})
+                    insert(connection, "runs", {"id": run, **row})
                     return run
 
     def finish_round(
@@ -160,12 +168,11 @@ class Store:
                 more = {name: value for name, value in row.items() if name not in known}
                 if device_scores and row["round"] in device_scores:
                     more[DEVICE_SCORES] = device_scores[row["round"]]
-                _insert(connection, "rounds", {"run": run, **known, "more": json.dumps(more)})
-            insertion = _insertion("links", ("run", *COLUMNS))
-            connection.executemany(insertion, ((run, *entry) for entry in entries))
+                insert(connection, "rounds", {"run": run, **known, "more": json.dumps(more)})
+            connection.executemany(insertion("links", ("run", *COLUMNS)), ((run, *entry) for entry in entries))
             if checkpoint:
-                insertion = _insertion("checkpoints", ("run", "round", "file", "checksum"))
-                connection.execute(insertion, (run, *checkpoint))
+                row = dict(zip(("run", "round", "file", "checksum"), (run, *checkpoint), strict=True))
+                insert(connection, "checkpoints", row)
 
     def finish_run(self, run: str, summary: Mapping[str, Any], devices: Iterable[Mapping[str, Any]]) -> None:
         """Stores the summary and the facts of every device, and marks the run as done."""
@@ -174,14 +181,14 @@ class Store:
             connection.execute("DELETE FROM devices WHERE run=?", (run,))
             for facts in devices:
                 row = {"run": run, "device": facts["device"], "facts": json.dumps(facts)}
-                _insert(connection, "devices", row)
+                insert(connection, "devices", row)
 
     def put_personal(self, run: str, accuracies: Mapping[str, Mapping[str, float]]) -> None:
         """Stores the accuracy of each device with each model, by model and device."""
         rows = ((run, model, device, value) for model, found in accuracies.items() for device, value in found.items())
         with self.transaction() as connection:
             connection.execute("DELETE FROM personal WHERE run=?", (run,))
-            connection.executemany(_insertion("personal", ("run", "model", "device", "accuracy")), rows)
+            connection.executemany(insertion("personal", ("run", "model", "device", "accuracy")), rows)
 
     def forget_sweep(self, sweep: str) -> None:
         """Deletes which runs belong to `sweep`, before its runs are found or started again."""
@@ -211,6 +218,13 @@ class Store:
 
     # Reading ------------------------------------------------------------------------------------------------
 
+    def _read(self, query: str, *values: str, decode: Callable[[Any], Any] = lambda row: row) -> Iterator[Any]:
+        """The decoded rows of a query. Raises `RunError` if the store cannot be read, as a damaged one."""
+        try:
+            yield from map(decode, self._connection.execute(query, values))
+        except (sqlite3.Error, ValueError) as error:
+            raise RunError(f"the run store '{self.folder / FILE}' cannot be read: {error}") from error
+
     def find(self, name: str) -> str:
         """The id of the run that `name` identifies: an id, the beginning of one, or `last`."""
         if not isinstance(name, str) or not name:
@@ -230,7 +244,7 @@ class Store:
 
     def ids(self) -> list[str]:
         """The ids of all runs, the oldest first."""
-        return [str(row["id"]) for row in self._connection.execute("SELECT id FROM runs ORDER BY created, rowid")]
+        return [str(row["id"]) for row in self._read("SELECT id FROM runs ORDER BY created, rowid")]
 
     def runs(self) -> list[dict[str, Any]]:
         """The rows of all runs, the oldest first."""
@@ -238,7 +252,7 @@ class Store:
 
     def columns(self, run: str) -> dict[str, Any]:
         """The row of a run as it is stored, also of one that this version cannot read."""
-        return dict(self._connection.execute("SELECT * FROM runs WHERE id=?", (run,)).fetchone())
+        return dict(next(self._read("SELECT * FROM runs WHERE id=?", run)))
 
     def run(self, run: str) -> dict[str, Any]:
         """The row of a run, with its experiment in the current format. Raises `InputError` if it cannot be read."""
@@ -257,41 +271,37 @@ class Store:
     def sweeps(self) -> dict[str, tuple[str, str]]:
         """The sweep and the variant of every run of a sweep; of several sweeps, the one that used the run last."""
         query = "SELECT run, sweep, variant FROM sweeps ORDER BY rowid"
-        return {run: (sweep, variant) for run, sweep, variant in self._connection.execute(query)}
+        return {run: (sweep, variant) for run, sweep, variant in self._read(query)}
 
     def rounds(self, run: str) -> list[dict[str, Any]]:
         """The history of a run, one row per finished round."""
-        query = "SELECT * FROM rounds WHERE run=? ORDER BY round"
-        return [_decode_round(row) for row in self._connection.execute(query, (run,))]
+        return list(self._read("SELECT * FROM rounds WHERE run=? ORDER BY round", run, decode=_decode_round))
 
     def device_scores(self, run: str) -> list[tuple[int, dict[str, float]]]:
         """Rounds with the scores of the devices in them, as `finish_round` stored them."""
-        query = f"SELECT round, json_extract(more, '$.{DEVICE_SCORES}') AS found FROM rounds WHERE run=? ORDER BY round"
-        return [
-            (row["round"], json.loads(row["found"])) for row in self._connection.execute(query, (run,)) if row["found"]
-        ]
+        # Not with SQLite's json_extract, which refuses a row with NaN, such as the r2 of a single sample.
+        query = f"SELECT round, more FROM rounds WHERE run=? AND instr(more, '\"{DEVICE_SCORES}\"') ORDER BY round"
+        return [(row["round"], json.loads(row["more"])[DEVICE_SCORES]) for row in self._read(query, run)]
 
     def last_round(self, run: str) -> dict[str, Any]:
         """The last row of the history of a run; empty before its first round is finished."""
         query = "SELECT * FROM rounds WHERE run=? ORDER BY round DESC LIMIT 1"
-        row = self._connection.execute(query, (run,)).fetchone()
-        return _decode_round(row) if row else {}
+        return next(self._read(query, run, decode=_decode_round), {})
 
     def devices(self, run: str) -> list[dict[str, Any]]:
         """The facts of every device of a finished run."""
-        rows = self._connection.execute("SELECT facts FROM devices WHERE run=? ORDER BY device", (run,))
-        return [json.loads(row["facts"]) for row in rows]
+        query = "SELECT facts FROM devices WHERE run=? ORDER BY device"
+        return list(self._read(query, run, decode=lambda row: json.loads(row["facts"])))
 
     def personal(self, run: str) -> list[tuple[str, str, float]]:
         """Device, model and accuracy, as `put_personal` stored them; empty if the run did not evaluate them."""
         query = "SELECT device, model, accuracy FROM personal WHERE run=? ORDER BY rowid"
-        return [tuple(row) for row in self._connection.execute(query, (run,))]
+        return [tuple(row) for row in self._read(query, run)]
 
     def links(self, run: str) -> Iterator[Entry]:
         """The ledger of a run, by round."""
-        names = ", ".join(COLUMNS)
-        for row in self._connection.execute(f"SELECT {names} FROM links WHERE run=? ORDER BY round, rowid", (run,)):
-            yield Entry(*row)
+        query = f"SELECT {', '.join(COLUMNS)} FROM links WHERE run=? ORDER BY round, rowid"
+        return self._read(query, run, decode=lambda row: Entry(*row))
 
     def costs_by_device(self, run: str) -> dict[str, dict[str, Any]]:
         """Totals per child, of all children that were asked at least once.
@@ -299,13 +309,13 @@ class Store:
         `asked`, `arrived`, `late`, `lost` and `refused` count asks, of which a round may have several.
         """
         totals = ", ".join(f"{'MAX' if cost.peak else 'SUM'}({cost.column}) AS {cost.of_device}" for cost in COSTS)
-        rows = self._connection.execute(
+        rows = self._read(
             "SELECT child, SUM(outcome!='own training') AS asked,"
             " COUNT(DISTINCT CASE WHEN outcome='arrived' THEN round END) AS rounds,"
             " SUM(outcome='arrived') AS arrived, SUM(outcome='late') AS late,"
             f" SUM(outcome='lost') AS lost, SUM(outcome='refused') AS refused, {totals}"
             " FROM links WHERE run=? GROUP BY child",
-            (run,),
+            run,
         )
         return {row["child"]: {k: row[k] for k in row.keys() if k != "child"} for row in rows}  # noqa: SIM118
 
@@ -322,26 +332,16 @@ class Store:
     def late_seconds(self, run: str) -> float:
         """The compute seconds of all answers that came too late."""
         query = "SELECT SUM(seconds_compute) FROM links WHERE run=? AND outcome='late'"
-        return float(self._connection.execute(query, (run,)).fetchone()[0] or 0.0)
+        return float(next(self._read(query, run))[0] or 0.0)
 
     def servers(self, run: str) -> set[str]:
         """The nodes that asked a child: the root and, in a deeper topology, the inner nodes."""
-        query = "SELECT DISTINCT parent FROM links WHERE run=?"
-        return {row["parent"] for row in self._connection.execute(query, (run,))}
+        return {row["parent"] for row in self._read("SELECT DISTINCT parent FROM links WHERE run=?", run)}
 
     def checkpoints(self, run: str) -> list[tuple[int, str, int]]:
         """Round, file and checksum of every checkpoint, the newest first."""
         query = "SELECT round, file, checksum FROM checkpoints WHERE run=? ORDER BY round DESC"
-        return [tuple(row) for row in self._connection.execute(query, (run,))]
-
-
-def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
-    connection.execute(_insertion(table, row), tuple(row.values()))
-
-
-def _insertion(table: str, columns: Iterable[str]) -> str:
-    names = tuple(columns)
-    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        return [tuple(row) for row in self._read(query, run)]
 
 
 def _decode_round(row: sqlite3.Row) -> dict[str, Any]:

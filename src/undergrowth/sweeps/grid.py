@@ -10,6 +10,7 @@ A setting that is a list by nature keeps its list; a list of lists is a choice b
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -47,8 +48,8 @@ def expand(raw: Mapping[str, Any]) -> list[Variant]:
         labels = _labels(firsts) if len(firsts) > 1 else ["" if name else _method_name(firsts[0])]
         for label, group in zip(labels, groups, strict=True):
             variants.append(Variant(", ".join(part for part in (name, label) if part), group))
-    names = [variant.name for variant in variants]
-    if doubled := next((name for name in names if names.count(name) > 1), None):
+    counts = Counter(variant.name for variant in variants)
+    if doubled := next((name for name, count in counts.items() if count > 1), None):
         raise InputError(f"two variants of the sweep are '{doubled}'; give them other names in `sweep`")
     return variants
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError
+from undergrowth.data import Population
 from undergrowth.report.run_record import flatten
 from undergrowth.runs import experiment_file
-from undergrowth.runs.federation import federate
+from undergrowth.runs.config import Experiment
+from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_phase import prepare_phase
 from undergrowth.sweeps.grid import Variant, expand
@@ -67,7 +70,8 @@ def plan_sweep(
         raw = merge_layers(raw, {"run": {"out": str(out)}})
     variants = expand(raw)
     exact = (*_FILES, *_varied_run_settings(variants))
-    jobs = {variant.name: _check(variant, name, exact, len(variants) > 1) for variant in variants}
+    build = _FederationBuilder()
+    jobs = {variant.name: _check(variant, name, exact, len(variants) > 1, build) for variant in variants}
     folders = {job.experiment.run.out for each in jobs.values() for job in each.values()}
     if len(folders) > 1:
         raise InputError(f"run.out {sorted(folders)}: all runs of a sweep are in one folder; write one")
@@ -86,13 +90,33 @@ def _varied_run_settings(variants: Sequence[Variant]) -> list[str]:
     return sorted(path for path in paths if any(each.get(path) != flat[0].get(path) for each in flat))
 
 
-def _check(variant: Variant, sweep: str, exact: tuple[str, ...], named: bool) -> dict[int, Job]:
+class _FederationBuilder:
+    """Builds federations one after the other. The data is built again only if it is not that of the one before."""
+
+    def __init__(self) -> None:
+        self._key = ""
+        self._data: Population | None = None
+
+    def __call__(self, experiment: Experiment) -> Federation:
+        sections = experiment.model_dump(mode="json", include={"data", "public", "stream", "task"})
+        # The name of the model may decide how texts are divided into tokens.
+        key = json.dumps([sections, experiment.model.name, experiment.run.seed])
+        if key == self._key:
+            return federate(experiment.with_population(), data=self._data)
+        federation = federate(experiment)
+        self._key, self._data = key, federation.device_data
+        return federation
+
+
+def _check(
+    variant: Variant, sweep: str, exact: tuple[str, ...], named: bool, build: _FederationBuilder
+) -> dict[int, Job]:
     """The jobs of a variant. The experiments of all seeds are parsed; that of the first is built as a run builds it."""
     try:
         jobs = [Job(raw, sweep=(sweep, variant.name), exact=exact) for raw in variant.raws.values()]
         seeds = [job.experiment.run.seed for job in jobs]
         experiment = jobs[0].experiment
-        federation = federate(experiment)
+        federation = build(experiment)
         prepare_phase(experiment, federation, None)
         if experiment.fleet.deadline is not None:
             check_deadline(federation)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -82,6 +83,7 @@ def use_cores(cores: Sequence[int] | None) -> Iterator[None]:
 
 def main(parent: int) -> None:
     """Run jobs until standard input ends, or until the process `parent`, which started this one, has died."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     replies, sys.stdout = sys.stdout, sys.stderr  # what runs print must not mix with the replies
 
     def stop_if_alone() -> None:

@@ -72,7 +72,10 @@ class WorkerProcess:
 
     def run(self, request: Mapping[str, Any], on_progress: Callable[[float], None]) -> Reply:
         if self._process is None:
-            command = [sys.executable, "-c", f"from undergrowth.sweeps.worker import main; main({os.getpid()})"]
+            # Ctrl-C ends the process without a traceback until `main` handles it.
+            quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"
+            code = f"{quiet}; from undergrowth.sweeps.worker import main; main({os.getpid()})"
+            command = [sys.executable, "-c", code]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         process = self._process
         assert process.stdin and process.stdout

@@ -63,6 +63,7 @@ def test_size_and_channels(tmp_path: Path) -> None:
         ({"size": (0, 3)}, r"size is \(0, 3\)"),
         ({"size": "big"}, "size is 'big'"),
         ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\)"),
+        ({"size": 10_000_000}, "10 images of 10000000×10000000 pixels do not fit into memory; choose a smaller size"),
         ({"channels": 2}, "channels is 2"),
     ],
 )

@@ -158,7 +158,12 @@ def stack_images(images: Iterable[Any], count: int, size: tuple[int, int] | None
         if size is None:
             size = (image.height, image.width)
         if pixels is None:
-            pixels = np.empty((count, channels, *size), dtype=np.uint8)
+            try:
+                pixels = np.empty((count, channels, *size), dtype=np.uint8)
+            except (MemoryError, ValueError):  # numpy raises a ValueError for a size that no machine could have
+                raise InputError(
+                    f"{count} images of {size[0]}×{size[1]} pixels do not fit into memory; choose a smaller size"
+                ) from None
         if (image.height, image.width) != size:
             image = image.resize((size[1], size[0]), pillow.Resampling.BILINEAR)
         pixels[position] = np.asarray(image).reshape(*size, channels).transpose(2, 0, 1)
