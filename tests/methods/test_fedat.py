@@ -243,6 +243,23 @@ def test_the_global_model_stays_if_no_device_trained() -> None:
     assert_close(options.server.teach(task, start, idle, CONTEXT)[0], start)
 
 
+def test_a_frozen_lower_part_stays_as_it_is() -> None:
+    """Nothing below the level can be aligned, so the third step is left out."""
+    frozen = double("cnn", hidden=8, freeze="low")
+    task = replace(task_of("cnn"), model=frozen, ladder={"small": frozen, "large": frozen})
+    start = frozen.initial(7)
+    down = Packet(start, tags={"model": "small"})
+    uploads = {
+        name: FedAT().client.local(task, down, double_digits(size, 0), {}, Context(0, name, 0))[0]
+        for name, size in SIZES.items()
+    }
+    after = {
+        alignment: FedAT(**FAST, alignment=alignment).server.teach(task, start, uploads, CONTEXT)[0]
+        for alignment in ("attention", "none")
+    }
+    assert_close(after["attention"], after["none"])
+
+
 def test_a_device_sends_the_maps_of_its_trained_model() -> None:
     task, shard = task_of("wrn"), double_digits(12, 0)
     small = task.ladder["small"]

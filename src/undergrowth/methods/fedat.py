@@ -153,8 +153,8 @@ class FedATServer(OwnModelsServer):
         training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
         chosen, student = [copies[place] for place in with_metadata], server_client(TaskLoss(), *training)
         learned = train_all_on_server(upper, student, chosen, pairs, context._replace(turn=1))
-        if options.alignment != "none":
-            lower = LowerModel(task.model, options.level)
+        lower = LowerModel(task.model, options.level)
+        if options.alignment != "none" and lower.trainable():  # not if the part below `level` is frozen
             teachers = [maps[place] if options.alignment == "attention" else {} for place in with_metadata]
             aligned = replace(task, model=lower)
             learned = self._transfer(aligned, learned, teachers, context._replace(turn=2), lower.inside)

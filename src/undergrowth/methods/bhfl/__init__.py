@@ -17,6 +17,8 @@ and their own accumulators. They travel from node to node and cost bytes on ever
 proxy: before: the root trains on the run's public data after it has merged, before it asks its children again.
 beside: it trains while its children do, and its model counts as one of theirs. A topology file gives nodes their data.
 This training takes time if fleet.server_device names a device.
+With a lossy uplink and eta_down below 1 set links.feedback: false: what a codec left out is still in the model that a
+device keeps, and error feedback would send it twice.
 Options with a value by level are lists: for up, eta_up and execution the first value is the root's, for the others that
 of the nodes one link below; the last value holds for all further levels and, for down and eta_down, for the devices.
 
