@@ -42,7 +42,7 @@ def version(folder: Path) -> int:
 
 
 def type_command(*words: str) -> str:
-    done = CliRunner().invoke(app, list(words))
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, list(words))  # wide enough for all tables
     assert done.exit_code == 0, done.output
     return done.output
 

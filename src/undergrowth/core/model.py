@@ -72,7 +72,10 @@ class Model:
         if self.torch_device == "meta":
             # Without building a module, or views of this one: a price would count the memory of both.
             state = self.module.state_dict(keep_vars=True)
-            return {name: torch.empty_like(state[name], requires_grad=False) for name in self.shapes}
+            # Not `empty_like`, for which torch would load sympy.
+            return {
+                name: torch.empty(shape, dtype=state[name].dtype, device="meta") for name, shape in self.shapes.items()
+            }
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             state = self.build().state_dict()
