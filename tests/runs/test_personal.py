@@ -221,6 +221,12 @@ def test_by_class_weighs_the_central_test_set_by_the_classes_of_a_device(tmp_pat
     assert all(0 <= value <= 1 for value in found.personal.by_device("local").values())
 
 
+def test_training_that_diverges_names_the_phase_and_its_learning_rate(tmp_path: Path) -> None:
+    settings = {"adapt": [], "epochs": 3, "validation": 0, "lr": 1e30}
+    with pytest.raises(ug.RunError, match=r"personal, local: round 1: every update .* a smaller personal\.lr may help"):
+        start(raw(tmp_path, model="mlp", personal=settings))
+
+
 def test_by_class_needs_classes(tmp_path: Path) -> None:
     (tmp_path / "play.txt").write_text("Ann:\nthe rain in spain\n\nBob:\nstays in the plain\n\n" * 9)
     wrong = {

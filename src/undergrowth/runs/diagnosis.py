@@ -13,6 +13,7 @@ from undergrowth.core import ModelWeights, Shard, TaskKind
 from undergrowth.runs.config import Experiment
 
 DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
+PERSONAL_DIVERGED = "training has diverged; a smaller personal.lr may help"
 
 _SAMPLES = 512  # on which units are tried
 _DEAD = 0.8  # a layer with more dead units than this fraction learns little

@@ -18,7 +18,7 @@ from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.diagnosis import DIVERGED, describe_dead_units, describe_guessing
+from undergrowth.runs.diagnosis import DIVERGED, PERSONAL_DIVERGED, describe_dead_units, describe_guessing
 from undergrowth.runs.evaluation import (
     DeviceMetrics,
     digest,
@@ -246,7 +246,8 @@ class Execution:
         most = refused and 2 * len(refused) >= len(entries)
         if most and ends[-1].abandoned and self.experiment.run.if_all_refused == "stop":
             first, round = refused[0], ends[-1].round + 1
-            cause = f": {DIVERGED}" if not isfinite(self.scores["loss"]) or "finite" in first.reason else ""
+            advice = DIVERGED if self.final_models is None else PERSONAL_DIVERGED
+            cause = f": {advice}" if not isfinite(self.scores["loss"]) or "finite" in first.reason else ""
             raise RunError(
                 f"round {round}: every update was refused; that of {first.child}: {first.reason}{cause}. "
                 f"run.if_all_refused=continue goes on with the model as it is"

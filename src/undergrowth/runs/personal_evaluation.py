@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from undergrowth.core import Context, Method
+from undergrowth.core import Context, Method, RunError
 from undergrowth.data import Population, fixed_at
 from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with_model
 from undergrowth.runs.ongoing_run import NOBODY_ASKED, Execution
@@ -88,7 +88,10 @@ class _Steps:
 
     def do(self, step: Step) -> str:
         """Does a step, if it is not done yet, and returns the id of its run."""
-        run = self.do_step(self.store, self.rows.get(step.name), step)
+        try:
+            run = self.do_step(self.store, self.rows.get(step.name), step)
+        except RunError as error:
+            raise RunError(f"personal, {step.name}: {error}") from error
         for note in self.store.run(run)["notes"]:
             if note.startswith("round ") and NOBODY_ASKED not in note:  # refused updates
                 _note(self.execution, f"personal, {step.name}: {note}")
