@@ -59,10 +59,10 @@ def check_same(a: dict[str, Outcome], b: dict[str, Outcome]) -> None:
     [
         ("logistic", {}),
         ("mlp", {"momentum": 0.9, "weight_decay": 1e-3}),
-        ("mlp", {"epochs": 3, "batch": 300}),
+        ("mlp", {"epochs": 3, "batch": 10**9}),  # no room is made for samples that nobody has
         ("cnn", {}),
         ("wrn-10-1", {}),
-        ("wrn-10-1", {"norm": "group"}),
+        ("wrn-10-1", {"norm": "group", "batch": 10**9}),
         ("resnet-8", {"momentum": 0.5}),
         ("mlp", {"optimiser": "adam", "lr": 0.001}),
     ],

@@ -104,11 +104,13 @@ class Batches:
     """The batches of stacked clients, step by step. `begun`: sorted by steps, most first.
 
     `places`: positions in the stack; those without a client, or whose client has finished, get samples of weight 0.
+    `whole`: room for whole batches, as recordings need it, even if no client has that many samples.
     """
 
-    def __init__(self, begun: Sequence[Begun], torch_device: str, places: int) -> None:
+    def __init__(self, begun: Sequence[Begun], torch_device: str, places: int, whole: bool = False) -> None:
         first = begun[0].steps
-        batch, steps = first.batch, max((each.count for each in begun), default=0)
+        most = max((len(order) for each in begun for order in each.steps.epochs), default=1)
+        batch, steps = first.batch if whole else min(first.batch, max(1, most)), max(each.count for each in begun)
         # One pool of all samples and one table of positions, so that the batch of a step is a single gather.
         self.pool = {name: torch.cat([each.steps.data[name] for each in begun]) for name in first.data}
         # The same for what belongs to visits: a pool of all visits, client by client.
@@ -118,7 +120,7 @@ class Batches:
         start = 0
         for place, each in enumerate(begun):
             table[place] = start
-            _fill(table[place], real[place], each, start)
+            _fill(table[place], real[place], each, start, batch)
             start += len(next(iter(each.steps.data.values())))
         self.active = (real > 0).sum(0).tolist()  # step → clients that run it
         self._full = (real == batch).all(0, where=real > 0).tolist()
@@ -132,7 +134,7 @@ class Batches:
         self._table = _to_torch(table.transpose(1, 0, 2), torch_device)
         self._visit_table = self._table
         if self.visits:
-            self._visit_table = _to_torch(_visit_table(begun, real).transpose(1, 0, 2), torch_device)
+            self._visit_table = _to_torch(_visit_table(begun, real, batch).transpose(1, 0, 2), torch_device)
         self._weights = _to_torch(np.stack([weight, mask]).transpose(2, 0, 1, 3), torch_device)
 
     def at(self, step: int, places: int) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -168,7 +170,7 @@ def _visit_pool(begun: Sequence[Begun], name: str, torch_device: str) -> Tensor:
     return pool if pool.device.type != "cpu" else _to_torch(pool.numpy(), torch_device)
 
 
-def _visit_table(begun: Sequence[Begun], real: NDArray[Any]) -> NDArray[Any]:
+def _visit_table(begun: Sequence[Begun], real: NDArray[Any], batch: int) -> NDArray[Any]:
     """Positions in the pool of visits, places × steps × batch. The visits of a client follow each other in the pool.
 
     Padding has any position: its weight is 0.
@@ -177,7 +179,7 @@ def _visit_table(begun: Sequence[Begun], real: NDArray[Any]) -> NDArray[Any]:
     starts = np.zeros((len(real), 1), dtype=np.int64)
     starts[: len(begun), 0] = np.cumsum(sizes) - sizes
     first = starts + real.cumsum(1) - real
-    positions: NDArray[Any] = first[:, :, None] + np.arange(begun[0].steps.batch)
+    positions: NDArray[Any] = first[:, :, None] + np.arange(batch)
     return positions.clip(max=sum(sizes) - 1)
 
 
@@ -188,9 +190,9 @@ def _to_torch(values: NDArray[Any], torch_device: str) -> Tensor:
     return found.pin_memory().to(torch_device, non_blocking=True) if on_gpu else found
 
 
-def _fill(table: NDArray[Any], real: NDArray[Any], each: Begun, start: int) -> None:
+def _fill(table: NDArray[Any], real: NDArray[Any], each: Begun, start: int, batch: int) -> None:
     """Writes the positions of one client's samples into its rows of the table."""
-    row, batch = 0, each.steps.batch
+    row = 0
     for order in each.steps.epochs:
         values = order.numpy()
         rows = -(-len(values) // batch)

@@ -90,7 +90,7 @@ class StackedSteps:
 
     def _run_recorded_steps(self, kind: int, chunk: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
         """The same in the buffers of recordings, which may have more places than there are clients."""
-        batches = Batches(chunk, self.torch_device, size_for(len(chunk)))
+        batches = Batches(chunk, self.torch_device, size_for(len(chunk)), whole=True)
         carry = stack_carries([each.carry for each in chunk])
         key = self._recordings.key(kind, carry)
         clients = len(chunk)
