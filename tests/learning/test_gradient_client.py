@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from undergrowth.core import Context, Packet, Shard, Task
+from undergrowth.core import Context, InputError, Packet, Shard, Task
 from undergrowth.learning import Adam, CrossEntropy, FewShotSelector, GradientClient, Proximal, RandomSelector, Sgd
 
 CONTEXT = Context(5, "device-1", 3)
@@ -155,3 +155,16 @@ def test_a_device_without_samples_sends_the_model_back_with_no_weight(task: Task
 def test_no_epoch_changes_nothing(task: Task, weights: dict[str, Tensor], shard: Shard) -> None:
     up, _ = GradientClient(epochs=0).local(task, Packet(weights), shard, {}, CONTEXT)
     assert equal(dict(up.tensors), {n: weights[n] for n in up.tensors}) and up.scalars["samples"] == 23
+
+
+@pytest.mark.parametrize(("own", "said"), [(None, "train.batch 1"), (1, "the method's own batch size 1")])
+def test_batches_that_a_model_cannot_train_on_are_refused(
+    task: Task, weights: dict[str, Tensor], shard: Shard, own: int | None, said: str
+) -> None:
+    task = replace(
+        task,
+        model=task.model.with_not_alone(frozenset({None})),
+        train=replace(task.train, batch=1 if own is None else 8),
+    )
+    with pytest.raises(InputError, match=f"^{said}: the batch normalisation of this model needs at least 2 samples$"):
+        GradientClient(batch=own).begin(task, Packet(weights), shard, {}, Context(0, "a", 0))
