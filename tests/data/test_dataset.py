@@ -8,6 +8,7 @@ import torch
 
 from undergrowth.core.errors import InputError
 from undergrowth.data.dataset import Dataset
+from undergrowth.data.partition import partition_dataset
 
 from .samples import table
 
@@ -63,7 +64,9 @@ def test_large_endian_and_half_precision_arrays() -> None:
 
 
 def test_a_missing_class_is_allowed() -> None:
-    table(classes=5, y=np.full(60, 3)).check()
+    found = table(classes=5, y=np.full(60, 3))
+    found.check()
+    assert partition_dataset(found, "dirichlet:0.5", 3, 0).classes == 5
 
 
 def with_value(value: float) -> np.ndarray:

@@ -85,7 +85,7 @@ def test_a_step_is_pure(
     assert equal(carry, before) and equal(first, batch)
     assert equal(client.step(task, carry, first), after) and not equal(after["parameters"], carry["parameters"])
     assert not any(value.requires_grad for value in after["parameters"].values())
-    # A step may take the memory of a carry that a step made; what it gives hangs on the values alone.
+    # A step may overwrite a carry that came from a step. Its result depends only on the values in that carry.
     again = copied(after)
     later, batch = client.step(task, after, second), copied(second)
     assert equal(client.step(task, again, second), later) and equal(second, batch)

@@ -150,4 +150,5 @@ def test_bad_input_is_one_sentence(device: Any, sentence: str, tmp_path: Path) -
 
 def test_a_note_says_that_no_server_trains(tmp_path: Path) -> None:
     with pytest.warns(ug.RunWarning, match="fleet.server_device has no effect: no server of this run trains"):
-        ug.run("fedavg", clients=4, model="logistic", rounds=1, server_device="edge-server", out=str(tmp_path))
+        result = ug.run("fedavg", clients=4, model="logistic", rounds=1, server_device="edge-server", out=str(tmp_path))
+    assert any("fleet.server_device has no effect" in note for note in result.notes)

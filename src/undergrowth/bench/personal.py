@@ -3,7 +3,7 @@
 The devices have about as many samples as the writers of MNIST. The reference is the loop that one writes by hand: for
 every device, train a model alone, adapt the federated one, and score all three on its test samples. Both sides do the
 same work, without early stopping. The loop does it for fewer devices, because its speed does not depend on their
-number. On a GPU: ``undergrowth bench personal --workload cnn --device cuda --devices 2000``.
+number. On a GPU: ``undergrowth bench personal --workload cnn --device cuda``.
 """
 
 from __future__ import annotations
