@@ -152,7 +152,7 @@ def test_a_model_without_channels_and_one_that_cannot_be_pruned_are_told(folder:
 
 @pytest.mark.parametrize("topology", ["star", "tree:2x4"])
 def test_prunefl_does_not_wait_for_devices_that_cannot_hold_the_model(topology: str, folder: Path) -> None:
-    """The faster half of the devices cannot hold the model. A device that is asked has one entry a round in the ledger."""
+    """The faster half of the devices cannot hold the model. A device that is asked has one ledger entry a round."""
     fleet = fleet_file(folder, small={"share": 0.5, "memory": 1e4}, slow={"share": 0.5, "flops": 1e8})
     with pytest.warns(ug.RunWarning, match="cannot hold the work"):
         result = run(folder, "prunefl", {"every": 2}, clients=8, rounds=3, fleet=fleet, public=None, topology=topology)
