@@ -9,7 +9,6 @@ from torch import Tensor
 
 from undergrowth.engines.vector.convolution import kernels
 from undergrowth.engines.vector.layers import Stacked
-from undergrowth.engines.vector.normalisation import normalise
 from undergrowth.learning.descent import descend
 
 pytestmark = [
@@ -26,6 +25,8 @@ CONVOLUTIONS = [
     (4, 20, 1, 28, 32, 5, 2, 1),
     (2, 5, 6, 7, 40, 1, 0, 2),
     (1, 3, 33, 6, 130, 3, 1, 1),
+    (2, 4, 64, 8, 64, 3, 1, 1),
+    (2, 3, 24, 5, 20, 3, 1, 1),
 ]
 
 
@@ -129,8 +130,9 @@ def test_pooling(size: int, side: int) -> None:
     assert torch.equal(torch.autograd.grad(found, x, slope)[0], torch.autograd.grad(wanted, x, slope)[0])
 
 
+@pytest.mark.parametrize("rectified", [False, True], ids=["alone", "with a ReLU"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_batch_normalisation_far_from_zero(masked: bool) -> None:
+def test_batch_normalisation_far_from_zero(masked: bool, rectified: bool) -> None:
     clients, samples, channels = 3, 5, 20
     x = (torch.randn(clients * samples, channels, 4, 4, device="cuda") * 3 + 50).requires_grad_()
     weight, bias = (torch.randn(clients, channels, device="cuda", requires_grad=True) for _ in range(2))
@@ -143,10 +145,27 @@ def test_batch_normalisation_far_from_zero(masked: bool) -> None:
     for layout in (torch.channels_last, torch.contiguous_format):  # the first one uses the kernels
         mean, variance = torch.zeros(clients, channels, device="cuda"), torch.ones(clients, channels, device="cuda")
         maps = x.contiguous(memory_format=layout)
-        out = normalise(maps, clients, mask if masked else None, mean, variance, weight, bias, True, 0.1, 1e-5)
+        with Stacked(clients, mask if masked else None):
+            out = F.batch_norm(maps, mean, variance, weight, bias, True, 0.1, 1e-5)
+            out = F.relu(out) if rectified else out
         gradients = torch.autograd.grad(out, (x, weight, bias), slope)
         results.append((out * real, mean, variance, *gradients))
     for one, other in zip(*results, strict=True):
+        assert difference(one, other) < 1e-4
+
+
+def test_a_normalised_map_that_is_used_with_and_without_its_relu() -> None:
+    """The gradient is the sum of both, although the ReLU has a backward pass together with the normalisation."""
+    x = torch.randn(6, 16, 4, 4, device="cuda").contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = (torch.randn(2, 16, device="cuda", requires_grad=True) for _ in range(2))
+    with Stacked(2, None):
+        normalised = F.batch_norm(x, None, None, weight, bias, True, 0.1, 1e-5)
+        found = F.relu(normalised) + 2 * normalised
+    own = zip(x.split(3), weight, bias, strict=True)
+    alone = torch.cat([F.batch_norm(some, None, None, *each, True, 0.1, 1e-5) for some, *each in own])
+    wanted, slope = F.relu(alone) + 2 * alone, torch.randn_like(found)
+    gradients = [torch.autograd.grad(each, (x, weight, bias), slope) for each in (found, wanted)]
+    for one, other in zip((found, *gradients[0]), (wanted, *gradients[1]), strict=True):
         assert difference(one, other) < 1e-4
 
 

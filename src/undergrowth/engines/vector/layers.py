@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from undergrowth.engines.vector.convolution import convolve, gpu_layers, pool
-from undergrowth.engines.vector.normalisation import normalise
+from undergrowth.engines.vector.normalisation import Normalised, normalise
 from undergrowth.engines.vector.recurrence import run_layers
 from undergrowth.learning.descent import descend
 
@@ -31,6 +31,7 @@ class Stacked(TorchFunctionMode):
         super().__init__()
         self.clients = clients
         self.mask = mask
+        self.normalised: Normalised | None = None  # by the last layer, if it was a normalisation
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         layer = LAYERS.get(function)
@@ -160,7 +161,15 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     mean, variance, weight, bias = (stack.each(value, 1) for value in (running_mean, running_var, weight, bias))
-    return normalise(x, stack.clients, stack.mask, mean, variance, weight, bias, training, momentum, eps)
+    stack.normalised = normalise(x, stack.clients, stack.mask, mean, variance, weight, bias, training, momentum, eps)
+    return stack.normalised.maps
+
+
+def relu(stack: Stacked, x: Tensor, inplace: bool = False) -> Tensor:
+    last, stack.normalised = stack.normalised, None
+    if last is not None and last.maps is x and last.rectify is not None and not inplace:
+        return last.rectify()
+    return F.relu(x, inplace)
 
 
 def group_norm(
@@ -241,6 +250,8 @@ LAYERS: dict[Any, Callable[..., Any]] = {
     F.max_pool2d: max_pool2d,
     torch.max_pool2d: max_pool2d,
     F.batch_norm: batch_norm,
+    F.relu: relu,
+    torch.relu: relu,
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,
     F.embedding: embedding,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from undergrowth.engines.vector.convolution import gpu_layers
+
+
+class Normalised(NamedTuple):
+    """Normalised maps, and their ReLU in fewer passes than torch's, where there are kernels for it."""
+
+    maps: Tensor
+    rectify: Callable[[], Tensor] | None = None
 
 
 def normalise(
@@ -21,28 +30,53 @@ def normalise(
     training: bool,
     momentum: float,
     eps: float,
-) -> Tensor:
+) -> Normalised:
     """x: K·B × C × …, statistics and weights: K × C, mask: 1 for real samples, K × B; None: all are real."""
+    running = None if running_mean is None or running_var is None else (running_mean, running_var)
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    measured = training or running is None
+    if measured and channels_last and (fast := gpu_layers(x)):
+        return _with_kernels(fast, x, clients, mask, running, weight, bias, momentum, eps)
     maps = x.permute(0, 2, 3, 1) if channels_last else x
-    if training or running_mean is None or running_var is None:
-        if channels_last and (fast := gpu_layers(x)):
-            values = maps.reshape(clients, -1, x.shape[1])
-            normalised: tuple[Tensor, ...] = fast.normalise(values, mask, weight, bias, eps)
-            out, mean, variance, count = normalised
-        else:
-            values, pixels = _values(maps, clients, channels_last)
-            mean, variance, count = _statistics(values, mask, pixels)
-            out = _scaled(values, mean, variance, weight, bias, eps, pixels)
-        if running_mean is not None and running_var is not None:
+    values, pixels = _values(maps, clients, channels_last)
+    if measured:
+        mean, variance, count = _statistics(values, mask, pixels)
+        out = _scaled(values, mean, variance, weight, bias, eps, pixels)
+        if running is not None:
             with torch.no_grad():
-                running_mean.lerp_(mean.detach(), momentum)
-                running_var.lerp_(variance.detach() * (count / (count - 1)), momentum)
+                running[0].lerp_(mean.detach(), momentum)
+                running[1].lerp_(variance.detach() * (count / (count - 1)), momentum)
     else:
-        values, pixels = _values(maps, clients, channels_last)
-        out = _scaled(values, running_mean, running_var, weight, bias, eps, pixels)
+        assert running is not None
+        out = _scaled(values, *running, weight, bias, eps, pixels)
     out = out.to(x.dtype)
-    return out.reshape(maps.shape).permute(0, 3, 1, 2) if channels_last else out.reshape(x.shape)
+    return Normalised(out.reshape(maps.shape).permute(0, 3, 1, 2) if channels_last else out.reshape(x.shape))
+
+
+def _with_kernels(
+    fast: ModuleType,
+    x: Tensor,
+    clients: int,
+    mask: Tensor | None,
+    running: tuple[Tensor, Tensor] | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Normalised:
+    """Maps in channels-last layout, with the statistics of the batch."""
+    if running is not None and not all(each.is_contiguous() for each in running):
+        raise NotImplementedError("clients in a stack cannot share statistics that they change")
+    maps = x.permute(0, 2, 3, 1)
+    values = maps.reshape(clients, -1, x.shape[1])
+    statistics = fast.statistics(values, mask, weight, bias, eps, running, momentum)
+    out: Tensor = fast.normalise(values, mask, weight, bias, statistics)
+
+    def rectify() -> Tensor:
+        rectified: Tensor = fast.normalise(values, mask, weight, bias, statistics, out.detach())
+        return rectified.reshape(maps.shape).permute(0, 3, 1, 2)
+
+    return Normalised(out.reshape(maps.shape).permute(0, 3, 1, 2), rectify)
 
 
 def _values(maps: Tensor, clients: int, channels_last: bool) -> tuple[Tensor, int]:

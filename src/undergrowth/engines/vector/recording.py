@@ -23,7 +23,7 @@ from undergrowth.core.names import WEIGHT
 from undergrowth.engines.vector.carries import allocate_like, slice_stack, unstack
 from undergrowth.engines.vector.stack import Batches, split_points
 
-SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 513, 32))  # numbers of clients that are recorded
+SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, *range(24, 128, 8), *range(128, 513, 32))  # clients of a recording
 
 STEPS_BEFORE_RECORDING = 12  # of a kind; recording takes as long as about a dozen steps
 STEPS_BEFORE_RECORDING_NEW = 48  # of a kind that is new in this round, and so may not occur in a later one

@@ -82,40 +82,80 @@ def _multiply(
 def _gather(
     maps, slope, of_maps, of_slope, out, rows, high, wide, out_high, out_wide, samples, clients, part,
     channels: tl.constexpr, outputs: tl.constexpr, size: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
-    scaled: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
+    scaled: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, RUNS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """out[o, t] = Σ patch(row)[t] · slope[row, o], the gradient of the weights, over one part of the rows.
 
+    A tap and CHANNELS of its channels are one run of memory. The address of a run is computed once for its channels.
     scaled: inputs are pre-scaled; each client has one scale per operand.
     """
-    taps: tl.constexpr = size * size * channels
+    runs: tl.constexpr = channels // CHANNELS  # of a tap
     client = (tl.program_id(1) % clients).to(tl.int64)
     piece = tl.program_id(1) // clients
-    tap = tl.program_id(0) * TAPS + tl.arange(0, TAPS)
+    run = tl.program_id(0) * RUNS + tl.arange(0, RUNS)
+    place = run // runs
+    inner = (run % runs * CHANNELS)[:, None] + tl.arange(0, CHANNELS)[None, :]
     output = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
-    place = tap // channels
-    channel = tap % channels
+    maps += client * samples * high * wide * channels
+    slope += client * rows * outputs
     last = tl.minimum(rows, (piece + 1) * part)
-    total = tl.zeros((TAPS, OUTPUTS), dtype=tl.float32)
+    total = tl.zeros((RUNS * CHANNELS, OUTPUTS), dtype=tl.float32)
     for first in range(piece * part, last, ROWS):
         row = first + tl.arange(0, ROWS)
         there = row < last
-        sample = client * samples + row // (out_high * out_wide)
         at_row = (row // out_wide % out_high * stride - padding)[:, None] + (place // size)[None, :]
         at_column = (row % out_wide * stride - padding)[:, None] + (place % size)[None, :]
         inside = (at_row >= 0) & (at_row < high) & (at_column >= 0) & (at_column < wide)
-        inside &= there[:, None] & (tap < taps)[None, :]
-        source = ((sample[:, None] * high + at_row) * wide + at_column) * channels + channel[None, :]
+        inside &= there[:, None] & (place < size * size)[None, :]
+        source = ((row // (out_high * out_wide) * high)[:, None] + at_row) * wide + at_column
+        patch = tl.load(
+            maps + (source * channels)[:, :, None] + inner[None, :, :],
+            mask=tl.broadcast_to(inside[:, :, None], (ROWS, RUNS, CHANNELS)), other=0.0,
+        )  # fmt: skip
         real = there[:, None] & (output < outputs)[None, :]
-        at = (client * rows + row[:, None]) * outputs + output[None, :]
-        patch = tl.load(maps + source, mask=inside, other=0.0)
-        slopes = tl.load(slope + at, mask=real, other=0.0)
+        slopes = tl.load(slope + row[:, None] * outputs + output[None, :], mask=real, other=0.0)
+        patch = tl.reshape(patch, (ROWS, RUNS * CHANNELS))
         total = tl.dot(tl.trans(patch), slopes, total, input_precision="ieee")
     if scaled:
         total = total * tl.load(of_maps + client) * tl.load(of_slope + client)
     # In the layout of the weights: outputs, channels, taps.
-    to = ((piece * clients + client) * outputs + output[None, :]) * taps + (channel * size * size + place)[:, None]
-    tl.store(out + to, total, mask=(tap < taps)[:, None] & (output < outputs)[None, :])
+    tap = tl.program_id(0) * RUNS * CHANNELS + tl.arange(0, RUNS * CHANNELS)
+    at = tap % channels * size * size + tap // channels
+    to = ((piece * clients + client) * outputs + output[None, :]) * (size * size * channels) + at[:, None]
+    tl.store(out + to, total, mask=(tap < size * size * channels)[:, None] & (output < outputs)[None, :])
+
+
+@triton.jit
+def _arrange(
+    weight, largest, forward, backward, unit, count, parts, outputs, channels, places,
+    scaled: tl.constexpr, both: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Writes weights (O × C × taps) as the matrices of both passes: O × taps × C, and C × taps × O if `both`."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < count
+    value = tl.load(weight + client * count + at, mask=there)
+    if scaled:
+        piece = tl.arange(0, PARTS)
+        one = _unit(tl.max(tl.load(largest + client * parts + piece, mask=piece < parts, other=0), 0))
+        value = value / one
+        tl.store(unit + client, one)
+    place = at % places
+    channel = at // places % channels
+    output = at // places // channels
+    value = value.to(forward.dtype.element_ty)
+    tl.store(forward + client * count + (output * places + place) * channels + channel, value, mask=there)
+    if both:
+        tl.store(backward + client * count + (channel * places + place) * outputs + output, value, mask=there)
+
+
+@triton.jit
+def _unit(bits):
+    """The power of two by which values are divided so that the largest, given as float bits, becomes 2^14 to 2^15.
+
+    NaN and infinity stay as they are.
+    """
+    return ((tl.maximum(bits >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -124,9 +164,7 @@ def _shorten(values, largest, out, unit, count, parts, BLOCK: tl.constexpr, PART
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     piece = tl.arange(0, PARTS)
-    # The largest value becomes 2^14 to 2^15. NaN and infinity stay as they are.
-    bits = tl.max(tl.load(largest + client * parts + piece, mask=piece < parts, other=0), 0)
-    one = ((tl.maximum(bits >> 23, 15) - 14) << 23).to(tl.float32, bitcast=True)
+    one = _unit(tl.max(tl.load(largest + client * parts + piece, mask=piece < parts, other=0), 0))
     value = tl.load(values + client * count + at, mask=at < count) / one
     tl.store(out + client * count + at, value.to(tl.float16), mask=at < count)
     tl.store(unit + client, one)
@@ -195,14 +233,44 @@ def shortened(values: Tensor, clients: int, largest: Tensor | None = None) -> Sh
         return Short(values)
     count = values.numel() // clients
     if largest is None:
-        _, largest = survey(values.reshape(clients, -1, 32 if count % 32 == 0 else values.shape[-1]))
+        largest = _largest(values.reshape(clients, count))
     short, unit = torch.empty_like(values, dtype=torch.float16), torch.empty(clients, device=values.device)
     parts = largest.shape[1]
-    tile = max(256, triton.next_power_of_2(parts))  # nearly always 256: every other size is compiled again
     _shorten[(triton.cdiv(count, 4 * BLOCK), clients)](
-        values, largest, short, unit, count, parts, 4 * BLOCK, tile, num_warps=8
+        values, largest, short, unit, count, parts, 4 * BLOCK, _tile(parts), num_warps=8
     )
     return Short(short, unit)
+
+
+def arranged(weight: Tensor, dtype: torch.dtype, both: bool) -> tuple[Short, Short]:
+    """The matrices of a convolution's forward and backward pass, K × O × s·s·C and, if `both`, K × C × s·s·O.
+
+    In float16 they are scaled by one unit per client, as `shortened` maps are. weight: K × O × C × s × s.
+    """
+    clients, outputs, channels, size, _ = weight.shape
+    weight = weight.contiguous()
+    count, places, scaled = weight[0].numel(), size * size, dtype == torch.float16
+    shapes = (outputs, places * channels), (channels, places * outputs)
+    forward, backward = (torch.empty(clients, *shape, device=weight.device, dtype=dtype) for shape in shapes)
+    unit = torch.empty(clients, device=weight.device) if scaled else None
+    largest = _largest(weight.reshape(clients, count)) if scaled else None
+    parts = 1 if largest is None else largest.shape[1]
+    _arrange[(triton.cdiv(count, BLOCK), clients)](
+        weight, weight if largest is None else largest, forward, backward, weight if unit is None else unit,
+        count, parts, outputs, channels, places, scaled, both, BLOCK, _tile(parts),
+    )  # fmt: skip
+    return Short(forward, unit), Short(backward, unit)
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The largest magnitudes of parts of the values, K × count, as float bits."""
+    columns = 32 if values.shape[1] % 32 == 0 else 1
+    return survey(values.reshape(len(values), -1, columns))[1]
+
+
+def _tile(parts: int) -> int:
+    """Nearly always 256: every other size is compiled again."""
+    return max(256, int(triton.next_power_of_2(parts)))
 
 
 def multiply(
@@ -237,7 +305,8 @@ def gather(maps: Short, slope: Short, clients: int, size: int, stride: int, padd
     samples, high, wide, channels = values.shape
     _, out_high, out_wide, outputs = slopes.shape
     rows, taps = samples // clients * out_high * out_wide, size * size * channels
-    tall, block, deep = 64, _block(outputs, 64), _block(taps, 64)
+    tall, block, deep = 128 if values.element_size() == 2 else 64, _block(outputs, 64), _block(taps, 64)
+    inner = min(channels & -channels, deep)  # channels of a run: a power of two that divides all
     programs = clients * triton.cdiv(taps, deep) * triton.cdiv(outputs, block)
     pieces = max(1, min(16, MAX_PROGRAMS // programs, rows // (4 * tall)))
     part = triton.cdiv(triton.cdiv(rows, pieces), tall) * tall
@@ -246,7 +315,7 @@ def gather(maps: Short, slope: Short, clients: int, size: int, stride: int, padd
     _gather[(triton.cdiv(taps, deep), clients * pieces, triton.cdiv(outputs, block))](
         values, slopes, of_maps if scaled else weight, of_slope if scaled else weight,
         weight, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
-        channels, outputs, size, stride, padding, scaled, tall, block, deep, num_warps=4, num_stages=3,
+        channels, outputs, size, stride, padding, scaled, tall, block, deep // inner, inner, num_warps=4, num_stages=3,
     )  # fmt: skip
     # Summed in a fixed order, unlike atomic additions, so that the bits are the same every time.
     return weight[0] if pieces == 1 else weight.sum(0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.engines.vector.gpu import kernels, norm_kernels
+from undergrowth.engines.vector.gpu.norm_kernels import Statistics
 
 
 class Convolution(torch.autograd.Function):
@@ -19,30 +20,27 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
         if torch.is_autocast_enabled("cuda"):
-            x, weight = x.bfloat16(), weight.bfloat16()
+            x = x.bfloat16()
         clients, size = len(weight), weight.shape[3]
         maps = kernels.shortened(x.permute(0, 2, 3, 1).contiguous(), clients)
-        weights = kernels.shortened(weight.contiguous(), clients)
-        matrix = weights._replace(values=weights.values.permute(0, 1, 3, 4, 2).flatten(2))
+        matrix, transposed = kernels.arranged(weight, maps.values.dtype, both=ctx.needs_input_grad[0])
         high, wide = ((side + 2 * padding - size) // stride + 1 for side in x.shape[2:])
         out = kernels.multiply(maps, matrix, bias, (high, wide), size, stride, padding)
-        ctx.save_for_backward(*maps, *weights)
-        ctx.size, ctx.stride, ctx.padding = size, stride, padding
+        ctx.save_for_backward(*maps, *transposed)
+        ctx.clients, ctx.size, ctx.stride, ctx.padding = clients, size, stride, padding
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        maps, weights = kernels.Short(*ctx.saved_tensors[:2]), kernels.Short(*ctx.saved_tensors[2:])
-        clients, outputs = weights.values.shape[:2]
+        maps, matrix = kernels.Short(*ctx.saved_tensors[:2]), kernels.Short(*ctx.saved_tensors[2:])
         slopes = gradient.permute(0, 2, 3, 1).contiguous()
-        window = (ctx.size, ctx.stride, ctx.padding)
+        clients, outputs, window = ctx.clients, slopes.shape[3], (ctx.size, ctx.stride, ctx.padding)
         to_x = to_weight = to_bias = largest = None
         if ctx.needs_input_grad[2]:
             sums, largest = norm_kernels.survey(slopes.reshape(clients, -1, outputs))
             to_bias = sums.sum(1)
         slope = kernels.shortened(slopes, clients, largest)
         if ctx.needs_input_grad[0]:
-            matrix = weights._replace(values=weights.values.permute(0, 2, 3, 4, 1).flatten(2))
             high, wide = maps.values.shape[1:3]
             to_x = kernels.multiply(slope, matrix, None, (high, wide), *window, backward=True)
         if ctx.needs_input_grad[1]:
@@ -68,40 +66,29 @@ class Pool(torch.autograd.Function):
 
 
 class Normalisation(torch.autograd.Function):
-    """Batch normalisation in four passes over the maps, two forward and two backward; torch takes about fifteen."""
+    """Batch normalisation in four passes over the maps, two forward and two backward; torch takes about fifteen.
+
+    `normalised`: None, or the result of this function, of which the ReLU is wanted. The backward pass of the ReLU then
+    needs no passes of its own: which values are positive follows from `values` and `statistics`.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        counts, means, squares = norm_kernels.moments(values, mask)  # K × parts × C each
-        count = counts.sum(1)
-        mean = (counts * means).sum(1) / count
-        variance = (squares + counts * (means - mean.unsqueeze(1)).square()).sum(1) / count
-        inverse = torch.rsqrt(variance + eps)
-        scale = inverse if weight is None else inverse * weight
-        shift = -mean * scale if bias is None else bias - mean * scale
-        ctx.save_for_backward(values, mask, mean, inverse, scale, count)
-        ctx.mark_non_differentiable(mean, variance, count)
-        return norm_kernels.scale(values, scale, shift), mean, variance, count
+        ctx: Any, values: Tensor, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+        statistics: Statistics, normalised: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        del weight, bias  # in the statistics
+        ctx.save_for_backward(values, mask, *statistics)
+        ctx.rectified = normalised is not None
+        return norm_kernels.normalised(values, statistics) if normalised is None else normalised.relu()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        values, mask, mean, inverse, scale, count = ctx.saved_tensors
-        slope = gradient.contiguous()
-        sums, products = (
-            part.sum(1) for part in norm_kernels.slopes(slope, values, mean)
-        )  # of slope, slope · (x − mean)
-        to_weight = products * inverse
-        to_x = None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, mask, *saved = ctx.saved_tensors
+        statistics, slope = Statistics(*saved), gradient.contiguous()
+        found = norm_kernels.gradients(slope, values, statistics, ctx.rectified)
+        to_values = None
         if ctx.needs_input_grad[0]:
-            # scale · (slope − mean(slope) − x̂ · mean(slope · x̂)), as a sum of slope, x and constants
-            of_x = -scale * inverse * to_weight / count
-            to_x = norm_kernels.scale(slope, scale, -scale * sums / count - of_x * mean, values, of_x, mask)
-        return (
-            to_x,
-            None,
-            to_weight if ctx.needs_input_grad[2] else None,
-            sums if ctx.needs_input_grad[3] else None,
-            None,
-        )
+            to_values = norm_kernels.gradient_of_values(slope, values, mask, statistics, found, ctx.rectified)
+        _, _, for_weight, for_bias, *_ = ctx.needs_input_grad
+        return to_values, None, found.weight if for_weight else None, found.bias if for_bias else None, None, None
