@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from pydantic import ValidationError
 
 from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError
 from undergrowth.reproduce import Table, find_table
+from undergrowth.reproduce.data_paths import DataPaths
+from undergrowth.reproduce.jobs import plan_cell
 from undergrowth.reproduce.table import Figure, pair_sides
 from undergrowth.reproduce.table_cells import build_cells
+from undergrowth.runs import Store
+from undergrowth.sweeps.jobs import RunIndex
 from undergrowth.sweeps.layers import merge_layers
 
 
@@ -45,6 +51,18 @@ def test_patterns_of_cells(table: Table) -> None:
     assert names("FedAvg | FedProx/digits*") == ["FedAvg/digits, even", "FedProx/digits, even"]
     with pytest.raises(InputError, match=r"--only 'FedSGD' matches no cell of table 9.1 at scale full.*rows FedAvg"):
         build_cells(table, "full", "FedSGD")
+
+
+def test_settings_of_the_user_replace_those_of_a_table(table: Table) -> None:
+    changes = {"train": {"rounds": 9}, "run": {"precision": "bf16"}}
+    plain, changed = (build_cells(table, "small", "FedAvg*", each) for each in (None, changes))
+    assert [cell.raw["train"]["rounds"] for cell in changed] == [9] * len(plain)
+    assert [cell.raw["data"] for cell in changed] == [cell.raw["data"] for cell in plain]
+    assert [cell.starts for cell in changed] == [cell.starts for cell in plain], "a pretraining does not change"
+    usual = {"precision": "tf32", "engine": "vector"}
+    with closing(Store("runs", create=True)) as store:
+        (job,) = plan_cell(build_cells(table, "smoke", None, changes)[0], 1, usual, DataPaths({}), RunIndex(store)).jobs
+    assert job.raw["run"] == {"precision": "bf16", "engine": "vector", "seed": 0}
 
 
 def test_names_of_tables_and_scales(table: Table) -> None:

@@ -55,6 +55,15 @@ def reproduce(
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="Engine. (Default: serial on a CPU, vector on a GPU.)")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-s",
+            "--set",
+            metavar="PATH=VALUE",
+            help="A setting of all cells instead of the table's, such as run.precision=bf16. Repeatable.",
+        ),
+    ] = None,
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for runs.")] = "runs",
     target: Annotated[
         str | None,
@@ -80,19 +89,25 @@ def reproduce(
 
       undergrowth reproduce 6.8 --scale small --device cuda --jobs auto --data-path cifar10=~/data/cifar10 -o table.md
 
+      undergrowth reproduce 4.3 --scale full --only '*/CIFAR-10, Diri 0.1' -s data.partition=dirichlet:0.1 --device cuda
+
       undergrowth reproduce all --scale small --device cuda --jobs auto --minutes 9 -o pages
     """
     from undergrowth.cli.reproduce_progress import print_workload, show_progress
     from undergrowth.reproduce import Reproduction, load_tables
     from undergrowth.reproduce.data_paths import parse_data_paths
     from undergrowth.reproduce.reproduction import data_sources
+    from undergrowth.runs.experiment_file import assign_text
 
     if not tables:
         _print_tables(json)
         return
     named = list(load_tables()) if tables == [ALL] else tables
     count = int(jobs) if jobs.isdecimal() else jobs
-    task = Reproduction(named, scale, seeds, {}, device, engine, only, out, count, minutes)
+    changes: dict[str, Any] = {}
+    for setting in settings or []:
+        assign_text(changes, setting)
+    task = Reproduction(named, scale, seeds, {}, device, engine, only, out, count, minutes, changes)
     known = {source for each in task.published.values() for size in each.scales for source in data_sources(each, size)}
     task = replace(task, paths=parse_data_paths(data_path or [], known))
     page_of = _page_files(target, list(task.published))

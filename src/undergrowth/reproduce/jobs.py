@@ -40,7 +40,8 @@ def plan_cell(cell: Cell, seeds: int, run: Raw, paths: DataPaths, index: RunInde
 
 def _build_job(cell: Cell, start: Pretraining | None, seed: int, run: Raw, paths: DataPaths) -> Job:
     def build(raw: Raw, after: Pretraining | None, of_devices: Pretraining | None = None) -> Job:
-        settings = {"run": {**run, "seed": seed + raw.get("run", {}).get("seed", 0)}}
+        own = raw.get("run", {})
+        settings = {"run": {**run, **own, "seed": seed + own.get("seed", 0)}}
         return Job(
             merge_layers(paths.fill_in(raw), settings),
             build(after.raw, after.after) if after else None,

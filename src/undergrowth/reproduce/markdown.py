@@ -131,7 +131,7 @@ def conditions(result: TableResult, command: str, torch_device: str) -> list[str
     seeds = sorted({len(each.values) for each in result.cells if each.values})
     return [
         f"`{command}`, {date.today().isoformat()}, undergrowth {__version__}, torch {torch.__version__}",
-        machine(torch_device),
+        machine(torch_device, sorted({each.cell.raw.get("run", {}).get("precision", "tf32") for each in result.cells})),
         f"scale {result.scale}, seeds: {' or '.join(map(str, seeds)) or 'none'}",
         *_start_notes(result),
         *result.table.scale(result.scale).notes,
@@ -163,11 +163,11 @@ def _start_notes(result: TableResult) -> list[str]:
     ]
 
 
-def machine(torch_device: str) -> str:
-    """The hardware behind `torch_device`."""
+def machine(torch_device: str, precisions: Sequence[str]) -> str:
+    """The hardware behind `torch_device`, and the precision of a GPU's matrix products."""
     cores = f"{platform.machine()}, {os.cpu_count()} cores"
     if torch.device(torch_device).type == "cuda" and torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name(torch_device)}, matrix products in TF32; {cores}"
+        return f"{torch.cuda.get_device_name(torch_device)}, precision {' and '.join(precisions)}; {cores}"
     return cores
 
 

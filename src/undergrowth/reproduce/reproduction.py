@@ -70,6 +70,7 @@ class Reproduction:
     out: str = "runs"
     jobs: int | str = 1
     minutes: float | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def published(self) -> dict[str, Table]:
@@ -140,7 +141,8 @@ class Reproduction:
             usual = {} if self.seeds is None else dict.fromkeys(table.places, self.seeds)
             asked = {**usual, **seeds.get(name, {})}
             try:
-                plans[name] = plan_table(table, self.scale, self.only, asked, self._run_settings, paths, index)
+                cells = build_cells(table, self.scale, self.only, dict(self.changes))
+                plans[name] = plan_table(table, self.scale, cells, asked, self._run_settings, paths, index)
             except InputError as error:
                 results.failed[name] = error
         if not plans:
@@ -196,6 +198,7 @@ def reproduce_tables(
     out: str = "runs",
     jobs: int | str = 1,
     minutes: float | None = None,
+    changes: Mapping[str, Any] | None = None,
     on_plan: OnPlan = lambda _: None,
     on_progress: OnProgress = lambda *_: None,
     on_result: OnResult = lambda _: None,
@@ -206,13 +209,14 @@ def reproduce_tables(
     ones. `paths` maps data sets to their files; cells whose data is missing are left out. `jobs` runs are executed at
     a time, of any of the tables; with "auto", as many as are worthwhile on this machine. With `more_seeds`, cells get
     four seeds if a gap that a conclusion rests on is below two standard errors. After `minutes`, no run is started,
-    and running ones stop when they finish their round; results then say which cells are not finished.
+    and running ones stop when they finish their round; results then say which cells are not finished. `changes` are
+    settings that all cells have instead of those of the tables, such as {"data": {"partition": "dirichlet:0.1"}}.
 
     `on_plan` is called with the workload before the first job starts, `on_progress` with a job and the finished
     fraction of it, 0 at its start, and `on_result` with the result of each table once its last run has ended. A table
     that cannot be run is in `failed` of the result; if none can, its error is raised.
     """
-    task = Reproduction(tables, scale, seeds, paths or {}, device, engine, only, out, jobs, minutes)
+    task = Reproduction(tables, scale, seeds, paths or {}, device, engine, only, out, jobs, minutes, changes or {})
     return task.run(more_seeds, on_plan, on_progress, on_result)
 
 

@@ -55,11 +55,14 @@ class Cell:
         return [self.raw, *(each.raw for start in starts for each in start.chain)]
 
 
-def build_cells(table: Table, scale: str, only: str | None = None) -> list[Cell]:
-    """The cells of `table` at `scale`. `only` is a pattern such as FedAvg*/CIFAR-10*; either side may be omitted."""
+def build_cells(table: Table, scale: str, only: str | None = None, changes: Raw | None = None) -> list[Cell]:
+    """The cells of `table` at `scale`. `only` is a pattern such as FedAvg*/CIFAR-10*; either side may be omitted.
+
+    `changes`: settings that all cells have instead of those of the table; pretrainings do not change.
+    """
     patterns = table.scale(scale).only
     cells = [
-        _build_cell(table, table.scale(scale), row, column)
+        _build_cell(table, table.scale(scale), row, column, changes or {})
         for row, column in table.places
         if any(matches_cell(row, column, pattern) for pattern in patterns) and matches_cell(row, column, only or "*")
     ]
@@ -71,7 +74,7 @@ def build_cells(table: Table, scale: str, only: str | None = None) -> list[Cell]
     return cells
 
 
-def _build_cell(table: Table, scale: Scale, row: str, column: str) -> Cell:
+def _build_cell(table: Table, scale: Scale, row: str, column: str, changes: Raw) -> Cell:
     raw = merge_layers(
         table.experiment, table.columns[column], table.rows[row], *_matching(table.cells, row, column),
         scale.experiment, *_matching(scale.cells, row, column),
@@ -80,7 +83,7 @@ def _build_cell(table: Table, scale: Scale, row: str, column: str) -> Cell:
     start, device_start = raw.pop("from_start", None), raw.pop("devices_from_start", None)
     starts = _pretrainings(table, scale, column, start) if start else ()
     of_devices = _pretrainings(table, scale, column, device_start)[0] if device_start else None
-    return Cell(row, column, _with_data(raw, table, scale), metric, starts, of_devices)
+    return Cell(row, column, merge_layers(_with_data(raw, table, scale), changes), metric, starts, of_devices)
 
 
 def _pretrainings(table: Table, scale: Scale, column: str, name: str) -> tuple[Pretraining, ...]:

@@ -12,7 +12,7 @@ from undergrowth.reproduce.jobs import CellPlan, plan_cell
 from undergrowth.reproduce.metrics import mean_curve, measure
 from undergrowth.reproduce.results import CellResult, TableResult, published_figure, run_cost
 from undergrowth.reproduce.table import Place, Raw, Table
-from undergrowth.reproduce.table_cells import build_cells
+from undergrowth.reproduce.table_cells import Cell
 from undergrowth.runs import Store
 from undergrowth.sweeps.jobs import Job, RunIndex
 from undergrowth.sweeps.worker_pool import JobResults
@@ -63,11 +63,11 @@ class TablePlan:
 
 
 def plan_table(
-    table: Table, scale: str, only: str | None, seeds: Mapping[Place, int], run: Raw, paths: DataPaths, index: RunIndex
-) -> TablePlan:
-    """The plan of `table`. `seeds`: the number of seeds of cells that do not have the number of the scale."""
+    table: Table, scale: str, cells: Sequence[Cell], seeds: Mapping[Place, int], run: Raw, paths: DataPaths,
+    index: RunIndex,
+) -> TablePlan:  # fmt: skip
+    """The plan of `cells`. `seeds`: the number of seeds of cells that do not have the number of the scale."""
     usual = table.scale(scale).seeds
-    cells = build_cells(table, scale, only)
     plans = tuple(plan_cell(cell, seeds.get(cell.place, usual), run, paths, index) for cell in cells)
     if not any(plan.jobs for plan in plans):
         needed = [f"{source} ({how})" for source, how in _missing(plans).items()]
