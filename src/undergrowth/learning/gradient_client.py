@@ -116,10 +116,9 @@ class GradientClient(LoopClient):
         name = down.tags.get(MODEL_NAME, "")
         task = task.of_device(name, self.view)
         weights = self.start(task, down, own)
-        batch, fewest = self.batch or task.train.batch, task.model.smallest_batch(self.split)
-        if batch < fewest:
-            whose = "train.batch" if self.batch is None else "the method's own batch size"
-            raise InputError(f"{whose} {batch}: the batch normalisation of this model needs at least {fewest} samples")
+        batch = self.batch or task.train.batch
+        setting = "train.batch" if self.batch is None else "the method's own batch size"
+        task.model.check_batch(setting, batch, self.split)
         if self.held_out:
             shard, _ = split_samples(shard, self.held_out, context)
         selected = shuffled_steps(
@@ -131,7 +130,7 @@ class GradientClient(LoopClient):
             batch,
             context.generator("order"),
         )
-        steps = without_small_batches(selected, fewest, task.train.drop_last)
+        steps = without_small_batches(selected, task.model.smallest_batch(self.split), task.train.drop_last)
         steps = steps.augmented(task.augmentation, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
