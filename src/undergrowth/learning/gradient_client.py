@@ -213,17 +213,25 @@ class GradientClient(LoopClient):
             )
         return sent
 
+    def samples_after_steps(self, size: int) -> int:
+        return count_held_out(size, self.held_out) if self.held_out else size
+
     def _optimiser(self, task: Task) -> Optimiser:
         return build_optimiser(task.train) if self.optimiser is None else self.optimiser
 
 
+def count_held_out(size: int, fraction: float) -> int:
+    """How many of `size` samples are held out: `fraction` of them, rounded, but never all."""
+    return max(0, min(round(fraction * size), size - 1))
+
+
 def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shard, Shard]:
-    """The samples to train on, and those to validate with: `fraction` of all, rounded, but never all of them.
+    """The samples to train on, and those to validate with: see `count_held_out`.
 
     The same device has the same parts in every round.
     """
-    held_out = min(round(fraction * len(shard)), len(shard) - 1)
-    if held_out <= 0:
+    held_out = count_held_out(len(shard), fraction)
+    if not held_out:
         return shard, Shard(shard.x[:0], shard.y[:0])
     order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
     order = order.to(shard.y.device)
