@@ -234,8 +234,9 @@ def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shar
     if not held_out:
         return shard, Shard(shard.x[:0], shard.y[:0])
     order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
-    order = order.to(shard.y.device)
-    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
+    # Sorted before they are moved: to sort meta tensors, torch would load sympy.
+    order = torch.cat([order[:held_out].sort().values, order[held_out:].sort().values]).to(shard.y.device)
+    return shard.take(order[held_out:]), shard.take(order[:held_out])
 
 
 def shuffled_steps(
