@@ -25,9 +25,18 @@ def test_what_only_some_runs_need_is_not_loaded_for_all():
     assert not (found - loaded("import torch")) & rare  # on some machines, torch itself loads triton
 
 
-@pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_a_first_run_does_not_load_what_takes_longer_than_the_run(tmp_path, model):
-    statement = f"from undergrowth import run; run(model={model!r}, rounds=1, out={str(tmp_path)!r})"
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "cnn"},
+        {"model": "mlp"},
+        {"model": "mlp", "method": "adapt", "options": {"validation": 0.2, "patience": 1}},
+        {"model": "mlp", "personal": True},
+    ],
+    ids=["cnn", "mlp", "validation", "personal"],
+)
+def test_a_first_run_does_not_load_what_takes_longer_than_the_run(tmp_path, settings):
+    statement = f"from undergrowth import run; run(**{settings!r}, rounds=1, out={str(tmp_path)!r})"
     slow = {"sklearn", "scipy", "sympy", "torch._dynamo", "pandas", "ray", "plotly"}
     assert not loaded(statement) & slow
 

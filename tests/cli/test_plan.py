@@ -62,6 +62,22 @@ def test_json(type_command) -> None:
     assert rows == same
 
 
+def test_json_of_a_tree_has_the_figures_of_its_servers(type_command) -> None:
+    """In every row of their method, so that the list still has a row per method and class of devices."""
+    common = {"model": "logistic", "clients": 10, "fleet": "mixed-edge"}
+    done = type_command("plan", *SMALL, "--topology", "tree:2x5", "-s", "fleet.server_link=wan", "--json")
+    rows = last_json(done.stdout)
+    same = ug.plan(["fedavg", "fedasync"], topology="tree:2x5", server_link="wan", **common)
+    assert rows == same and [*rows[0]][: len(KEYS)] == KEYS
+    assert len(same) == len(ug.plan(["fedavg", "fedasync"], **common)) > 2
+    for row in rows:
+        assert row["tree"] == [level for level in same.tree if level["method"] == row["method"]]
+        assert [(level["level"], level["servers"], level["link"]) for level in row["tree"]] == [
+            (0, 1, "wan"), (1, 2, "of the devices"),
+        ]  # fmt: skip
+    assert all("tree" not in row for row in ug.plan("fedavg", **common))
+
+
 def test_all_methods_by_default(type_command) -> None:
     Path("my.yaml").write_text("model: logistic\nmethod: {name: fedprox, mu: 0.5}\ndata: {clients: 3}\n")
     done = type_command("plan", "my.yaml", "--json")

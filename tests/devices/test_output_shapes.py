@@ -91,6 +91,26 @@ def test_operations_of_elements(dtype: torch.dtype) -> None:
     assert len(compared.covered) > 25
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_lists_and_extremes(dtype: torch.dtype) -> None:
+    positions, mask = torch.empty(3, dtype=torch.int64, device="meta"), torch.empty(5, dtype=torch.bool, device="meta")
+    with torch.no_grad(), Comparison() as compared:
+        for shape in ((5,), (5, 1), (5, 2, 3, 1)):
+            values = meta(*shape, dtype=dtype)
+            values[positions], values[positions[:0]], values[positions.reshape(3, 1)], values.aminmax()
+            torch.empty(shape, dtype=torch.int64, device="meta")[positions]
+            for dim in range(-1, len(shape) + 1):
+                torch.stack([values, values, values], dim)
+        torch.stack([meta(dtype=dtype)]), meta(dtype=dtype).aminmax(), meta(4, 5, dtype=dtype).t()[positions]
+    assert compared.covered == {aten.index.Tensor, aten.stack.default, aten.aminmax.default}
+    values = meta(5, 5, dtype=dtype)
+    for indices in ([mask], [positions, positions], [None, positions], [positions.reshape(3, 1)]):
+        assert infer_outputs(aten.index.Tensor, (values, indices), {}) is NotImplemented
+    for tensors, dim in (([values, meta(5, dtype=dtype)], 0), ([values], 3), ([values, values.t()], 0)):
+        assert infer_outputs(aten.stack.default, (tensors, dim), {}) is NotImplemented
+    assert infer_outputs(aten.aminmax.default, (values,), {"dim": 0}) is NotImplemented
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_convolutions_of_views(groups: int) -> None:
     """As the vector engine calls them: the clients of a stack are groups of channels."""

@@ -173,6 +173,19 @@ def test_one_sample():
     assert (work.steps, work.samples) == (2, 2)
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.4, 0.9])
+def test_validation_samples_are_whole_and_never_all(fraction):
+    """A fraction of few samples is rounded; of one sample, none is held out. The same goes for later jobs."""
+    task = task_of("mlp", (12,))
+    client, down = Adapt(validation=fraction, patience=2).client, packet_of(task)
+    tracer = Tracer(task, client, (12,))
+    for size in (1, 2, 3, 5, 6, 14, 105):
+        shard = shard_of(size, (12,))
+        assert tracer.work(down, size).flops == counted(task, client, down, shard)
+        _, own = client.local(task, down, shard, {}, Context(0, "device", 0))
+        assert tracer.work(Packet(), size, own).flops == counted(task, client, Packet(), shard, own)
+
+
 def test_batches_larger_than_the_data_and_of_one_sample():
     for batch in (1, 2, 1000):
         task = task_of("cnn", train=Train(batch=batch), hidden=16)

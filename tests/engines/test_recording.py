@@ -19,6 +19,7 @@ from undergrowth.engines.vector import recording, stack
 from undergrowth.engines.vector.finished_stack import FinishedStack
 from undergrowth.engines.vector.recording import Recording
 from undergrowth.engines.vector.stack_runner import StackRunner
+from undergrowth.engines.vector.stack_size import StackSize
 from undergrowth.methods import METHODS, FedAvg, FedFSC, FedProx
 
 from .. import conformance
@@ -66,10 +67,10 @@ def as_on_a_gpu(monkeypatch, made):
     return VectorEngine(EngineSettings())
 
 
-def opened(engine: VectorEngine, **train: Any) -> Any:
+def opened(engine: Any, **train: Any) -> Any:
     """Opens the engine for a small federation; returns a function that gives the jobs of a round."""
     functional = Model(double_model(DATA, "logistic"))
-    task = Task(functional, DATA.classes, Train(batch=16, lr=0.05, rounds=50, **train))
+    task = Task(functional, DATA.classes, Train(**{"batch": 16, "lr": 0.05, "rounds": 50, **train}))
     engine.open(World(task, FedAvg().client, {"server": FedAvg().server}, POPULATION))
     down = Packet(functional.initial(3))
     return lambda number: [Job("server", name, down, Context(1, name, number)) for name in POPULATION.devices]
@@ -84,8 +85,9 @@ def opened(engine: VectorEngine, **train: Any) -> Any:
         (FedAvg(), "cnn", {"optimiser": "adamw", "weight_decay": 1e-3, "lr": 1e-3}),
         (FedAvg(), "wrn-10-1", {"momentum": 0.5, "batch": 24, "lr": 1e-3}),
         (FedFSC(few_shot_epochs=2), "wrn-10-1", {}),
+        (FedAvg(), "mlp", {"batch": 10**9, "epochs": 4}),
     ],
-    ids=["logistic", "cnn", "momentum", "adamw", "batch normalisation", "two updates"],
+    ids=["logistic", "cnn", "momentum", "adamw", "batch normalisation", "two updates", "full batches"],
 )
 def test_recorded_steps_give_what_the_serial_engine_gives(as_on_a_gpu, made, method, model, train):
     check_same(outcomes(SerialEngine(), method, model, **train), outcomes(as_on_a_gpu, method, model, **train))
@@ -103,6 +105,56 @@ def test_recorded_steps_of_every_method(as_on_a_gpu, made, method, tmp_path):
     conformance.assert_close(conformance.weights(vector), conformance.weights(serial))
     assert list(vector.ledger.rows()) == list(serial.ledger.rows())
     assert bool(made) == (method not in COUNTING) and vector.history[-1]["not_stacked"] == 0
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(16, {16}), (100, {100}), (10**9, {128})])
+@pytest.mark.parametrize("client_bytes", [1, FREE // 5])
+def test_batches_are_as_wide_as_the_largest_device_of_a_round_needs(
+    as_on_a_gpu, monkeypatch, batch, expected, client_bytes
+):
+    """Whatever the memory has room for: here for all clients at once, or for one."""
+    assert 64 < max(POPULATION.size(name) for name in POPULATION.devices) <= 128
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 2 * client_bytes)
+    monkeypatch.setattr(stack, "FIRST_WAVE", 32)  # all jobs in one wave
+    plain, widths = Recording.step, set()
+
+    def step(self, batches, number):
+        widths.add((self.weights.shape[2], batches.width))
+        plain(self, batches, number)
+
+    monkeypatch.setattr(Recording, "step", step)
+    check_same(
+        outcomes(SerialEngine(), FedAvg(), "logistic", batch=batch),
+        outcomes(as_on_a_gpu, FedAvg(), "logistic", batch=batch),
+    )
+    assert widths == {(width, width) for width in expected}
+
+
+def test_recordings_of_other_widths_use_the_same_carries(as_on_a_gpu, made, monkeypatch):
+    """In one round the largest device takes part, in the next one only smaller ones, and then all again."""
+    monkeypatch.setattr(stack, "FIRST_WAVE", 32)  # all jobs in one wave
+
+    def last(engine: Any) -> dict[str, Any]:
+        jobs = opened(engine, batch=10**9, epochs=4)(0)
+        by_size = sorted(jobs, key=lambda job: POPULATION.size(job.device))
+        for some in (by_size, by_size[:3], by_size):
+            found = {",".join(outcome.sent): outcome for outcome in engine.run(some)}
+        return found
+
+    check_same(last(SerialEngine()), last(as_on_a_gpu))
+    (recordings,) = as_on_a_gpu.stack_runner._recordings._recordings.values()
+    assert {width for _, width in recordings} == {64, 128} and made
+    assert len({each.tensors[0].data_ptr() for each in recordings.values()}) == 1
+
+
+def test_clients_with_wider_batches_than_measured_take_more_memory(monkeypatch):
+    for name, answer in {"memory_allocated": 0, "max_memory_allocated": 2 << 27, "mem_get_info": (FREE, FREE),
+                         "memory_stats_as_nested_dict": HELD}.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    size = StackSize("cpu", None, 1)
+    size.cuda = True
+    size.measure(0, clients=2, width=32)
+    assert [size.clients(0, width) for width in (16, 32, 64, 10**6)] == [51, 51, 25, 1]
 
 
 def test_steps_are_recorded_only_after_several_of_a_kind(as_on_a_gpu, made, monkeypatch):

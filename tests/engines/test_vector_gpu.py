@@ -81,6 +81,15 @@ def test_a_round_gives_what_the_serial_engine_gives(model: str, tf32: bool, allo
     )  # as after a resume, when nothing is recorded yet
 
 
+def test_a_batch_size_far_above_the_data_gives_what_the_serial_engine_gives() -> None:
+    task = task_with("mlp")
+    task = replace(task, train=replace(task.train, batch=10**9, epochs=20))
+    wanted = all_weights(last_round(SerialEngine(), task, 1)[0].up)
+    found = [all_weights(last_round(VectorEngine(), task, rounds)[0].up) for rounds in (1, ROUNDS)]
+    assert torch.equal(*found)
+    assert float((found[0] - wanted).norm() / wanted.norm()) < 1e-4
+
+
 def test_steps_are_recorded_again_after_all_recordings_were_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "STEPS_BEFORE_RECORDING_NEW", 0)
     task, engine = task_with("logistic"), VectorEngine()

@@ -16,6 +16,7 @@ from torch.nn import functional
 from tests.methods import tiny_federation as tiny
 from undergrowth.core import Model, Packet, TiltedMean, WeightedMean, add_upload
 from undergrowth.core.names import MODEL
+from undergrowth.exchange import Links
 from undergrowth.learning import AveragingServer
 from undergrowth.methods import FedAvg, QFedAvg, Term
 
@@ -83,6 +84,20 @@ def test_without_fairness_it_is_fedavg(kind: type[QFedAvg | Term], weighting: st
     method = kind(**({"q": 0.0} if kind is QFedAvg else {"t": 1e-13}), weighting=weighting)
     average = FedAvg() if weighting == "samples" else UniformFedAvg()
     tiny.assert_same(tiny.simulate(method, 3)[0][MODEL], tiny.simulate(average, 3)[0][MODEL])
+
+
+@pytest.mark.parametrize(("up", "down"), [("topk:0.2", "none"), ("int4", "none"), ("none", "int8")])
+@pytest.mark.parametrize("method", [QFedAvg(q=0.0), Term(t=1e-13)])
+def test_without_fairness_it_is_fedavg_on_lossy_links(method: QFedAvg | Term, up: str, down: str) -> None:
+    """Also in what a link remembers: both send models, and a link the changes of these."""
+    measured = frozenset(tiny.TASK.model.buffers)
+    models = [
+        tiny.simulate(each, 3, links=Links(up, down, feedback, measured))[0][MODEL]
+        for each, feedback in ((method, True), (FedAvg(), True), (FedAvg(), False))
+    ]
+    tiny.assert_same(models[0], models[1])
+    forgetful = all(torch.allclose(models[1][name], models[2][name]) for name in PARAMETERS)
+    assert forgetful == (up == "none")
 
 
 @pytest.mark.parametrize("t", [-20.0, 20.0])

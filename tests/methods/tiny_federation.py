@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from undergrowth.core import Context, Method, Model, Node, Packet, Shard, State, Task, Train
 from undergrowth.engines import SerialEngine, World
+from undergrowth.exchange import Links
 from undergrowth.models.staged import Staged
 from undergrowth.simulation import Clock, Simulation, Timing
 
@@ -71,10 +72,11 @@ def simulate(
     task: Task = TASK,
     limits: Mapping[str, int] = MappingProxyType({}),
     paces: Mapping[str, float] = MappingProxyType({}),
+    links: Links | None = None,
 ) -> tuple[State, dict[str, Any]]:
     """The root's state and the devices' own states after some rounds of a star on the serial engine."""
     root = Node("root", method.server, task, tuple(SHARDS), rounds, seed=SEED, samples=sum(SIZES))
-    world = World(task, method.client, {"root": method.server}, Devices())
+    world = World(task, method.client, {"root": method.server}, Devices(), links=links or Links())
     simulation = Simulation({"root": root}, {}, SerialEngine(), world, GivenClock(limits, paces))
     simulation.start()
     for _ in simulation.rounds():

@@ -174,6 +174,8 @@ def test_rows_as_a_table_of_pandas() -> None:
             found.to_pandas()
     else:
         assert found.to_pandas().to_dict("records") == found.rows
+        tree = ug.plan("fedavg", model="logistic", clients=3, topology="tree:1x3")
+        assert list(tree.to_pandas()) == list(found.to_pandas()) and len(tree.to_pandas(tree=True)) == 2
 
 
 @pytest.mark.parametrize("seconds", [0.35, 84.01, 1e-4, 999.5, 0.0012345, 3.0])

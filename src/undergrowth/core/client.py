@@ -105,6 +105,10 @@ class LoopClient:
     ) -> tuple[Packet, State]:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
 
+    def samples_after_steps(self, size: int) -> int:
+        """How many of `size` samples `after_steps` and `finish` compute with. Their price is linear in this number."""
+        return size
+
     def local(
         self, task: Task, down: Packet, shard: Shard, own: State, context: Context, limit: int | None = None
     ) -> tuple[Packet, State]:

@@ -171,6 +171,14 @@ class Model:
         """The fewest samples on which the part above `level`, or the whole model, can be trained."""
         return 2 if level in self.not_alone else 1
 
+    def check_batch(self, setting: str, batch: int, level: str | None = None) -> None:
+        """Raise an InputError if that part cannot be trained on `batch` samples. `setting`: what users know it as."""
+        fewest = self.smallest_batch(level)
+        if batch < fewest:
+            raise InputError(
+                f"{setting} {batch}: the batch normalisation of this model needs at least {fewest} samples"
+            )
+
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         """Logits in evaluation mode."""
         return self.run(weights, x).logits

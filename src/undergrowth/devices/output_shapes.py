@@ -109,6 +109,31 @@ def _softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.d
     return _elementwise(gradient, output) if dtype == output.dtype else None
 
 
+# Rows and lists of tensors --------------------------------------------------------------------------------------------
+
+
+def _rows(values: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
+    """The rows at one list of positions; of labels, too."""
+    position = indices[0]
+    usual = len(indices) == 1 and position is not None and position.dtype == torch.int64 and position.ndim == 1
+    if position is None or not usual or not len(position) or not _is_contiguous(values):
+        return None
+    return _empty((len(position), *values.shape[1:]), values.dtype)
+
+
+def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    dtype, shape = _float_type(*tensors), list(tensors[0].shape)
+    if dtype is None or any(list(tensor.shape) != shape for tensor in tensors) or not -1 <= dim <= len(shape):
+        return None
+    shape.insert(dim % (len(shape) + 1), len(tensors))
+    return _empty(shape, dtype)
+
+
+def _extremes(values: Tensor) -> tuple[Tensor, Tensor] | None:
+    dtype = _float_type(values)
+    return None if dtype is None else (_empty((), dtype), _empty((), dtype))
+
+
 # Sums and products ----------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +263,9 @@ _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys([_aten._softmax.default, _aten._log_softmax.default], _softmax),
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten._log_softmax_backward_data.default: _softmax_backward,
+    _aten.index.Tensor: _rows,
+    _aten.stack.default: _stack,
+    _aten.aminmax.default: _extremes,
     **dict.fromkeys([_aten.sum.default, _aten.mean.default, _aten.sum.dim_IntList, _aten.mean.dim], _reduction),
     **dict.fromkeys([_aten.mm.default, _aten.bmm.default], _product),
     _aten.addmm.default: _product_and_bias,

@@ -1,4 +1,4 @@
-"""Loads YAML and refuses a key that a mapping contains twice; PyYAML would silently keep the last value."""
+"""Loads YAML. PyYAML would silently keep the last value of a key that is there twice, and convert dates and times."""
 
 from __future__ import annotations
 
@@ -30,9 +30,21 @@ class _Loader(yaml.SafeLoader):
             lines[key.value] = line
         return node
 
+    def construct_time(self, node: yaml.ScalarNode) -> str:
+        """The text that the user wrote: no setting is a date or a time, and messages repeat the value."""
+        return str(node.value)
 
-# A date stays the text that the user wrote: no setting is a date, and messages repeat the value.
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: str(node.value))
+    def construct_int(self, node: yaml.ScalarNode) -> int | str:
+        # YAML 1.1 reads the time 1:30 as the number 90, in base 60.
+        return self.construct_time(node) if ":" in node.value else self.construct_yaml_int(node)
+
+    def construct_float(self, node: yaml.ScalarNode) -> float | str:
+        return self.construct_time(node) if ":" in node.value else self.construct_yaml_float(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_time)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_float)
 
 
 def load_yaml(text: str) -> Any:

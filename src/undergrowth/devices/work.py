@@ -57,8 +57,9 @@ class Tracer:
 
     Every kind of job (names, shapes and types in the packet and in the state of the device) is traced once, at two
     shard sizes and two batch sizes. The FLOPs of a step are linear in its batch, those of `before_steps` in the samples
-    of the steps, and those of `finish` in the shard, so two points give the exact FLOPs for every other device. Memory
-    between the two points is slightly overestimated. `begin` runs for every size and gives the number of steps.
+    of the steps, and those of `finish` in `samples_after_steps`, so two points give the exact FLOPs for every other
+    device. Memory between the two points is slightly overestimated. `begin` runs for every size and gives the number of
+    steps.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class _LoopTrace:
 
     def __init__(self, tracer: Tracer, client: LoopClient, down: Packet, own: State) -> None:
         self.builder = TracedJobBuilder(tracer, client, down, own)
+        self.samples_after_steps = client.samples_after_steps
         self.batch = 0
         self.large = self.builder.find_needs(lambda: self._trace_steps(LARGE_SHARD, None))
         self.small = self._trace_steps(SMALL_SHARD, SMALL_BATCH)
@@ -180,7 +182,8 @@ class _LoopTrace:
             self._interpolate(field, begin.rows, self.small.rows, self.large.rows)
             for field in ("before_flops", "before_peak", "before_kept")
         )
-        flops = begin.flops + before_flops + self._interpolate("finish_flops", size, SMALL_SHARD, LARGE_SHARD)
+        after = (self.samples_after_steps(samples) for samples in (size, SMALL_SHARD, LARGE_SHARD))
+        flops = begin.flops + before_flops + self._interpolate("finish_flops", *after)
         for batch, count in begin.batches.items():
             flops += count * self._interpolate("step_flops", batch, SMALL_BATCH, self.batch)
         count = sum(begin.batches.values())

@@ -116,10 +116,9 @@ class GradientClient(LoopClient):
         name = down.tags.get(MODEL_NAME, "")
         task = task.of_device(name, self.view)
         weights = self.start(task, down, own)
-        batch, fewest = self.batch or task.train.batch, task.model.smallest_batch(self.split)
-        if batch < fewest:
-            whose = "train.batch" if self.batch is None else "the method's own batch size"
-            raise InputError(f"{whose} {batch}: the batch normalisation of this model needs at least {fewest} samples")
+        batch = self.batch or task.train.batch
+        setting = "train.batch" if self.batch is None else "the method's own batch size"
+        task.model.check_batch(setting, batch, self.split)
         if self.held_out:
             shard, _ = split_samples(shard, self.held_out, context)
         selected = shuffled_steps(
@@ -131,7 +130,7 @@ class GradientClient(LoopClient):
             batch,
             context.generator("order"),
         )
-        steps = without_small_batches(selected, fewest, task.train.drop_last)
+        steps = without_small_batches(selected, task.model.smallest_batch(self.split), task.train.drop_last)
         steps = steps.augmented(task.augmentation, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
@@ -214,21 +213,30 @@ class GradientClient(LoopClient):
             )
         return sent
 
+    def samples_after_steps(self, size: int) -> int:
+        return count_held_out(size, self.held_out) if self.held_out else size
+
     def _optimiser(self, task: Task) -> Optimiser:
         return build_optimiser(task.train) if self.optimiser is None else self.optimiser
 
 
+def count_held_out(size: int, fraction: float) -> int:
+    """How many of `size` samples are held out: `fraction` of them, rounded, but never all."""
+    return max(0, min(round(fraction * size), size - 1))
+
+
 def split_samples(shard: Shard, fraction: float, context: Context) -> tuple[Shard, Shard]:
-    """The samples to train on, and those to validate with: `fraction` of all, rounded, but never all of them.
+    """The samples to train on, and those to validate with: see `count_held_out`.
 
     The same device has the same parts in every round.
     """
-    held_out = min(round(fraction * len(shard)), len(shard) - 1)
-    if held_out <= 0:
+    held_out = count_held_out(len(shard), fraction)
+    if not held_out:
         return shard, Shard(shard.x[:0], shard.y[:0])
     order = torch.randperm(len(shard), generator=context._replace(round=0, turn=0).generator("validation"))
-    order = order.to(shard.y.device)
-    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
+    # Sorted before they are moved: to sort meta tensors, torch would load sympy.
+    order = torch.cat([order[:held_out].sort().values, order[held_out:].sort().values]).to(shard.y.device)
+    return shard.take(order[held_out:]), shard.take(order[:held_out])
 
 
 def shuffled_steps(

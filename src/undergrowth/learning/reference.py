@@ -195,8 +195,9 @@ def mean_losses(task: Task, models: Sequence[Weights], shards: Sequence[Shard]) 
     """The loss of each model over all samples of its shard, in evaluation mode. Models may be computed together."""
     if not models:
         return []
-    totals = torch.stack([carry[TOTAL] for carry in measure_models(task, models, shards, statistics=False)])
-    means = totals[:, 0] / totals[:, 1].clamp_min(1)
+    found = measure_models(task, models, shards, statistics=False)
+    losses, counts = torch.stack([carry[TOTAL] for carry in found], 1)
+    means = losses / counts.clamp_min(1)
     return [float(mean) for mean in (means if means.is_meta else means.cpu())]  # one transfer from a GPU
 
 

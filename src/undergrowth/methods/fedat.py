@@ -118,6 +118,8 @@ class FedATServer(OwnModelsServer):
     def init(self, task: Task, context: Context) -> State:
         public = public_data(task, "fedat", labelled=True)
         check_same_shapes(task, public.x, (self.options.level,), shared_levels(task))
+        for each in (task.model, *task.ladder.values()):
+            each.check_batch("method.server_batch", self.options.server_batch)
         return super().init(task, context)
 
     def teach(

@@ -128,6 +128,8 @@ class FedKADServer(OwnModelsServer):
 
     def init(self, task: Task, context: Context) -> State:
         check_same_shapes(task, public_data(task, "fedkad").x, (self.options.level,))
+        for each in (task.model, *task.ladder.values()):
+            each.check_batch("method.server_batch", self.options.server_batch)
         return super().init(task, context)
 
     def teach(

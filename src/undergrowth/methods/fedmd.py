@@ -136,6 +136,7 @@ class FedMDServer(Server):
 
     def init(self, task: Task, context: Context) -> State:
         check_same_shapes(task, public_data(task, "fedmd").x, ())
+        task.model.check_batch("method.server_batch", self.options.server_batch)
         known = Packet(scalars={SEED: context.float_key("device models")})
         return {**super().init(task, context), "known": known, EPOCHS: self.options.pretrain_epochs}
 

@@ -85,6 +85,8 @@ class FedSplitServer(AveragingServer):
     reducer: Reducer = Named({"model": WeightedMean(), "maps": Collect()})
 
     def init(self, task: Task, context: Context) -> State:
+        if self.options.meta_batch is not None:
+            task.model.check_batch("method.meta_batch", self.options.meta_batch, self.options.level)
         state = super().init(task, context)
         return {**state, "composed": state[MODEL]}
 

@@ -11,9 +11,10 @@ devices by their samples. With q = 0 it is FedAvg. F_k is at least 1e-10. mu: Fe
 loss of the devices (Iacob, Cambridge thesis, 2022); a device that cannot finish by the deadline then sends the model
 that it has by then.
 
-Departures: a device sends c_k = −Δ_k/h_k and h_k, and the server adds the mean of the c_k with weights h_k, which is
-the same quotient. In c_k the powers of F_k cancel, so that neither q = 15 nor a loss near 0 leaves the range of single
-precision. F_k is that of the model in evaluation mode. Buffers of BatchNorm are averaged with the weights h_k.
+Departures: a device sends the model w − Δ_k/h_k and the number h_k, and the server takes the mean of these models with
+weights h_k, which is the same w. In Δ_k/h_k the powers of F_k cancel, so that neither q = 15 nor a loss near 0 leaves
+the range of single precision. Uploads are models so that a lossy link sends changes and remembers what it lost of them,
+as for FedAvg. F_k is that of the model in evaluation mode. Buffers of BatchNorm are averaged with the weights h_k.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="qfedavg", options={"q": 1.0}, rounds=2)
@@ -25,50 +26,41 @@ from dataclasses import dataclass
 
 import torch
 
-from undergrowth.core import Context, Method, Packet, Server, State, Task, WeightedMean, option
-from undergrowth.core.names import MODEL, SAMPLES
-from undergrowth.learning import GradientClient, Proximal, TaskLoss, Trained, mean_loss, model_mismatch
-from undergrowth.learning.servers import with_mean_buffers
+from undergrowth.core import Context, Method, Packet, State, Task, WeightedMean, option
+from undergrowth.core.names import SAMPLES
+from undergrowth.learning import AveragingServer, GradientClient, Proximal, TaskLoss, Trained, mean_loss
 
-CHANGE = "change/"  # prefix of names in uploads: c_k of a parameter
 H = "h"  # scalar of uploads: h_k, with n_k as a factor if devices are weighed by their samples
 LEAST_LOSS = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True)
 class QFedAvgClient(GradientClient):
-    """Sends its change, shortened by the growth of the loss along it, and how much that change counts."""
+    """Sends its model, with a change that is shortened by the growth of the loss along it, and how much it counts."""
 
     options: QFedAvg
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         q, lipschitz, received = self.options.q, 1 / trained.lr, trained.received
-        change = {name: trained.tensors[name] - received[name] for name in trained.task.model.parameters}
-        buffers = {name: value for name, value in trained.tensors.items() if name not in change}
+        names = trained.task.model.parameters
         loss = max(float(mean_loss(trained.task, received, trained.shard)), LEAST_LOSS)
-        squared_norm = float(torch.stack([value.double().square().sum() for value in change.values()]).sum())
-        # h_k = L·F^(q − 1)·(F + q·L·‖w_k − w‖²) and c_k = (w_k − w)·F / (F + q·L·‖w_k − w‖²).
+        changes = (trained.tensors[name] - received[name] for name in names)
+        squared_norm = float(torch.stack([value.double().square().sum() for value in changes]).sum())
+        # h_k = L·F^(q − 1)·(F + q·L·‖w_k − w‖²) and −Δ_k/h_k = (w_k − w)·F / (F + q·L·‖w_k − w‖²).
         grown = loss + q * lipschitz * squared_norm
         h = lipschitz * loss ** (q - 1) * grown * (trained.samples if self.options.weighting == SAMPLES else 1)
-        shortened = {CHANGE + name: value * (loss / grown) for name, value in change.items()}
-        return Packet({**shortened, **buffers}, {**trained.scalars, H: h}), trained.own
+        # lerp with weight 1, that of q = 0, is exactly its end.
+        moved = {name: torch.lerp(received[name], trained.tensors[name], loss / grown) for name in names}
+        return Packet({**trained.tensors, **moved}, {**trained.scalars, H: h}), trained.own
 
 
 @dataclass(frozen=True)
-class QFedAvgServer(Server):
-    accepts_partial: bool = False
-    reducer = WeightedMean(H)
-
-    def check(self, task: Task, up: Packet) -> str | None:
-        return model_mismatch(task, Packet({name.removeprefix(CHANGE): value for name, value in up.tensors.items()}))
+class QFedAvgServer(AveragingServer):
+    reducer: WeightedMean = WeightedMean(H)
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
-        if not combined.scalars[H]:  # no device trained on a sample
-            return state
-        model = with_mean_buffers(task, state[MODEL], combined)
-        for name in task.model.parameters:
-            model[name] = model[name] + combined.tensors[CHANGE + name].to(model[name].dtype)
-        return {**state, MODEL: model}
+        # Without a weight no device trained on a sample.
+        return super().step(task, state, combined, context) if combined.scalars[H] else state
 
 
 @dataclass(frozen=True)

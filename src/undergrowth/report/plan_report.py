@@ -19,7 +19,7 @@ from undergrowth.runs.advice import best_method, find_next_class
 from undergrowth.runs.api import check_kind, parse_arguments
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.own_task import TaskFunctions
-from undergrowth.runs.planning import Planner, Row
+from undergrowth.runs.planning import TREE, Planner, Row
 
 
 class PlanReport(list[Row]):
@@ -27,7 +27,8 @@ class PlanReport(list[Row]):
 
     notes: assumptions of the prices, and why methods are left out.
     advice: sentences: who can take part, the energy of the run, how long batteries last, and what to change.
-    tree: for a tree, one row per method and level of servers: what their links carry, and the time of a round.
+    tree: for a tree, one row per method and level of servers: what their links carry, and the time of a round. The rows
+        of the devices have those of their method under `tree`, too, so that JSON has them.
     """
 
     def __init__(
@@ -47,12 +48,13 @@ class PlanReport(list[Row]):
         return list(self)
 
     def to_pandas(self, tree: bool = False) -> Any:
-        """The rows, or those of `tree`, as a pandas DataFrame."""
+        """The rows without their entry `tree`, or the rows of `tree`, as a pandas DataFrame."""
         try:
             pandas = importlib.import_module("pandas")
         except ImportError:
             raise InputError("to_pandas needs pandas; install it with `pip install pandas`") from None
-        return pandas.DataFrame(self.tree if tree else self.rows)
+        flat = [{key: value for key, value in row.items() if key != TREE} for row in self]
+        return pandas.DataFrame(self.tree if tree else flat)
 
     def page(self, file: str | Path) -> Path:
         """Writes an HTML page with figures, advice and all rows, and returns its path."""

@@ -153,6 +153,8 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
         raise InputError(f"personal compares accuracies, and this task is about {federation.task.kind.metric.name}")
     if federation.task.ladder:
         raise InputError("personal: the devices have models of several shapes; leave out model.ladder")
+    setting = "train.batch" if section.batch is None else "personal.batch"
+    federation.task.model.check_batch(setting, section.batch or experiment.train.batch)
     if experiment.run.engine == "processes" and torch.cuda.is_available() and not chosen_by_auto(federation):
         # Torch refuses to train in processes that are forked after their parent has traced a backward pass.
         raise InputError(

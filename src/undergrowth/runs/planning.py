@@ -26,6 +26,7 @@ from undergrowth.runs.preview import Prospect, price_devices
 from undergrowth.runs.rehearsal import rehearse
 from undergrowth.runs.tree_price import price_tree
 
+TREE = "tree"  # key of a row: the rows of the levels of servers with the same method
 MAX_ARRIVALS = 10_000  # that a round of an asynchronous server is taken to need
 
 Row = dict[str, Any]
@@ -58,7 +59,8 @@ class Planner:
     def price_all(self, methods: Sequence[str | Method] = ()) -> Iterator[Row]:
         """The rows of `methods`. By default, those of every method that runs on devices and works with the model.
 
-        The user's own method comes first if the experiment names one. `left_out` says which methods do not work.
+        The user's own method comes first if the experiment names one. `left_out` says which methods do not work. For a
+        tree, every row also has the rows of `self.tree` of its method, under the key `tree`.
         """
         for method in methods or default_methods(self.planned):
             name = method if isinstance(method, str) else type(method).__name__.lower()
@@ -74,7 +76,7 @@ class Planner:
                 continue
             self.methods[name] = chosen
             self.tree += levels
-            yield from rows
+            yield from ({**row, TREE: levels} for row in rows) if levels else rows
 
     def price(self, name: str, method: Method, experiment: Experiment | None = None) -> list[Row]:
         """One row per class of devices, with the price of one round of the device whose time is the median.

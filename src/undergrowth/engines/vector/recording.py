@@ -1,8 +1,9 @@
 """Recorded steps: one step of a stack of clients as a CUDA graph, which the GPU replays without the CPU.
 
 Launching the many small kernels of a step takes the CPU longer than the GPU needs to run them. Recorded once for a kind
-of job and a number of clients, a step is one launch. It works on fixed buffers, into which carries and batches are
-copied. These buffers are used even before recording, so that results do not depend on when recording starts.
+of job, a number of clients and a width of their batches, a step is one launch. It works on fixed buffers, into which
+carries and batches are copied. These buffers are used even before recording, so that results do not depend on when
+recording starts.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def size_for(clients: int) -> int:
 
 
 class Recordings:
-    """All recordings, by kind of job and number of clients. On a CPU there are none.
+    """All recordings, by kind of job, number of clients and width of their batches. On a CPU there are none.
 
     `step`: (carry, batch, mask, client, clients) → carry
     """
@@ -49,7 +50,8 @@ class Recordings:
         self._patterns: dict[int, Any] = {}  # kind → what a step changes, if it can be recorded
         self._unrecorded: Counter[Key] = Counter()  # steps that ran without a recording
         self._first_round: dict[Key, int] = {}
-        self._recordings: defaultdict[Key, dict[int, Recording]] = defaultdict(dict)  # by number of clients
+        # By number of clients and width of their batches.
+        self._recordings: defaultdict[Key, dict[tuple[int, int], Recording]] = defaultdict(dict)
         self._last_round: dict[Key, int] = {}  # in which it was used
         self._round = 0
 
@@ -94,12 +96,14 @@ class Recordings:
         """The recording for a step of `clients` clients."""
         recordings, size = self._recordings[key], size_for(clients)
         self._last_round[key] = self._round
-        if size not in recordings:
-            larger = max(recordings, default=0)
-            buffers = recordings[larger].carry if larger > size else _allocate(self._patterns[key[0]], carry, size)
+        if (size, batches.width) not in recordings:
+            largest = max(recordings, default=(0, 0))
+            fits = largest[0] >= size
+            buffers = recordings[largest].carry if fits else _allocate(self._patterns[key[0]], carry, size)
             step = partial(self._step, client=client, clients=size)
-            recordings[size] = Recording(step, slice_stack(buffers, slice(0, size)), *batches.allocate(size))
-        found = recordings[size]
+            found = Recording(step, slice_stack(buffers, slice(0, size)), *batches.allocate(size))
+            recordings[size, batches.width] = found
+        found = recordings[size, batches.width]
         if found.possible and not found.recorded:
             self._unrecorded[key] += 1
             new = self._first_round.setdefault(key, self._round) == self._round

@@ -100,17 +100,30 @@ def split_points(clients: int) -> list[int]:
     return [point for point, min_clients in candidates if clients >= min_clients]
 
 
+def width_for(begun: Sequence[Begun]) -> int:
+    """Samples for which a recorded batch of these clients has room: at most the batch size, otherwise a power of two.
+
+    A batch size far above the data thus makes no room for samples that nobody has. There are few widths, because every
+    width has its own recordings.
+    """
+    return min(begun[0].steps.batch, 1 << (_most_samples(begun) - 1).bit_length())
+
+
+def _most_samples(begun: Sequence[Begun]) -> int:
+    """Samples of the longest epoch of all clients, at least one."""
+    return max(1, max((len(order) for each in begun for order in each.steps.epochs), default=1))
+
+
 class Batches:
     """The batches of stacked clients, step by step. `begun`: sorted by steps, most first.
 
     `places`: positions in the stack; those without a client, or whose client has finished, get samples of weight 0.
-    `whole`: room for whole batches, as recordings need it, even if no client has that many samples.
+    `width`: samples of a client for which a batch has room, as in `width_for`; None: as many as these clients need.
     """
 
-    def __init__(self, begun: Sequence[Begun], torch_device: str, places: int, whole: bool = False) -> None:
+    def __init__(self, begun: Sequence[Begun], torch_device: str, places: int, width: int | None = None) -> None:
         first = begun[0].steps
-        most = max((len(order) for each in begun for order in each.steps.epochs), default=1)
-        batch, steps = first.batch if whole else min(first.batch, max(1, most)), max(each.count for each in begun)
+        batch, steps = width or min(first.batch, _most_samples(begun)), max(each.count for each in begun)
         # One pool of all samples and one table of positions, so that the batch of a step is a single gather.
         self.pool = {name: torch.cat([each.steps.data[name] for each in begun]) for name in first.data}
         # The same for what belongs to visits: a pool of all visits, client by client.
@@ -137,6 +150,10 @@ class Batches:
             self._visit_table = _to_torch(_visit_table(begun, real, batch).transpose(1, 0, 2), torch_device)
         self._weights = _to_torch(np.stack([weight, mask]).transpose(2, 0, 1, 3), torch_device)
 
+    @property
+    def width(self) -> int:
+        return self._table.shape[2]
+
     def at(self, step: int, places: int) -> tuple[dict[str, Tensor], Tensor | None]:
         """The long batch of the first `places` places, and the mask of its real samples (None: all are real)."""
         batch = {name: values.index_select(0, rows) for name, values, rows in self._sources(step, places)}
@@ -146,7 +163,7 @@ class Batches:
 
     def allocate(self, places: int) -> tuple[dict[str, Tensor], Tensor]:
         """Memory for the long batch of `places` places, and for the weights and the mask of its samples."""
-        rows = places * self._table.shape[2]
+        rows = places * self.width
         pools = {**self.pool, **self.visits}
         batch = {name: values.new_empty(rows, *values.shape[1:]) for name, values in pools.items()}
         return batch, torch.empty_like(self._weights[0, :, :places])

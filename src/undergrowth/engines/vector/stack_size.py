@@ -25,29 +25,31 @@ class StackSize:
         self.cuda = torch.device(torch_device).type == "cuda"
         self._given = given
         self._model_bytes = model_bytes
-        self._client_bytes: dict[int, float] = {}  # kind → bytes of one client
+        self._measured: dict[int, tuple[float, int]] = {}  # kind → bytes of one client, width of its batch
         self._limits: dict[int, int] = {}  # kind → clients, after more did not fit
-        self._fitting: dict[int, int] = {}  # kind → clients that fit in this round
+        self._fitting: dict[tuple[int, int], int] = {}  # kind and width → clients that fit in this round
         self._bytes_before = 0  # allocated on the GPU before the measured step
 
     def start_round(self) -> None:
         """Forgets how many fit: others use the GPU's memory too."""
         self._fitting.clear()
 
-    def clients(self, kind: int) -> int:
+    def clients(self, kind: int, width: int) -> int:
+        """`width`: samples for which the batch of a client has room."""
         if kind in self._limits or self._given is not None:
             return self._limits.get(kind) or self._given or 1
         if not self.cuda:
             least, most = CPU_CLIENTS
             return max(least, min(most, MAX_CPU_BYTES // self._model_bytes))
-        if kind not in self._fitting:
+        if (kind, width) not in self._fitting:
             free, _ = torch.cuda.mem_get_info(self._torch_device)
             # Not torch.cuda.memory_reserved, which sorts all statistics and takes ten times as long.
             statistics = torch.cuda.memory_stats_as_nested_dict(self._torch_device)
             free += statistics["reserved_bytes"]["all"]["current"] - statistics["allocated_bytes"]["all"]["current"]
-            fitting = int(MEMORY_FRACTION * free / self._client_bytes[kind])
-            self._fitting[kind] = max(1, min(MAX_GPU_CLIENTS, fitting))
-        return self._fitting[kind]
+            client_bytes, measured = self._measured[kind]
+            fitting = int(MEMORY_FRACTION * free / (client_bytes * max(1, width / measured)))
+            self._fitting[kind, width] = max(1, min(MAX_GPU_CLIENTS, fitting))
+        return self._fitting[kind, width]
 
     def start_measuring(self) -> None:
         """Called before the step that is measured."""
@@ -55,11 +57,11 @@ class StackSize:
             self._bytes_before = torch.cuda.memory_allocated(self._torch_device)
             torch.cuda.reset_peak_memory_stats(self._torch_device)
 
-    def measure(self, kind: int, clients: int) -> None:
-        """Called after a step of `clients` clients: computes how much memory one takes."""
+    def measure(self, kind: int, clients: int, width: int) -> None:
+        """Called after a step of `clients` clients with batches of `width`: computes how much memory one takes."""
         if self.cuda:
             peak = torch.cuda.max_memory_allocated(self._torch_device) - self._bytes_before
-            self._client_bytes[kind] = max(1.0, peak / clients)
+            self._measured[kind] = max(1.0, peak / clients), width
 
     def halve(self, kind: int, clients: int) -> None:
         """Called when `clients` clients did not fit."""

@@ -16,7 +16,7 @@ from undergrowth.engines.vector.agreement import agree, full_precision
 from undergrowth.engines.vector.carries import slice_stack, stack_carries, unstack
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.recording import FinishedCarries, Recording, Recordings, allocate_finished, size_for
-from undergrowth.engines.vector.stack import Batches, Begun
+from undergrowth.engines.vector.stack import Batches, Begun, width_for
 from undergrowth.engines.vector.stack_size import StackSize
 
 STACKING_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)  # raised by steps in a stack
@@ -50,12 +50,14 @@ class StackedSteps:
             self.prepare(idle)
             yield idle, [each.carry for each in idle]
         rest = [each for each in group if each.count]
+        # Of the whole group: how many of its clients are in a chunk depends on the memory that is free.
+        width = width_for(rest) if rest else 0
         while rest:
-            size = min(self._stack_size.clients(kind), len(rest))
+            size = min(self._stack_size.clients(kind, width), len(rest))
             left = rest[:size]
             try:
                 self.prepare(left)
-                for chunk, carries in self._run_steps(kind, left):
+                for chunk, carries in self._run_steps(kind, left, width):
                     left = left[: -len(chunk)]
                     yield chunk, carries
             except torch.cuda.OutOfMemoryError:
@@ -72,10 +74,10 @@ class StackedSteps:
             for each, carry in zip(todo, carries, strict=True):
                 each.carry, each.prepared = carry, True
 
-    def _run_steps(self, kind: int, chunk: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
+    def _run_steps(self, kind: int, chunk: list[Begun], width: int) -> Iterator[tuple[list[Begun], list[Carry]]]:
         """All steps of a chunk. Yields clients with their final carries, those that finish early before others."""
         if self._recordings.can_record(kind):
-            yield from self._run_recorded_steps(kind, chunk)
+            yield from self._run_recorded_steps(kind, chunk, width)
             return
         batches = Batches(chunk, self.torch_device, len(chunk))
         carry = stack_carries([each.carry for each in chunk])
@@ -88,9 +90,11 @@ class StackedSteps:
             carry = self._step(carry, *batches.at(step, clients), client=chunk[0].client, clients=clients)
         yield chunk, [*unstack(carry, clients), *finished]
 
-    def _run_recorded_steps(self, kind: int, chunk: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
+    def _run_recorded_steps(
+        self, kind: int, chunk: list[Begun], width: int
+    ) -> Iterator[tuple[list[Begun], list[Carry]]]:
         """The same in the buffers of recordings, which may have more places than there are clients."""
-        batches = Batches(chunk, self.torch_device, size_for(len(chunk)), whole=True)
+        batches = Batches(chunk, self.torch_device, size_for(len(chunk)), width)
         carry = stack_carries([each.carry for each in chunk])
         key = self._recordings.key(kind, carry)
         clients = len(chunk)
@@ -140,29 +144,29 @@ class StackedSteps:
             if len(pair) == 1:
                 pair.append(pair[0].altered)
             with full_precision():
-                self._stackable[kind] = self._agrees(kind, pair)
+                self._stackable[kind] = self._agrees(kind, pair, width_for(group))
         return self._stackable[kind]
 
-    def _agrees(self, kind: int, pair: list[Begun]) -> bool:
+    def _agrees(self, kind: int, pair: list[Begun], width: int) -> bool:
         """Whether one step of two clients gives the same in a stack and alone.
 
         In double precision if the model supports it: otherwise rounding could decide, and differently after a resume.
         """
         with suppress(*STACKING_ERRORS):
-            self._measure_step(kind, pair)
+            self._measure_step(kind, pair, width)
             for dtype in (torch.float64, torch.float32):
                 with suppress(*STACKING_ERRORS):
                     return self._agrees_in(dtype, pair)
         return False
 
-    def _measure_step(self, kind: int, pair: list[Begun]) -> None:
+    def _measure_step(self, kind: int, pair: list[Begun], width: int) -> None:
         """On a GPU, runs a step as it will be run later, to find out how much memory it takes and what it changes."""
         if self.cuda:
-            batch, mask = Batches(pair, self.torch_device, len(pair)).at(0, len(pair))
+            batch, mask = Batches(pair, self.torch_device, len(pair), width).at(0, len(pair))
             before = stack_carries([each.carry for each in pair])
             self._stack_size.start_measuring()
             after = self._step(before, batch, mask, client=pair[0].client, clients=len(pair), task=self._exact_task)
-            self._stack_size.measure(kind, len(pair))
+            self._stack_size.measure(kind, len(pair), width)
             self._recordings.learn(kind, before, after)
 
     def _agrees_in(self, dtype: torch.dtype, pair: list[Begun]) -> bool:

@@ -109,6 +109,7 @@ class LogitsServer(Server):
 
     def init(self, task: Task, context: Context) -> State:
         public_data(task, type(self.options).__name__.lower())  # refuses a run without public data
+        task.model.check_batch("method.server_batch", self.options.server_batch)
         return super().init(task, context)
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
