@@ -15,10 +15,11 @@ from torch.nn import functional
 import undergrowth as ug
 from tests.methods.test_fedft import digits, digits_task
 from tests.methods.test_methods import play, same
-from undergrowth.core import Context, Packet, Shard, Task
+from undergrowth.core import Context, Model, Packet, Shard, Task
 from undergrowth.devices import Tracer
 from undergrowth.learning import features_of
 from undergrowth.methods import FedAvg, FedSplit
+from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
 from undergrowth.runs.preview import price_devices
@@ -251,3 +252,17 @@ def test_the_composed_model_is_ahead_of_the_average_and_all_maps_are_better_than
         accuracy["average"].append(result.history[-1]["accuracy/average"])
     assert min(accuracy["kmeans"]) > max(accuracy["average"]) + 0.1
     assert sum(accuracy["all"]) > sum(accuracy["kmeans"])
+
+
+@pytest.mark.parametrize("section", ["start", "model"])
+def test_the_new_upper_part_is_random_also_if_the_run_starts_from_a_file(section: str, run: Run) -> None:
+    """With a rate of almost 0 it stays as it starts."""
+    first = run("fedavg", {"rounds": 1})
+    file = str(first.folder / "model.safetensors")
+    options = {**SMALL["model_options"], **({"weights": file} if section == "model" else {})}
+    settings = {"rounds": 1, "model_options": options, **({"start": {"weights": file}} if section == "start" else {})}
+    found = run("fedsplit", settings, meta_lr=1e-30, meta_epochs=1).model.state_dict()
+    model = Model(builder("cnn", (1, 8, 8), 10, hidden=16))
+    random, upper = model.initial(Context(0, "server", 0).key("upper part")), set(model.trainable("up"))
+    expected = {name: (random if name in upper else first.model.state_dict())[name] for name in found}
+    torch.testing.assert_close(dict(found), expected, rtol=0, atol=1e-20)

@@ -14,7 +14,7 @@ ASYNCHRONOUS, CORRECTIONS = "test_reference_asynchronous", "test_reference_corre
 FAIRNESS, PERSONAL = "test_reference_fairness", "test_reference_personalisation"
 PRUNING = "test_reference_pruning"
 HEAD_TUNING = "test_head_tuning"
-WIDTH = "test_width::test_each_coordinate_is_the_mean_of_those_who_trained_it_and_else_stays"
+WIDTH = "test_reference_width::test_a_run_is_what_the_formulas_say"
 
 # Method → file in this folder and test. A new method adds its line.
 REFERENCE_LOOPS = {

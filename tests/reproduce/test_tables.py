@@ -211,3 +211,22 @@ def test_all_rows_but_those_without_have_both_steps_of_pretraining(name: str) ->
                 assert start.raw["train"]["rounds"] == 1
                 if cell.raw["method"]["name"] != "central":
                     assert start.raw["data"] == cell.raw["data"]
+
+
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_dirichlet_partitions_of_shis_tables_are_capped(scale: str) -> None:
+    """The source builds on FedML, whose rule that is."""
+    tables = [table for table in load_tables().values() if table.source.startswith("Shi")]
+    raws = [raw for table in tables for cell in build_cells(table, scale) for raw in cell.experiments]
+    rules = {raw["data"].get("partition", "") for raw in raws}
+    dirichlet = {rule for rule in rules if rule.startswith("dirichlet")}
+    assert {"dirichlet:0.1:capped", "dirichlet:0.5:capped"} <= dirichlet
+    assert all(rule.endswith(":capped") for rule in dirichlet)
+
+
+def test_ladders_have_the_counts_of_table_5_5() -> None:
+    counts = {"wrn-10-1": 6, "wrn-16-1": 4, "wrn-22-1": 4, "wrn-28-1": 4, "wrn-34-1": 2}
+    for name in ("5.7", "5.11"):
+        raws = [raw for cell in build_cells(load_tables()[name], "full") for raw in cell.experiments]
+        ladders = [parse_experiment(raw).model.counts for raw in raws]
+        assert counts in ladders and all(each in ({}, counts) for each in ladders)

@@ -14,7 +14,7 @@ import undergrowth as ug
 from tests.double_precision import ATOL, RTOL, DoubleDataset, double_data
 from undergrowth.core import Context, InputError, Model
 from undergrowth.core.binding import BoundModule
-from undergrowth.models import WithFrozenStatistics
+from undergrowth.models import WithFrozenStatistics, builder
 from undergrowth.models.adaptation import freeze_statistics
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.federation import federate
@@ -151,3 +151,14 @@ def test_a_builder_with_frozen_statistics_keeps_the_ladder_of_an_object() -> Non
 
     build.ladder = {"small": Pretrained}  # type: ignore[attr-defined]
     assert WithFrozenStatistics(build).ladder == {"small": Pretrained}
+
+
+def test_random_weights_are_those_without_a_file(tmp_path: Path) -> None:
+    torch.save(builder("resnet-8", (1, 8, 8), 10, width=4)().state_dict(), tmp_path / "weights.pt")
+    plain, loaded = (
+        Model(WithFrozenStatistics(builder("resnet-8", (1, 8, 8), 10, width=4, weights=file)))
+        for file in (None, tmp_path / "weights.pt")
+    )
+    for name, value in loaded.initial(3, random=True).items():
+        assert torch.equal(value, plain.initial(3)[name]), name
+    assert not torch.equal(loaded.initial(3)["head.weight"], plain.initial(3)["head.weight"])

@@ -17,9 +17,11 @@ from torch.nn import functional
 import undergrowth as ug
 from undergrowth.core import Context, Packet
 from undergrowth.data import load
+from undergrowth.methods import METHODS
 from undergrowth.runs.execution import start
 from undergrowth.runs.federation import federate
 
+from ..conformance import experiment
 from ..double_precision import double_data, double_model
 from .objects import digest, without_wall
 
@@ -59,8 +61,8 @@ def test_warm_rounds_are_a_plain_loop_over_all_devices(out: str) -> None:
         weight_decay=0.01, schedule="cosine", sample=0.5, selector="random:0.3", dropout=0.5, quorum=0.5,
         fleet="mixed-edge", deadline=0.5, start={"warm_rounds": 2, "warm_epochs": 3}, out=out,
     )  # fmt: skip
-    experiment = {"data": {"clients": 4, "partition": "dirichlet:1"}, "run": {"seed": 5}}
-    federation = federate(ug.runs.config.parse_experiment(experiment), None, data, model)
+    plain = {"data": {"clients": 4, "partition": "dirichlet:1"}, "run": {"seed": 5}}
+    federation = federate(ug.runs.config.parse_experiment(plain), None, data, model)
     shards = {name: federation.population.train(name) for name in federation.population.devices}
     weights = federation.task.model.initial(Context(5, "server", 0).key("model"))
     seed = Context(5, "server", 0).key("warm rounds")
@@ -109,6 +111,21 @@ def test_every_method_starts_from_the_model_of_the_phase(out: str, method: Any) 
     assert without_wall(again.history) == without_wall(whole.history)
     assert list(again.ledger.rows()) == list(whole.ledger.rows())
     assert again.start == {} and again.ledger.start is None and "start" not in again.summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name, kind in METHODS.items() if not kind().begins_with])
+def test_any_method_starts_from_the_model_of_the_phase(method: str, tmp_path: Path) -> None:
+    """With the options, ladder and public data of the tests of conformance.
+
+    A method that begins with another one is left out: from the file, that one would run once more.
+    """
+    small = experiment(method, tmp_path)
+    whole = start({**small, "start": {"warm_rounds": 1, "warm_epochs": 2}})
+    again = start({**small, "start": {"weights": str(weights_of(whole.start["warm rounds"]))}})
+    assert digest(again) == digest(whole) != digest(start(small))
+    assert without_wall(again.history) == without_wall(whole.history)
+    assert list(again.ledger.rows()) == list(whole.ledger.rows())
 
 
 def test_the_phase_is_booked_apart(out: str) -> None:

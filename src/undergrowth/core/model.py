@@ -67,8 +67,11 @@ class Model:
         facts = {name: getattr(bound, name) for name in ("module", "parameters", "buffers", "shapes")}
         vars(self).update(binding=bound, **facts, levels=bound.levels.names)
 
-    def initial(self, seed: int) -> dict[str, Tensor]:
-        """Fresh weights, the same for the same seed."""
+    def initial(self, seed: int, random: bool = False) -> dict[str, Tensor]:
+        """The weights of a new module, the same for the same seed.
+
+        random: without those that `build` loads from a file, if it has an attribute `without_file`.
+        """
         if self.torch_device == "meta":
             # Without building a module, or views of this one: a price would count the memory of both.
             state = self.module.state_dict(keep_vars=True)
@@ -78,7 +81,8 @@ class Model:
             }
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            state = self.build().state_dict()
+            build = getattr(self.build, "without_file", self.build) if random else self.build
+            state = build().state_dict()
         return {name: state[name].detach().clone().to(self.torch_device) for name in self.shapes}
 
     def to(self, torch_device: str) -> Model:

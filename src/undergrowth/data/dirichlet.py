@@ -35,11 +35,12 @@ def uncapped(labels: np.ndarray, clients: int, generator: np.random.Generator, a
 def capped(labels: np.ndarray, clients: int, generator: np.random.Generator, alpha: float) -> np.ndarray:
     """Divides each class, in the order of their numbers, over the devices that hold fewer than N/n samples so far.
 
-    This is the rule of FedML (He et al., 2020) and of Lin et al., 2020. A device that has reached N/n samples gets none
-    of the later classes. The proportions of the others are drawn from Dir(alpha). If a device ends with fewer than ten
-    samples, everything is drawn again. FedML repeats this for ever; here, after `MAX_DRAWS` draws, the one in which the
-    fewest samples are missing is completed: devices below the minimum take samples from the largest devices. The
-    minimum is N // n if that is less than ten.
+    This is the rule of FedML (He et al., 2020). A device that has reached N/n samples gets none of the later classes.
+    The proportions of the others are drawn from Dir(alpha). If a device ends with fewer than ten samples, everything is
+    drawn again. FedML repeats this for ever; here, after `MAX_DRAWS` draws, the one in which the fewest samples are
+    missing is completed: devices below the minimum take samples from the largest devices. The minimum is N // n if that
+    is less than ten. The code of Lin et al., 2020, has the same limit, but within random groups of ten devices and with
+    half of N/n as the minimum, and cuts the result into equal parts.
     """
     _, sizes = np.unique(labels, return_counts=True)
     least = min(MIN_SAMPLES, len(labels) // clients)

@@ -164,9 +164,7 @@ class GradientClient(LoopClient):
         optimiser, parameters = self._optimiser(task), dict(carry[PARAMETERS])
         plain = optimiser == Sgd() and not task.model.mixed
         descent = Descent(carry["lr"], carry.get("descending")) if plain else None
-        gradients, buffers, loss = gradients_of(
-            task, self.objective, parameters, carry[BUFFERS], carry[RECEIVED], batch, self.split, descent
-        )
+        gradients, buffers, loss = self.gradients(task, carry, batch, descent)
         remaining = [name for name in parameters if descent is None or name not in descent.done]
         updated, state = optimiser.update(
             [parameters[name] for name in remaining], gradients, carry["optimiser"], carry["lr"], "stepped" in carry
@@ -178,6 +176,13 @@ class GradientClient(LoopClient):
         if LOSS in carry:
             carry[LOSS], carry["steps"] = carry[LOSS] + loss.detach(), carry["steps"] + 1
         return carry
+
+    def gradients(
+        self, task: Task, carry: Carry, batch: Batch, descent: Descent | None
+    ) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
+        """What `gradients_of` returns for a step."""
+        weights = carry[PARAMETERS], carry[BUFFERS], carry[RECEIVED]
+        return gradients_of(task, self.objective, *weights, batch, self.split, descent)
 
     def finish(
         self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context

@@ -4,7 +4,7 @@ Down: w = {φ, θ}, split at `level`. A device computes the maps F = φ(x) of al
 every class it reduces them to `components` principal components, finds `clusters` clusters by K-means, and keeps the
 real map nearest to each centre (a class with no more samples than clusters keeps all of them). Then: E epochs of SGD
 from w. Up: w_k, n_k, the kept maps and their labels.
-Server: w ← Σ p_k·w_k, which is what devices get next; and a new θ_meta is trained from initial weights on all kept maps
+Server: w ← Σ p_k·w_k, which is what devices get next; and a new θ_meta is trained from random weights on all kept maps
 with cross-entropy. {θ_meta, φ} is evaluated, with the φ that made the maps: the one that the devices had received. The
 average is evaluated beside it, under the name "average".
 
@@ -14,7 +14,8 @@ in the last; other rounds are FedAvg's.
 
 Departures: the source begins with the level low; here the default is up, at which selecting few maps costs least
 accuracy and maps are smallest. θ_meta starts from new random weights in every round, where the source may mean the same
-ones. The source does not give the batch size of θ_meta: here it is the run's, with plain SGD.
+ones; also if the run starts from the weights of a file or of a phase `start` (a Hugging Face model keeps its own). The
+source does not give the batch size of θ_meta: here it is the run's, with plain SGD.
 
     >>> import undergrowth as ug
     >>> options = {"level": "up", "clusters": 5, "meta_epochs": 10}
@@ -111,7 +112,7 @@ class FedSplitServer(AveragingServer):
         options = self.options
         data = {"x": torch.cat([each["maps"] for each in sent]), "y": torch.cat([each["labels"] for each in sent])}
         above = replace(task, model=UpperModel(task.model, options.level))
-        start = task.model.initial(context.key("upper part"))
+        start = task.model.initial(context.key("upper part"), random=True)
         training = (options.meta_lr, options.meta_epochs, options.meta_batch or task.train.batch, options.level)
         trained = train_on_server(above, start, data, TaskLoss(), context, *training)
         upper = (*task.model.trainable(options.level), *task.model.upper_buffers(options.level))

@@ -43,11 +43,13 @@ from undergrowth.learning import (
     WidthServer,
     widths_of,
 )
+from undergrowth.learning.descent import Descent
 from undergrowth.learning.objectives import divergences
 from undergrowth.learning.slice_client import RATIO, slice_upload
 from undergrowth.learning.width import SlicedModel
 
 KEPT = "kept"  # entry of the carry: channels that each of the coming steps trains, steps × sets of channels
+MASKS = "masks"  # entry of the carry during a step: the positions of these channels in the weights
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,26 @@ class FjORDClient(GradientClient):
         parameters, buffers, kept = carry[PARAMETERS], carry[BUFFERS], carry[KEPT]
         masks = widths_of(task.model).masks({**parameters, **buffers}, kept[..., 0, :])
         narrow = {name: value * masks[name] if name in masks else value for name, value in parameters.items()}
-        after = super().step(task, {**carry, PARAMETERS: narrow}, batch)
+        after = dict(super().step(task, {**carry, PARAMETERS: narrow, MASKS: masks}, batch))
+        del after[MASKS]
         for part, before in ((PARAMETERS, parameters), (BUFFERS, buffers)):
             after[part] = {
                 name: torch.where(masks[name], value, before[name]) if name in masks else value
                 for name, value in after[part].items()
             }
         return {**after, KEPT: kept.roll(-1, -2)}
+
+    def gradients(
+        self, task: Task, carry: Carry, batch: Batch, descent: Descent | None
+    ) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
+        found, buffers, loss = super().gradients(task, carry, batch, descent)
+        if MASKS not in carry or not carry["optimiser"]:
+            return found, buffers, loss
+        # An activation such as a sigmoid is not 0 at 0: weights that read a dropped channel would get a gradient. It
+        # must not reach the optimiser's state, which steps with these weights use later.
+        masks = [carry[MASKS].get(name) for name in carry[PARAMETERS]]
+        narrow = [value if mask is None else value * mask for value, mask in zip(found, masks, strict=True)]
+        return narrow, buffers, loss
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         return slice_upload(self.options, trained)

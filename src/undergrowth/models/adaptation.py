@@ -54,6 +54,11 @@ class WithFrozenStatistics:
         return freeze_statistics(self.build())
 
     @property
+    def without_file(self) -> WithFrozenStatistics:
+        """Builds the same module without the weights of a file, for `Model.initial`."""
+        return WithFrozenStatistics(getattr(self.build, "without_file", self.build))
+
+    @property
     def ladder(self) -> Mapping[str, Any]:
         """The smaller models that belong to the model, if it is an object that has any."""
         return getattr(self.build, "ladder", {})

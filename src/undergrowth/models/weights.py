@@ -34,6 +34,12 @@ class WithWeights:
         return module
 
     @property
+    def without_file(self) -> Callable[[], nn.Module]:
+        """Builds the same module with random weights, for `Model.initial`."""
+        inner: Callable[[], nn.Module] = getattr(self.build, "without_file", self.build)
+        return inner
+
+    @property
     def ladder(self) -> Mapping[str, Any]:
         """The smaller models that belong to the model, if it is an object that has any."""
         return getattr(self.build, "ladder", {})
