@@ -32,8 +32,12 @@ def test_what_only_some_runs_need_is_not_loaded_for_all():
         {"model": "mlp"},
         {"model": "mlp", "method": "adapt", "options": {"validation": 0.2, "patience": 1}},
         {"model": "mlp", "personal": True},
+        {"model": "wrn-10-1", "method": "fedprox"},
+        {"model": "resnet-8", "method": "fedft-eds"},
+        {"model": "mlp", "method": "scaffold"},
+        {"model": "mlp", "method": "qfedavg"},
     ],
-    ids=["cnn", "mlp", "validation", "personal"],
+    ids=["cnn", "mlp", "validation", "personal", "fedprox", "fedft-eds", "scaffold", "qfedavg"],
 )
 def test_a_first_run_does_not_load_what_takes_longer_than_the_run(tmp_path, settings):
     statement = f"from undergrowth import run; run(**{settings!r}, rounds=1, out={str(tmp_path)!r})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,7 +82,15 @@ def test_operations_of_elements(dtype: torch.dtype) -> None:
                 a - b, a * b, a / b
             a.relu(), -a, a.abs(), a.sqrt(), a.exp(), a.log(), a.sigmoid(), a.tanh(), a.clamp_min(0.0)
             a + 1, 2.0 * a, a / 3, 1 - a, a**2, a < 1, a > 1, a == 0, a != 2
-            torch.zeros_like(a), torch.ones_like(a), a.sum(), a.mean()
+            (
+                torch.zeros_like(a),
+                torch.ones_like(a),
+                a.sum(),
+                a.mean(),
+                a.lerp(a, 0.3),
+                a.lerp(a, a),
+                torch.special.entr(a),
+            )
             if a.ndim:
                 a.softmax(0), a.log_softmax(-1), a.sum(0), a.mean(-1, keepdim=True), a.sum((-1,))
             lists = [meta(3, dtype=dtype), meta(2, 5, dtype=dtype)], [meta(3, dtype=dtype), meta(2, 5, dtype=dtype)]
@@ -91,6 +101,23 @@ def test_operations_of_elements(dtype: torch.dtype) -> None:
     assert len(compared.covered) > 25
 
 
+@pytest.mark.parametrize(
+    "shape", [(4,), (1,), (3, 4), (3, 1), (1, 4), (2, 3, 4), (2, 1, 4), (2, 3, 4, 5), (2, 3, 1, 1)]
+)
+def test_operations_of_expanded_elements(shape: tuple[int, ...]) -> None:
+    bases = [[1 if once else size for once, size in zip(expanded, shape, strict=True)]
+             for expanded in product([False, True], repeat=len(shape))]  # fmt: skip
+    views = [torch.empty(base, device="meta").expand(shape) for base in bases]
+    views.append(torch.empty(*shape[:-1], shape[-1] + 3, device="meta")[..., : shape[-1]])
+    with Comparison() as compared:
+        for first, second in product(views, repeat=2):
+            first * second, first / 3, first.relu(), torch.zeros_like(first), first > 0
+            aten.threshold_backward(first, second, 0)
+    assert aten.threshold_backward.default in compared.covered
+    if min(shape) > 1:  # dimensions of size one may have any stride
+        assert all(infer_outputs(aten.mul.Tensor, pair, {}) is not NotImplemented for pair in product(views, repeat=2))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_lists_and_extremes(dtype: torch.dtype) -> None:
     positions, mask = torch.empty(3, dtype=torch.int64, device="meta"), torch.empty(5, dtype=torch.bool, device="meta")
@@ -98,17 +125,36 @@ def test_rows_lists_and_extremes(dtype: torch.dtype) -> None:
         for shape in ((5,), (5, 1), (5, 2, 3, 1)):
             values = meta(*shape, dtype=dtype)
             values[positions], values[positions[:0]], values[positions.reshape(3, 1)], values.aminmax()
+            values.sort(), positions.sort(), values.sort(stable=True, descending=True)
             torch.empty(shape, dtype=torch.int64, device="meta")[positions]
             for dim in range(-1, len(shape) + 1):
                 torch.stack([values, values, values], dim)
+            for dim in range(-len(shape), len(shape)):
+                torch.cat([values, values], dim)
+        torch.cat([meta(2, 3, dtype=dtype), meta(4, 3, dtype=dtype)]), torch.cat([meta(3, 2, dtype=dtype)], 1)
+        torch.cat([meta(0, dtype=dtype), meta(4, 3, dtype=dtype)])
         torch.stack([meta(dtype=dtype)]), meta(dtype=dtype).aminmax(), meta(4, 5, dtype=dtype).t()[positions]
-    assert compared.covered == {aten.index.Tensor, aten.stack.default, aten.aminmax.default}
+    assert compared.covered == {
+        aten.index.Tensor, aten.stack.default, aten.cat.default, aten.sort.default, aten.sort.stable,
+        aten.aminmax.default,
+    }  # fmt: skip
     values = meta(5, 5, dtype=dtype)
     for indices in ([mask], [positions, positions], [None, positions], [positions.reshape(3, 1)]):
         assert infer_outputs(aten.index.Tensor, (values, indices), {}) is NotImplemented
     for tensors, dim in (([values, meta(5, dtype=dtype)], 0), ([values], 3), ([values, values.t()], 0)):
         assert infer_outputs(aten.stack.default, (tensors, dim), {}) is NotImplemented
+    for tensors, dim in (([values, meta(5, dtype=dtype)], 0), ([values], 2), ([values, meta(4, 4, dtype=dtype)], 0)):
+        assert infer_outputs(aten.cat.default, (tensors, dim), {}) is NotImplemented
     assert infer_outputs(aten.aminmax.default, (values,), {"dim": 0}) is NotImplemented
+
+
+@pytest.mark.parametrize("wanted", [each for each in product([True, False], repeat=3) if any(each)], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_of_a_normalisation_that_are_wanted(wanted: tuple[bool, ...], training: bool) -> None:
+    x, figures = torch.empty(4, 3, 2, 2, device="meta"), [torch.empty(3, device="meta") for _ in range(5)]
+    with Comparison() as compared:
+        aten.native_batch_norm_backward(x, x, *figures, training, 1e-5, list(wanted))
+    assert aten.native_batch_norm_backward.default in compared.covered
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -18,7 +18,10 @@ from undergrowth.core import tensors_in
 
 _aten = torch.ops.aten
 # Values of keyword arguments that do not change an output of contiguous floats.
-_PLAIN = {"pin_memory": (None, False), "memory_format": (None, torch.preserve_format)}
+_PLAIN = {
+    "pin_memory": (None, False), "memory_format": (None, torch.preserve_format),
+    "stable": (None, False, True), "descending": (False, True),
+}  # fmt: skip
 _IN_PLACE = {_aten._foreach_add_.List}
 
 
@@ -51,11 +54,18 @@ def _is_contiguous(tensor: Tensor) -> bool:
     return True
 
 
-def _float_type(*tensors: Tensor | None) -> torch.dtype | None:
+def _is_in_order(tensor: Tensor) -> bool:
+    """Whether an operation of elements makes a contiguous tensor of it. Gradients are often expanded."""
+    strides = [stride for stride in tensor.stride() if stride]
+    usual = not strides or (min(tensor.shape) > 1 and strides == sorted(strides, reverse=True))
+    return _is_contiguous(tensor) or (usual and tensor.numel() > 0)
+
+
+def _float_type(*tensors: Tensor | None, is_usual: Callable[[Tensor], bool] = _is_contiguous) -> torch.dtype | None:
     """The common type of contiguous float tensors; None if they are anything else."""
     given = [tensor for tensor in tensors if tensor is not None]
     dtype = given[0].dtype
-    usual = all(tensor.dtype == dtype and _is_contiguous(tensor) for tensor in given)
+    usual = all(tensor.dtype == dtype and is_usual(tensor) for tensor in given)
     return dtype if usual and dtype.is_floating_point else None
 
 
@@ -76,7 +86,7 @@ def _channels_first_type(*tensors: Tensor | None) -> torch.dtype | None:
 def _elementwise(*args: Any) -> Tensor | None:
     """The operands are broadcast. A Python number does not change the type of floats."""
     tensors = list(tensors_in(args))
-    dtype = _float_type(*tensors)
+    dtype = _float_type(*tensors, is_usual=_is_in_order)
     if dtype is None or not all(arg is None or isinstance(arg, Tensor | bool | int | float) for arg in args):
         return None
     try:
@@ -127,6 +137,25 @@ def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
         return None
     shape.insert(dim % (len(shape) + 1), len(tensors))
     return _empty(shape, dtype)
+
+
+def _concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    dtype, shape = _float_type(*tensors), list(tensors[0].shape)
+    if dtype is None or not -len(shape) <= dim < len(shape):
+        return None
+    dim %= len(shape)
+    sizes = [list(tensor.shape) for tensor in tensors]
+    if any(size[:dim] + size[dim + 1 :] != shape[:dim] + shape[dim + 1 :] for size in sizes):
+        return None  # also an empty vector among others, which torch leaves out
+    shape[dim] = sum(size[dim] for size in sizes)
+    return _empty(shape, dtype)
+
+
+def _sort(values: Tensor, *_: Any) -> tuple[Tensor, Tensor] | None:
+    """Values and positions of a vector, of labels or positions, too."""
+    if values.ndim != 1 or not _is_contiguous(values):
+        return None
+    return _empty(values.shape, values.dtype), _empty(values.shape, torch.int64)
 
 
 def _extremes(values: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -218,20 +247,23 @@ def _max_pool_backward(gradient: Tensor, x: Tensor, *_: Any) -> Tensor | None:
 
 
 def _batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None,
-    training: bool, *_: Any,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
     dtype = _float_type(x, weight, bias, mean, variance)
-    if dtype is None or not training or x.ndim < 2:
+    if dtype is None or x.ndim < 2:
         return None
     return _empty(x.shape, dtype), _empty(x.shape[1:2], dtype), _empty(x.shape[1:2], dtype)
 
 
-def _batch_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> tuple[Tensor, ...] | None:
+def _batch_norm_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor | None, *rest: Any
+) -> tuple[Tensor | None, ...] | None:
+    """The last argument says which gradients are wanted: of x, weight and bias. Torch always makes that of x."""
     dtype = _float_type(gradient, x, weight)
-    if dtype is None or not all(rest[-1]):
+    if dtype is None or not any(rest[-1]):
         return None
-    return _empty(x.shape, dtype), _empty(x.shape[1:2], dtype), _empty(x.shape[1:2], dtype)
+    of_weights = (_empty(x.shape[1:2], dtype) if wanted else None for wanted in rest[-1][1:])
+    return _empty(x.shape, dtype), *of_weights
 
 
 def _loss(x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, _: int) -> tuple[Tensor, Tensor] | None:
@@ -254,7 +286,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
             _aten.log.default, _aten.sigmoid.default, _aten.tanh.default, _aten.threshold_backward.default,
             _aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor, _aten.mul.Scalar, _aten.div.Scalar,
             _aten.rsub.Scalar, _aten.pow.Tensor_Scalar, _aten.clamp_min.default, _aten.ones_like.default,
-            _aten.zeros_like.default,
+            _aten.zeros_like.default, _aten.lerp.Scalar, _aten.lerp.Tensor, _aten.special_entr.default,
         ],
         _elementwise,
     ),
@@ -265,6 +297,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten._log_softmax_backward_data.default: _softmax_backward,
     _aten.index.Tensor: _rows,
     _aten.stack.default: _stack,
+    _aten.cat.default: _concatenate,
+    **dict.fromkeys([_aten.sort.default, _aten.sort.stable], _sort),
     _aten.aminmax.default: _extremes,
     **dict.fromkeys([_aten.sum.default, _aten.mean.default, _aten.sum.dim_IntList, _aten.mean.dim], _reduction),
     **dict.fromkeys([_aten.mm.default, _aten.bmm.default], _product),
