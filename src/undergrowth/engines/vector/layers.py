@@ -252,6 +252,7 @@ LAYERS: dict[Any, Callable[..., Any]] = {
     F.batch_norm: batch_norm,
     F.relu: relu,
     torch.relu: relu,
+    Tensor.relu: relu,
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,
     F.embedding: embedding,
