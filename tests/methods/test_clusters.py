@@ -110,6 +110,15 @@ def least_loss(models: Mapping[str, tiny.Weights], device: str) -> str:
     return min(models, key=loss)
 
 
+def test_ifca_refuses_random_models_that_would_be_equal(tmp_path: Path) -> None:
+    """The phase `start` gives the weights, so that every new model has the same."""
+    settings = {"model": "logistic", "clients": 4, "rounds": 1, "out": tmp_path, "progress": False}
+    settings["start"] = {"data": "digits", "epochs": 1}
+    with pytest.raises(InputError, match=r"method\.start random: the model starts from the same weights every time"):
+        ug.run("ifca", options={"k": 2, "start": "random"}, **settings)
+    assert ug.run("ifca", options={"k": 2}, **settings).accuracy > 0
+
+
 @pytest.mark.parametrize("start", ["kmeans", "random"])
 def test_ifca(start: str) -> None:
     expected, first = ReferenceClusters(0.0), 0

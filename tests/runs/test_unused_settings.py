@@ -52,6 +52,13 @@ def test_a_selector_of_the_method_replaces_that_of_the_run() -> None:
     assert notes(method="fedft", train=train) == []
 
 
+def test_one_step_on_all_samples_has_no_batches_and_no_momentum() -> None:
+    train = {"batch": 8, "drop_last": True, "momentum": 0.9, "lr": 0.2}
+    assert notes(method="fedsgd", train=train) == [
+        "fedsgd does not use train.batch 8, train.drop_last True and train.momentum 0.9; they have no effect"
+    ]
+
+
 def test_all_data_in_one_place_has_no_fleet_and_no_topology() -> None:
     (note,) = notes(method="central", fleet="phones", topology="tree:2x2")
     assert note == "central does not use fleet.name phones and topology tree:2x2; they have no effect"

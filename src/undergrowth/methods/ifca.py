@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from undergrowth.core import Context, Method, Packet, Plan, Shard, State, Task, View, Weights, option
+from undergrowth.core import Context, InputError, Method, Packet, Plan, Shard, State, Task, View, Weights, option
 from undergrowth.core.client import Carry, Steps
 from undergrowth.core.names import FINISH, MODEL, SAMPLES
 from undergrowth.learning import GradientClient, Trained, mean_loss
@@ -81,6 +81,12 @@ class IFCAServer(OneShotServer):
         if self.options.start == "kmeans":
             return state
         others = [task.model.initial(context.key(f"model {number}")) for number in range(1, self.options.k)]
+        names = task.model.parameters
+        if others and all(torch.equal(others[0][name], state[MODEL][name]) for name in names):
+            raise InputError(
+                "method.start random: the model starts from the same weights every time, such as those of a file or of "
+                "the section start, so all clusters would be equal; choose method.start kmeans"
+            )
         return {**state, CLUSTERS: _named([state[MODEL], *others])}
 
     def steady_state(self, task: Task, state: State) -> State:
