@@ -15,9 +15,11 @@ import undergrowth as ug
 from tests.methods.test_fedft import digits, digits_task
 from tests.methods.test_methods import play
 from undergrowth.core import Context, InputError, Model, Packet, Shard, Task
+from undergrowth.exchange.codecs import build_codec
 from undergrowth.learning import predictions
 from undergrowth.learning.distillation import draw_public, draw_seed
 from undergrowth.methods import FedAT, FedKAD, FedMD
+from undergrowth.methods.fedkad import prototypes_of
 from undergrowth.models import builder
 from undergrowth.runs.execution import start
 
@@ -127,6 +129,15 @@ def test_prototypes_take_less_than_a_hundredth_of_the_bytes_of_feature_maps(tmp_
     maps, samples = 64 * 2 * 2 * 4, device["samples"]
     assert extra == {"fedat": samples * (maps + 8), "fedkad": 10 * maps + 10 * 4}
     assert extra["fedkad"] < 0.01 * extra["fedat"]
+
+
+def test_a_lossy_link_keeps_the_classes_of_a_device() -> None:
+    """One sample of a class beside 400 of another: as a number of eight bits, its count would be zero."""
+    task, shard = public_task(), Shard(torch.rand(401, 1, 8, 8), torch.tensor([3] + [5] * 400))
+    _, counts = prototypes_of(task, task.model.initial(0), shard, "up")
+    codec = build_codec("links.up", "int8")
+    up = codec.decode(codec.encode(Packet({"counts": counts})))
+    assert up.tensors["counts"].tolist() == [0, 0, 0, 1, 0, 400, 0, 0, 0, 0]
 
 
 @pytest.mark.slow

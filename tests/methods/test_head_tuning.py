@@ -117,7 +117,15 @@ def test_fedncm_is_the_pooled_classifier_for_any_partition(
     torch.testing.assert_close(module[-1].weight.detach(), pooled_head(module, pooled.x, pooled.y, 10))
     assert not module[-1].weight[7].any() and not module[-1].bias.any()
     row = next(row for row in result.ledger.rows() if row.child.startswith("device"))
-    assert row.bytes_up == 10 * (module[-1].in_features + 1) * 8, "C·(d+1) numbers, here in float64"
+    assert row.bytes_up == 10 * (module[-1].in_features * 8 + 4), "C·d numbers, here in float64, and C whole numbers"
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp16", "topk:0.2"])
+def test_a_lossy_link_does_not_change_the_counts_of_fedncm(data: DoubleDataset, codec: str, tmp_path: Path) -> None:
+    """So the server knows when it has heard of all samples, and asks nobody again."""
+    result = run(data, tmp_path, partition="dirichlet:0.1", topology="tree:2x3", rounds=3, links={"up": codec})
+    asked = [(row.round, row.child) for row in result.ledger.rows()]
+    assert len(asked) == 2 + 6 and {number for number, _ in asked} == {1}
 
 
 def test_a_device_that_failed_is_asked_again(data: DoubleDataset, tmp_path: Path) -> None:

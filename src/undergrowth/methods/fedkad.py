@@ -54,7 +54,8 @@ def prototypes_of(task: Task, weights: Weights, shard: Shard, level: str) -> tup
 
     A class without samples has zeros, and a count of 0.
     """
-    counts = torch.zeros(task.classes, device=shard.x.device)
+    # Whole numbers, which no codec rounds to zero.
+    counts = torch.zeros(task.classes, dtype=torch.int32, device=shard.x.device)
     sums: Tensor | None = None
     # In batches of the training size, so that a device that can train has enough memory for this too.
     batches = zip(shard.x.split(task.train.batch), shard.y.split(task.train.batch), strict=True)

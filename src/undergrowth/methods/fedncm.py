@@ -85,7 +85,8 @@ class ClassSumsClient(LoopClient):
     def finish(
         self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
     ) -> tuple[Packet, State]:
-        return Packet({SUMS: carry[SUMS], COUNTS: carry[COUNTS]}), own
+        # Whole numbers, which no codec changes: the server compares them with the number of all samples.
+        return Packet({SUMS: carry[SUMS], COUNTS: carry[COUNTS].to(torch.int32)}), own
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class ClassMeansServer(Server):
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         model = state[MODEL]
         weight = model[head_weight(task)]
-        sums, counts = (combined.tensors[name].to(weight.dtype) for name in (SUMS, COUNTS))
+        sums, counts = combined.tensors[SUMS].to(weight.dtype), combined.tensors[COUNTS]
         if COUNTS in state:
             sums, counts = sums + state[SUMS], counts + state[COUNTS]
         head = ncm_head(task, model, sums, counts)

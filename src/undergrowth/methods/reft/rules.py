@@ -43,7 +43,8 @@ class LogitsClient(GradientClient):
         with torch.no_grad():
             # In batches of the training size, so that a device that can train has enough memory for this too.
             logits = torch.cat([task.model(weights, x) for x in public.x.split(task.train.batch)])[:, : task.classes]
-        held = torch.zeros(task.classes, device=logits.device)
+        # Whole numbers, which no codec changes.
+        held = torch.zeros(task.classes, dtype=torch.int32, device=logits.device)
         counts = held.index_add(0, trained.shard.y, torch.ones_like(trained.shard.y, dtype=held.dtype))
         tensors = {LOGITS: logits, COUNTS: counts}
         if self.format == "int8":
