@@ -60,7 +60,8 @@ class OngoingRun(Protocol):
     def stop(self, reason: str) -> None:
         """Ends the run after the round that has just finished, or, from `on_start`, after the next one.
 
-        The result is that of a run with as many rounds, and `reason` is in its notes.
+        The result is that of a run with as many rounds, and `reason` is in its notes. Only a method that measures
+        statistics before an evaluation has those of the last evaluated round, if that is an earlier one.
         """
         ...
 
