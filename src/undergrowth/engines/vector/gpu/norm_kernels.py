@@ -230,7 +230,7 @@ def _scale(
 
 
 class Statistics(NamedTuple):
-    """Of the batches of all clients, K × C each."""
+    """Of the batches of all clients, K × C each, one after the other in memory."""
 
     mean: Tensor
     inverse: Tensor  # 1 / standard deviation
@@ -276,21 +276,11 @@ def gradients(slope: Tensor, values: Tensor, of: Statistics, rectified: bool) ->
     (clients, parts, blocks), channels = grid, values.shape[2]
     found = torch.empty(2, clients, parts, channels, device=values.device)
     _slopes[grid](
-        slope,
-        values,
-        of.mean,
-        of.scale,
-        of.shift,
-        *found,
-        values.shape[1],
-        part,
-        parts,
-        channels,
-        rectified,
-        ROWS,
-        block,
-    )
+        slope, values, of.mean, of.scale, of.shift, *found, values.shape[1], part, parts,
+        channels, rectified, ROWS, block,
+    )  # fmt: skip
     out = torch.empty(len(Gradients._fields), clients, channels, device=values.device)
+    # The statistics follow each other in memory, and the mean is the first.
     _differentiate[(clients, blocks)](*found, of.mean, out, parts, clients, channels, PARTS, block)
     return Gradients(*out)
 
