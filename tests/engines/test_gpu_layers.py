@@ -154,6 +154,33 @@ def test_batch_normalisation_far_from_zero(masked: bool, rectified: bool) -> Non
         assert difference(one, other) < 1e-4
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("rectified", [False, True], ids=["alone", "with a ReLU"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_batch_normalisation_in_evaluation_mode(dtype: torch.dtype, rectified: bool, frozen: bool) -> None:
+    """With running statistics, which do not depend on the values. Those of padding do not matter."""
+    clients, samples, channels = 3, 5, 20
+    x = torch.randn(clients * samples, channels, 4, 4, device="cuda") * 3 + 5
+    x = x.to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias, mean = (torch.randn(clients, channels, device="cuda", requires_grad=not frozen) for _ in range(3))
+    mean, variance = mean.detach() + 5, torch.rand(clients, channels, device="cuda") + 0.5
+    before = mean.clone(), variance.clone()
+    mask = torch.ones(clients, samples, device="cuda")
+    mask[1, 3:] = 0
+    slope = torch.randn_like(x)
+    with Stacked(clients, mask):
+        found = F.batch_norm(x, mean, variance, weight, bias, False, 0.1, 1e-5)
+        found = F.relu(found) if rectified else found
+    own = zip(x.double().split(samples), mean.double(), variance.double(), weight.double(), bias.double(), strict=True)
+    wanted = torch.cat([F.batch_norm(some, *each, False, 0.1, 1e-5) for some, *each in own])
+    wanted = F.relu(wanted) if rectified else wanted
+    inputs = (x,) if frozen else (x, weight, bias)
+    gradients = [torch.autograd.grad(each, inputs, slope.to(each)) for each in (found, wanted)]
+    assert found.dtype == dtype and torch.equal(mean, before[0]) and torch.equal(variance, before[1])
+    for one, other in zip((found, *gradients[0]), (wanted, *gradients[1]), strict=True):
+        assert difference(one, other) < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
 def test_a_normalised_map_that_is_used_with_and_without_its_relu() -> None:
     """The gradient is the sum of both, although the ReLU has a backward pass together with the normalisation."""
     x = torch.randn(6, 16, 4, 4, device="cuda").contiguous(memory_format=torch.channels_last).requires_grad_()

@@ -25,10 +25,10 @@ from undergrowth.core.names import TEACHER, WEIGHT
 from undergrowth.data import load
 from undergrowth.learning import CrossEntropy, Distillation, train_on_server
 from undergrowth.learning.distillation import consensus, draw_public, draw_seed, logit_distances
-from undergrowth.learning.features import LowerModel
+from undergrowth.learning.features import LowerModel, UpperModel
 from undergrowth.learning.objectives import LossInputs, divergences
 from undergrowth.methods.fedat import FORMS, AttentionTransfer, attention, attention_of
-from undergrowth.methods.fedkad import PrototypeCrossEntropy, mean_prototypes, prototypes_of
+from undergrowth.methods.fedkad import CLASSES, PROTOTYPES, PrototypeCrossEntropy, mean_prototypes, prototypes_of
 from undergrowth.models import builder
 
 
@@ -168,8 +168,8 @@ def test_the_prototype_loss_trains_what_is_above_the_level() -> None:
     maps, classes = random(3, 64, 2, 2), torch.tensor([1, 5, 6])
     trained = {name: weights[name].clone().requires_grad_() for name in task.model.parameters}
     output = task.model.run(weights, digits(4).x, training=True)
-    inputs = LossInputs(task, {}, output, trained, weights)
-    loss = PrototypeCrossEntropy("up", maps, classes)(inputs)
+    received = {**weights, PROTOTYPES: maps, CLASSES: classes}
+    loss = PrototypeCrossEntropy("up")(LossInputs(task, {}, output, trained, received))
     module = task.model.build().eval()
     module.load_state_dict({**weights, **output.buffers})
     with torch.no_grad():
@@ -213,3 +213,22 @@ def test_training_the_lower_part_leaves_the_upper_one_and_its_statistics() -> No
     upper = {*task.model.trainable("mid"), *task.model.upper_buffers("mid")}
     for name, value in start.items():
         assert torch.equal(after[name], value) == (name in upper), name
+
+
+def test_the_frozen_part_above_has_the_precision_of_training() -> None:
+    task, x = digits_task("wrn-10-1"), digits(6).x
+    weights = task.model.initial(0)
+    exact, mixed = (
+        LowerModel(task.model.with_precision(bf16), "low").run(weights, x, training=True) for bf16 in (False, True)
+    )
+    assert (exact.logits.dtype, mixed.logits.dtype) == (torch.float32, torch.bfloat16)
+    torch.testing.assert_close(mixed.logits.float(), exact.logits, rtol=0.1, atol=0.1)
+
+
+def test_views_of_a_model_are_equal_if_they_run_it_in_the_same_way() -> None:
+    one, other = digits_task("wrn-10-1").model, digits_task("wrn-10-1").model
+    for view in (UpperModel, LowerModel):
+        assert view(one, "low") == view(one, "low") and hash(view(one, "low")) == hash(view(one, "low"))
+        assert view(one, "low") not in (view(one, "mid"), view(other, "low"), one)
+        assert view(one, "low") != view(one.with_precision(True), "low")
+    assert UpperModel(one, "low") != LowerModel(one, "low")

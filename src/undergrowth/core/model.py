@@ -227,10 +227,8 @@ class Model:
         start: str | None,
         stop: str | None,
     ) -> Output:
-        with (
-            self._bound(weights, buffers, training),
-            self._autocast(x.device.type) if self.mixed and training is not False else nullcontext(),
-        ):
+        precision = nullcontext() if training is False else self.in_precision(x.device.type)
+        with self._bound(weights, buffers, training), precision:
             if not (maps or start or stop):
                 return Output(self.module(x), {}, buffers)
             run_part = self._run_stages if self.binding.levels.stages else self._run_submodules
@@ -246,9 +244,10 @@ class Model:
         finally:
             self.binding.release()
 
-    def _autocast(self, device_type: str) -> AbstractContextManager[None]:
+    def in_precision(self, device_type: str) -> AbstractContextManager[None]:
+        """The precision of training passes in the block."""
         # Without the cache of converted weights, which a recorded step would keep for ever.
-        return torch.autocast(device_type, torch.bfloat16, cache_enabled=False)
+        return torch.autocast(device_type, torch.bfloat16, cache_enabled=False) if self.mixed else nullcontext()
 
     def _run_stages(
         self, x: Tensor, maps: Sequence[str], start: str | None, stop: str | None

@@ -120,24 +120,26 @@ def train_all_on_server(
     models: Sequence[Weights],
     data: Sequence[Mapping[str, Tensor]],
     context: Context,
+    shared: Mapping[str, Tensor] | None = None,
 ) -> list[dict[str, Tensor]]:
     """The same for several models of one architecture, each with its own data. The engine may compute them at once.
 
     `student`: a `server_client`. All models draw the same random numbers, so those with equally many samples see them
-    in the same order.
+    in the same order. `shared`: tensors that the objective finds in `inputs.received`, beside the weights. A GPU can
+    record the steps of all rounds only if the objective itself holds no tensors.
     """
     task = replace(task, augmentation=None)
     loops = []
     for weights, entries in zip(models, data, strict=True):
-        down, shard = Packet(weights), Shard(entries[X], entries[Y])
+        down, shard = Packet({**weights, **(shared or {})}), Shard(entries[X], entries[Y])
         carry, steps = student.begin(task, down, shard, {}, context)
         loops.append(Loop(student, down, shard, carry, replace(steps, data=entries), context))
     carries = run_loops(task, loops)
     results = []
-    for loop, carry in zip(loops, carries, strict=True):
+    for weights, loop, carry in zip(models, loops, carries, strict=True):
         ended = {**carry, FINISH: loop.carry[FINISH], STEPS_DONE: len(loop.steps)}
         trained, _ = student.finish(task, loop.down, ended, loop.shard, {}, context)
-        results.append({**loop.down.tensors, **trained.tensors})
+        results.append({**weights, **trained.tensors})
     return results
 
 

@@ -45,13 +45,22 @@ def augmented_inputs(task: Task, steps: Steps, epoch: int) -> Iterator[Tensor]:
 
 
 class ModelView(Model):
-    """Another way to run a model. It shares the module of `whole`, and the names of its parameters and buffers."""
+    """Another way to run a model. It shares the module of `whole`, and the names of its parameters and buffers.
+
+    Views of one model are equal if they run it in the same way.
+    """
 
     whole: Model
 
     def __init__(self, whole: Model) -> None:
         super().__init__(whole.build, whole.torch_device, whole.mixed, whole.not_alone, whole.binding)
         vars(self)["whole"] = whole
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.whole))
 
 
 class UpperModel(ModelView):
@@ -100,7 +109,7 @@ class LowerModel(ModelView):
             return self.whole.run(weights, x, training=training, maps=maps, **part)
         below = [level for level in maps if level in self.inside]
         lower = self.whole.run(weights, x, training=True, maps=below, stop=self.level)
-        crossing = lower.logits.float() if lower.logits.dtype is torch.bfloat16 else lower.logits
         above = [level for level in maps if level not in self.inside]
-        upper = self.whole.run(weights, crossing, maps=above, start=self.level)
+        with self.in_precision(x.device.type):  # this pass is one of training, too: gradients come through it
+            upper = self.whole.run(weights, lower.logits, maps=above, start=self.level)
         return Output(upper.logits, {**lower.maps, **upper.maps}, lower.buffers)

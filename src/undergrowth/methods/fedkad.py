@@ -48,6 +48,8 @@ from undergrowth.learning.distillation import (
 from undergrowth.learning.features import features_of, predictions
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 
+PROTOTYPES, CLASSES = "prototypes", "classes of prototypes"  # what `PrototypeCrossEntropy` finds in `inputs.received`
+
 
 def prototypes_of(task: Task, weights: Weights, shard: Shard, level: str) -> tuple[Tensor, Tensor]:
     """For each class the mean of the maps at `level` (classes × map), and the number of samples.
@@ -83,24 +85,24 @@ def mean_prototypes(sent: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tens
     return mean[present], present.nonzero().flatten()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class PrototypeCrossEntropy(Objective):
     """Cross-entropy of the part above `level` on the prototypes: the mean over them, or their sum (`reduction`).
 
-    That part runs in evaluation mode, so that a few means do not become the statistics of its BatchNorm layers.
+    That part runs in evaluation mode, so that a few means do not become the statistics of its BatchNorm layers. The
+    prototypes and their classes are in `inputs.received`.
     """
 
     level: str
-    prototypes: Tensor
-    classes: Tensor
     reduction: str = "mean"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         weights = {**inputs.received, **inputs.output.buffers, **inputs.trained}
-        models = inputs.clients or 1  # computed at once: each gets all prototypes
-        maps = self.prototypes.repeat(models, *[1] * (self.prototypes.dim() - 1))
+        maps, classes = inputs.received[PROTOTYPES], inputs.received[CLASSES]
+        if inputs.clients is not None:
+            maps, classes = maps.flatten(0, 1), classes.flatten()
         logits = inputs.task.model.run(weights, maps, start=self.level).logits
-        losses = F.cross_entropy(logits, self.classes.repeat(models), reduction="none").reshape(models, -1)
+        losses = F.cross_entropy(logits, classes, reduction="none").reshape(inputs.clients or 1, -1)
         combined = losses.sum(1) if self.reduction == "sum" else losses.mean(1)
         return combined[0] if inputs.clients is None else combined
 
@@ -143,12 +145,13 @@ class FedKADServer(OwnModelsServer):
         maps, classes = mean_prototypes((each["maps"], each["counts"]) for each in sent)
 
         data = {X: drawn.x, Y: drawn.y, TEACHER: logits}
-        refinement = PrototypeCrossEntropy(options.level, maps, classes, options.prototype_reduction)
+        shared = {PROTOTYPES: maps, CLASSES: classes}
+        refinement = PrototypeCrossEntropy(options.level, options.prototype_reduction)
 
         def train(task: Task, models: Sequence[Weights], beta: float) -> list[dict[str, Tensor]]:
             objective = Distillation(options.loss) + beta * refinement
             student = server_client(objective, options.server_lr, options.server_epochs, options.server_batch)
-            return train_all_on_server(task, student, models, [data] * len(models), context)
+            return train_all_on_server(task, student, models, [data] * len(models), context, shared)
 
         (after,) = train(task, [model], options.beta)
         device_beta = options.beta if options.device_beta is None else options.device_beta

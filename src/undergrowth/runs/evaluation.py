@@ -211,7 +211,7 @@ def score_devices(
     `devices`: those to evaluate; None: all.
     """
     metrics: DeviceMetrics = {}
-    stacked = replace(task, run_loops=partial(run_in_stacks, StackedSteps(task, torch_device, None, record=False)))
+    stacked = replace(task, run_loops=partial(run_in_stacks, StackedSteps(task, torch_device, None)))
     together = not (task.model.mixed or task.kind.own_metrics or hasattr(population, "test_weights"))
     own_models: dict[str, Weights] = {}  # of devices, to be computed together
     most = models_per_pass(task, torch_device)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from undergrowth.engines.combining import combine_finished
 from undergrowth.engines.memory import keep_freed_memory
+from undergrowth.engines.vector.recording import RecordingMemory
 from undergrowth.engines.vector.stack_runner import StackRunner
 from undergrowth.engines.vector.stacked_loops import StackedLoops
 from undergrowth.engines.world import EngineSettings, Job, Outcome, World
@@ -17,12 +18,13 @@ from undergrowth.engines.world import EngineSettings, Job, Outcome, World
 class VectorEngine:
     def __init__(self, settings: EngineSettings | None = None) -> None:
         self.settings = settings or EngineSettings()
-        self.run_loops = StackedLoops(self.settings.chunk)
+        self._memory = RecordingMemory()
+        self.run_loops = StackedLoops(self.settings.chunk, self._memory)
 
     def open(self, world: World) -> None:
         keep_freed_memory()
         self.world = world
-        self.stack_runner = StackRunner(world, self.settings)
+        self.stack_runner = StackRunner(world, self.settings, self._memory)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         return combine_finished(self.world, self.stack_runner.run(jobs))

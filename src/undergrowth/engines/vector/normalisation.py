@@ -35,8 +35,8 @@ def normalise(
     running = None if running_mean is None or running_var is None else (running_mean, running_var)
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     measured = training or running is None
-    if measured and channels_last and (fast := gpu_layers(x)):
-        return _with_kernels(fast, x, clients, mask, running, weight, bias, momentum, eps)
+    if channels_last and (fast := gpu_layers(x)):
+        return _with_kernels(fast, x, clients, mask, running, weight, bias, momentum, eps, measured)
     maps = x.permute(0, 2, 3, 1) if channels_last else x
     values, pixels = _values(maps, clients, channels_last)
     if measured:
@@ -63,13 +63,18 @@ def _with_kernels(
     bias: Tensor | None,
     momentum: float,
     eps: float,
+    measured: bool,
 ) -> Normalised:
-    """Maps in channels-last layout, with the statistics of the batch."""
-    if running is not None and not all(each.is_contiguous() for each in running):
-        raise NotImplementedError("clients in a stack cannot share statistics that they change")
+    """Maps in channels-last layout, with the statistics of the batch if `measured`, otherwise with the running ones."""
     maps = x.permute(0, 2, 3, 1)
     values = maps.reshape(clients, -1, x.shape[1])
-    statistics = fast.statistics(values, mask, weight, bias, eps, running, momentum)
+    if not measured:
+        assert running is not None
+        statistics = fast.fixed_statistics(*running, weight, bias, eps)
+    elif running is not None and not all(each.is_contiguous() for each in running):
+        raise NotImplementedError("clients in a stack cannot share statistics that they change")
+    else:
+        statistics = fast.statistics(values, mask, weight, bias, eps, running, momentum)
     out: Tensor = fast.normalise(values, mask, weight, bias, statistics)
 
     def rectify() -> Tensor:

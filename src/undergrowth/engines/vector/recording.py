@@ -38,15 +38,28 @@ def size_for(clients: int) -> int:
     return next((size for size in SIZES if size >= clients), clients)
 
 
+class RecordingMemory:
+    """Memory shared by all recordings: only one runs at a time, and its memory is not needed afterwards."""
+
+    @cached_property
+    def pool(self) -> Any:
+        """A minimal recording keeps the pool alive, because torch cannot reuse one whose last recording was deleted."""
+        self._holder = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._holder):
+            torch.zeros(1, device="cuda")
+        return self._holder.pool()
+
+
 class Recordings:
     """All recordings, by kind of job, number of clients and width of their batches. On a CPU there are none.
 
     `step`: (carry, batch, mask, client, clients) → carry
     """
 
-    def __init__(self, step: Callable[..., Carry], cuda: bool) -> None:
+    def __init__(self, step: Callable[..., Carry], cuda: bool, memory: RecordingMemory) -> None:
         self._step = step
         self.cuda = cuda
+        self._memory = memory
         self._patterns: dict[int, Any] = {}  # kind → what a step changes, if it can be recorded
         self._unrecorded: Counter[Key] = Counter()  # steps that ran without a recording
         self._first_round: dict[Key, int] = {}
@@ -54,17 +67,6 @@ class Recordings:
         self._recordings: defaultdict[Key, dict[tuple[int, int], Recording]] = defaultdict(dict)
         self._last_round: dict[Key, int] = {}  # in which it was used
         self._round = 0
-
-    @cached_property
-    def _pool(self) -> Any:
-        """Memory shared by all recordings: only one runs at a time, and its memory is not needed afterwards.
-
-        A minimal recording keeps the pool alive, because torch cannot reuse a pool whose last recording was deleted.
-        """
-        self._holder = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._holder):
-            torch.zeros(1, device="cuda")
-        return self._holder.pool()
 
     def start_round(self) -> None:
         """Deletes recordings of kinds that no longer occur, for example of earlier learning rates."""
@@ -108,7 +110,7 @@ class Recordings:
             self._unrecorded[key] += 1
             new = self._first_round.setdefault(key, self._round) == self._round
             if self._unrecorded[key] > (STEPS_BEFORE_RECORDING_NEW if new else STEPS_BEFORE_RECORDING):
-                found.pool = self._pool
+                found.pool = self._memory.pool
         return found
 
 

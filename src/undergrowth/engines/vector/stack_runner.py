@@ -21,6 +21,7 @@ from undergrowth.engines.jobs import FinishedJob, job_error, run_job, send_up
 from undergrowth.engines.samples import shards_at
 from undergrowth.engines.states import memory_limit
 from undergrowth.engines.vector.finished_stack import FinishedStack
+from undergrowth.engines.vector.recording import RecordingMemory
 from undergrowth.engines.vector.stack import Begun, job_bytes, waves
 from undergrowth.engines.vector.stacked_loops import run_in_stacks
 from undergrowth.engines.vector.stacked_steps import StackedSteps
@@ -32,10 +33,10 @@ MAX_PENDING_STACKS = 4  # parts of stacks that wait for the GPU: those of one st
 class StackRunner(StackedSteps):
     """Runs jobs for a world, which holds the states of the devices."""
 
-    def __init__(self, world: World, settings: EngineSettings) -> None:
+    def __init__(self, world: World, settings: EngineSettings, memory: RecordingMemory | None = None) -> None:
         # The loops of `before_steps` and `after_steps` are computed in stacks, too.
         task = replace(world.task, run_loops=partial(run_in_stacks, self))
-        super().__init__(task, world.torch_device, settings.chunk)
+        super().__init__(task, world.torch_device, settings.chunk, memory or RecordingMemory())
         self.world = world
         self.settings = settings
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}  # jobs of the last call
@@ -45,8 +46,7 @@ class StackRunner(StackedSteps):
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, FinishedJob]]:
         """Runs all jobs, as many at a time as there is memory for."""
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}
-        self._stack_size.start_round()
-        self._recordings.start_round()
+        self.start_round()
         pending: deque[Iterable[tuple[Job, FinishedJob]]] = deque()
         for wave in self._waves(jobs):
             for finished in self._run_wave(wave):

@@ -15,7 +15,14 @@ from undergrowth.core.client import Batch, Carry, LoopClient
 from undergrowth.engines.vector.agreement import agree, full_precision
 from undergrowth.engines.vector.carries import slice_stack, stack_carries, unstack
 from undergrowth.engines.vector.layers import Stacked
-from undergrowth.engines.vector.recording import FinishedCarries, Recording, Recordings, allocate_finished, size_for
+from undergrowth.engines.vector.recording import (
+    FinishedCarries,
+    Recording,
+    RecordingMemory,
+    Recordings,
+    allocate_finished,
+    size_for,
+)
 from undergrowth.engines.vector.stack import Batches, Begun, width_for
 from undergrowth.engines.vector.stack_size import StackSize
 
@@ -25,10 +32,10 @@ STACKING_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplement
 class StackedSteps:
     """Computes loops of a task in stacks. A kind of loop is tested once against the plain step.
 
-    chunk: loops in a stack; None: as many as fit. record: whether a GPU may replay a recorded step.
+    chunk: loops in a stack; None: as many as fit. memory: of recorded steps; None: a GPU records none.
     """
 
-    def __init__(self, task: Task, torch_device: str, chunk: int | None, record: bool = True) -> None:
+    def __init__(self, task: Task, torch_device: str, chunk: int | None, memory: RecordingMemory | None = None) -> None:
         self.task = task
         self.torch_device = torch_device
         self.cuda = torch.device(torch_device).type == "cuda"
@@ -36,8 +43,18 @@ class StackedSteps:
         self._stackable: dict[int, bool] = {}
         model_bytes = 4 * sum(shape.numel() for shape in task.model.shapes.values())
         self._stack_size = StackSize(torch_device, chunk, model_bytes)
-        self._recordings = Recordings(self._step, self.cuda and record)
+        self._recordings = Recordings(self._step, self.cuda and memory is not None, memory or RecordingMemory())
         self._exact_task = task.with_models(lambda model: model.with_precision(False))  # to compare steps
+
+    @property
+    def records(self) -> bool:
+        """Whether steps may be recorded."""
+        return self._recordings.cuda
+
+    def start_round(self) -> None:
+        """Forgets how many clients fit into memory, and recordings that were not used for some rounds."""
+        self._stack_size.start_round()
+        self._recordings.start_round()
 
     def kind_of(self, begun: Begun) -> int:
         """The number of its kind. Loops of the same kind can be in one stack."""

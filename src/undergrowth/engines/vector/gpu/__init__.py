@@ -2,8 +2,8 @@
 
 from undergrowth.engines.vector.gpu.layers import Convolution, Normalisation, Pool
 from undergrowth.engines.vector.gpu.linear_kernels import can_descend, descend
-from undergrowth.engines.vector.gpu.norm_kernels import statistics
+from undergrowth.engines.vector.gpu.norm_kernels import fixed_statistics, statistics
 
 convolve, normalise, pool = Convolution.apply, Normalisation.apply, Pool.apply
 
-__all__ = ["can_descend", "convolve", "descend", "normalise", "pool", "statistics"]
+__all__ = ["can_descend", "convolve", "descend", "fixed_statistics", "normalise", "pool", "statistics"]

@@ -5,6 +5,7 @@ A row is one pixel of one sample. The mask is 1 for real samples, clients × sam
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -230,7 +231,7 @@ def _scale(
 
 
 class Statistics(NamedTuple):
-    """Of the batches of all clients, K × C each, one after the other in memory."""
+    """Of the batches of all clients, or fixed ones, K × C each, one after the other in memory."""
 
     mean: Tensor
     inverse: Tensor  # 1 / standard deviation
@@ -259,6 +260,17 @@ def statistics(
         channels, weight is not None, bias is not None, running is not None, PARTS, block,
     )  # fmt: skip
     return Statistics(*out)
+
+
+def fixed_statistics(
+    mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Statistics:
+    """Those of evaluation mode. As if they came from infinitely many values: no value of the batch changes them."""
+    with torch.no_grad():
+        inverse = torch.rsqrt(variance + eps)
+        scale = inverse if weight is None else inverse * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        return Statistics(*torch.stack([mean, inverse, scale, shift, torch.full_like(inverse, math.inf)]))
 
 
 class Gradients(NamedTuple):
