@@ -24,6 +24,7 @@ from undergrowth.core import (
     Task,
     Train,
 )  # fmt: skip
+from undergrowth.core.precision import bfloat16_on
 from undergrowth.devices import Tracer
 from undergrowth.devices.meter import Meter
 from undergrowth.engines.vector.stacked_loops import StackedLoops
@@ -329,3 +330,21 @@ def test_a_price_does_not_depend_on_how_the_engine_computes_several_models():
     client, down = Adapt(validation=0.2, patience=1).client, packet_of(task)
     stacked = replace(task, run_loops=StackedLoops(None))
     assert Tracer(stacked, client, IMAGES).work(down, 100) == Tracer(task, client, IMAGES).work(down, 100)
+
+
+@pytest.mark.parametrize("model", ["wrn-10-1", "cnn", "mlp"])
+def test_a_price_in_bfloat16_is_that_of_real_values(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's autocast refuses meta tensors, and counting on real values takes many times as long."""
+    task = task_of(model)
+    mixed = task.with_models(lambda each: each.with_precision(True))
+    found = Tracer(mixed, GradientClient(), IMAGES).work(packet_of(task), 16)
+    assert found.memory < Tracer(task, GradientClient(), IMAGES).work(packet_of(task), 16).memory
+
+    def only_real(device_type: str) -> Any:
+        if device_type == "meta":
+            raise RuntimeError("not on meta tensors")
+        return bfloat16_on(device_type)
+
+    monkeypatch.setattr("undergrowth.core.model.bfloat16_on", only_real)
+    real = Tracer(mixed, GradientClient(), IMAGES).work(packet_of(task), 16)
+    assert found.flops == real.flops and found.memory == pytest.approx(real.memory, rel=0.01)

@@ -17,6 +17,7 @@ from undergrowth.core.calls import record_calls, run_part
 from undergrowth.core.errors import InputError
 from undergrowth.core.levels import Levels, find_levels
 from undergrowth.core.packet import Weights
+from undergrowth.core.precision import bfloat16_on
 
 # Frozen layers with random weights must have the same values wherever the module is built.
 FROZEN_SEED = 0
@@ -246,8 +247,7 @@ class Model:
 
     def in_precision(self, device_type: str) -> AbstractContextManager[None]:
         """The precision of training passes in the block."""
-        # Without the cache of converted weights, which a recorded step would keep for ever.
-        return torch.autocast(device_type, torch.bfloat16, cache_enabled=False) if self.mixed else nullcontext()
+        return bfloat16_on(device_type) if self.mixed else nullcontext()
 
     def _run_stages(
         self, x: Tensor, maps: Sequence[str], start: str | None, stop: str | None
