@@ -6,8 +6,6 @@ Here a recording runs the plain step, on buffers like those of a real one, so th
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,62 +13,20 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Context, Model, Packet, Task, Train
-from undergrowth.core.client import Loop, run_one_by_one
-from undergrowth.engines import EngineSettings, Job, SerialEngine, VectorEngine, World
-from undergrowth.engines.vector import recording, stack, stacked_loops
+from undergrowth.engines import Job, SerialEngine, World
+from undergrowth.engines.vector import recording, stack
 from undergrowth.engines.vector.finished_stack import FinishedStack
 from undergrowth.engines.vector.recording import Recording
 from undergrowth.engines.vector.stack_runner import StackRunner
 from undergrowth.engines.vector.stack_size import StackSize
-from undergrowth.engines.vector.stacked_steps import StackedSteps
-from undergrowth.learning import LossInputs, Objective, TaskLoss
-from undergrowth.learning.distillation import server_client, train_all_on_server
 from undergrowth.methods import METHODS, FedAvg, FedFSC, FedProx
 
 from .. import conformance
 from ..double_precision import double_model
+from .conftest import FREE, HELD
 from .test_vector import DATA, POPULATION, check_same, outcomes
 
-HELD = {name: {"all": {"current": 0}} for name in ("reserved_bytes", "allocated_bytes")}
-FREE = 1 << 34
 COUNTING = {"fedmezo"}  # what a step does depends on how many came before, so no step can be replayed for another
-
-
-@pytest.fixture
-def made():
-    """The numbers of clients that steps were recorded for."""
-    return []
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch, made):
-    """A vector engine that takes the CPU for a GPU."""
-
-    def record(self):
-        made.append(self.weights.shape[1])
-        return SimpleNamespace(replay=self._run)
-
-    for name, answer in {
-        "memory_allocated": 0, "max_memory_allocated": 1, "mem_get_info": (FREE, FREE),
-        "memory_stats_as_nested_dict": HELD, "reset_peak_memory_stats": None,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    monkeypatch.setattr(Recording, "_record", record)
-    monkeypatch.setattr(recording.RecordingMemory, "pool", "of memory")
-    monkeypatch.setattr(recording, "_synchronizes", lambda work: bool(work()))
-    monkeypatch.setattr(recording, "STEPS_BEFORE_RECORDING", 2)
-    monkeypatch.setattr(recording, "STEPS_BEFORE_RECORDING_NEW", 2)
-    monkeypatch.setattr(stack, "FIRST_WAVE", 2)
-    monkeypatch.setattr(stack, "LAST_PART", 2)
-    plain = StackedSteps.__init__
-
-    def on_a_gpu(self, *arguments):
-        plain(self, *arguments)
-        self.cuda = self._stack_size.cuda = True
-        self._recordings.cuda = len(arguments) > 3  # it got memory for recordings
-
-    monkeypatch.setattr(StackedSteps, "__init__", on_a_gpu)
-    return VectorEngine(EngineSettings())
 
 
 def opened(engine: Any, **train: Any) -> Any:
@@ -314,62 +270,3 @@ def test_recorded_steps_with_augmentation(as_on_a_gpu, made, tmp_path):
     serial, vector = ended("serial"), ended("vector")
     conformance.assert_close(conformance.weights(vector), conformance.weights(serial))
     assert made and vector.history[-1]["not_stacked"] == 0
-
-
-@dataclass(frozen=True)
-class Towards(Objective):
-    """The squared distance of the logits from `goal`: an objective that holds a tensor."""
-
-    goal: torch.Tensor
-
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        return inputs.mean((inputs.output.logits - self.goal).square().mean(1))
-
-
-def server_rounds(runner: Any, models: int, objectives: Any, rounds: int = 3) -> list[Any]:
-    """The models of a server after several rounds of training, each round with its own objective and data."""
-    task = Task(Model(double_model(DATA, "mlp")), DATA.classes, run_loops=runner)
-    trained = [dict(task.model.initial(seed)) for seed in range(models)]
-    for number in range(rounds):
-        shards = [POPULATION.train(name) for name in (*POPULATION.devices[number:], *POPULATION.devices)[:models]]
-        data = [{"x": shard.x, "y": shard.y} for shard in shards]
-        student = server_client(objectives(number), lr=0.05, epochs=2, batch=8)
-        trained = train_all_on_server(task, student, trained, data, Context(0, "server", number))
-    return trained
-
-
-@pytest.mark.parametrize("models", [1, 3])
-def test_steps_of_a_server_are_recorded_once_for_all_rounds(as_on_a_gpu, made, monkeypatch, models):
-    """Also those of a single model."""
-    monkeypatch.setattr(stacked_loops, "run_one_by_one", None)
-    found = server_rounds(as_on_a_gpu.run_loops, models, lambda _: TaskLoss())
-    conformance.assert_close(found, server_rounds(None, models, lambda _: TaskLoss()))
-    assert models in made and len(made) == len(set(made))
-
-
-def test_another_model_of_a_server_is_recorded_anew(as_on_a_gpu, made):
-    for _ in range(2):
-        server_rounds(as_on_a_gpu.run_loops, 2, lambda _: TaskLoss(), rounds=1)
-    assert made.count(2) == 2
-
-
-def test_an_objective_with_tensors_of_one_round_is_not_used_in_the_next(as_on_a_gpu, made):
-    def objective(number: int) -> Towards:
-        return Towards(torch.eye(10, dtype=torch.float64)[number % 10])
-
-    found = server_rounds(as_on_a_gpu.run_loops, 2, objective, rounds=20)
-    conformance.assert_close(found, server_rounds(None, 2, objective, rounds=20))
-    assert made and len(as_on_a_gpu.run_loops._known) == stacked_loops.MAX_KNOWN
-
-
-def test_loops_with_different_clients_are_not_in_one_stack(as_on_a_gpu):
-    task = Task(Model(double_model(DATA, "mlp")), DATA.classes)
-    shard, down, context = POPULATION.train(POPULATION.devices[0]), Packet(task.model.initial(0)), Context(0, "", 0)
-    loops = []
-    for factor in (1.0, 3.0):
-        client = server_client(factor * TaskLoss(), lr=0.05, epochs=1, batch=8)
-        loops.append(Loop(client, down, shard, *client.begin(task, down, shard, {}, context), context))
-    found = as_on_a_gpu.run_loops(task, loops)
-    conformance.assert_close(
-        [each["parameters"] for each in found], [each["parameters"] for each in run_one_by_one(task, loops)]
-    )
