@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import subprocess
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -205,3 +207,40 @@ def test_a_note_that_a_method_issues_has_no_line_of_code() -> None:
         _format_warning(RunWarning("no device answered"), RunWarning, "rules.py", 1) == "warning: no device answered\n"
     )
     assert "rules.py:1: UserWarning: other" in _format_warning(UserWarning("other"), UserWarning, "rules.py", 1)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_shell_may_close_the_output(closed: str, tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "undergrowth.cli",
+        "run",
+        "-q",
+        "--model",
+        "logistic",
+        "--rounds",
+        "1",
+        "--clients",
+        "2",
+    ]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *words], cwd=tmp_path, timeout=TIMEOUT)
+    store = Store(tmp_path / "runs")
+    assert done.returncode == 0 and [row["status"] for row in store.runs()] == ["done"]
+
+
+def test_ctrl_c_twice_stops_a_sweep_and_its_runs(process, tmp_path: Path) -> None:
+    """A terminal sends it to the workers as well, and perhaps first. Runs that it stopped are not reported as done."""
+    Path(tmp_path / "sweep.yaml").write_text(
+        "model: logistic\ntrain: {rounds: 100000}\nrun: {engine: serial, seed: [0, 1, 2, 3]}\n"
+    )
+    running = process(("sweep", "sweep.yaml", "--no-report", "--jobs", "2"))
+    wait_until(lambda: len({path.parent for path in tmp_path.glob("runs/*/checkpoints/*")}) > 1, running)
+    workers = [int(pid) for pid in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
+    for _ in range(2):
+        for pid in (*workers, running.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+    _, stderr = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 130 and "of 4 runs" not in stderr, stderr
+    assert {row["status"] for row in Store(tmp_path / "runs").runs()} == {"interrupted"}

@@ -183,3 +183,18 @@ def test_a_device_trains_on_what_arrived_and_its_change_is_taken_from_that(run):
 def test_a_codec_that_cannot_be_is_refused_before_the_run_starts(links, run):
     with pytest.raises(InputError, match=next(iter(links.values())).split(":")[0]):
         run(links=links)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{"name": "kmeans-clusters", "k": 1}, {"name": "ifca", "k": 1}, {"name": "auxo", "max_clusters": 1, "explore": 0}],
+    ids=lambda method: method["name"],
+)
+def test_the_error_of_a_codec_belongs_to_the_next_upload_whatever_its_cluster(method, tmp_path) -> None:
+    """A device is in no cluster at first. With one cluster all of these are FedAvg."""
+    raw = {
+        "data": {"name": "digits", "clients": 5, "train_samples": 200}, "model": "logistic", "train": {"rounds": 3},
+        "links": {"up": "topk:0.3"}, "run": {"out": str(tmp_path), "engine": "serial"},
+    }  # fmt: skip
+    found, expected = (start({**raw, "method": each}).summary["model_digest"] for each in (method, "fedavg"))
+    assert found == expected

@@ -31,6 +31,7 @@ from tests.methods.tiny_federation import (
 from undergrowth.core import Context, InputError, Packet, Shard, View
 from undergrowth.core.names import MODEL
 from undergrowth.methods import FedAvg, Interleaved
+from undergrowth.runs.execution import start
 
 ROUNDS, EVERY, VALIDATION, ALONE_EPOCHS = 4, 2, 0.25, 3
 OPTIONS: dict[str, Any] = {"every": EVERY, "validation": VALIDATION, "alone_epochs": ALONE_EPOCHS, "budget": 0.5}
@@ -229,3 +230,22 @@ def test_a_wrong_adaptation_is_refused() -> None:
         ug.run("interleaved", options={"how": "fine"})
     with pytest.raises(InputError, match=r"method\.how 'alone' is not known"):
         ug.run("interleaved", options={"how": "alone"})
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_the_ledger_of_a_resumed_run_is_that_of_a_whole_one(after: int, tmp_path: Path) -> None:
+    """Also the memory of jobs: a price does not depend on those that were counted before."""
+    raw = {
+        "method": {"name": "interleaved", "every": 2, "budget": 0.5}, "model": "logistic", "fleet": "mixed-edge",
+        "data": {"name": "digits", "clients": 8, "train_samples": 200, "partition": "quantity:1"},
+        "train": {"rounds": 5, "sample": 0.3}, "run": {"out": str(tmp_path), "engine": "serial"},
+    }  # fmt: skip
+
+    def stop(row: Any, execution: Any) -> None:
+        if row["round"] == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(raw, on_round=stop)
+    resumed = ug.resume("last", tmp_path, progress=False)
+    assert list(resumed.ledger.rows()) == list(start(raw).ledger.rows())

@@ -70,6 +70,25 @@ class Broken:
             raise KeyError("colour")
 
 
+class Meddler:
+    """Changes everything that it is given, and stops without a reason."""
+
+    def on_round(self, row: dict[str, Any], run: OngoingRun) -> None:
+        run.weights["head.weight"].zero_()
+        row["mine"] = run.history[-1]["mine"] = object()  # cannot be stored
+        row["accuracy"] = 2.0
+        if row["round"] == 3:
+            run.stop("")
+
+
+def test_what_a_callback_is_given_is_its_own(tmp_path: Path) -> None:
+    """But for `stop`, the run is the same as without it."""
+    meddled, plain = start(tmp_path, [Meddler()]), start(tmp_path, rounds=3)
+    assert without_times(meddled.history) == without_times(plain.history)
+    assert meddled.summary["model_digest"] == plain.summary["model_digest"]
+    assert "stopped after round 3: a callback asked for it" in meddled.notes
+
+
 def test_callbacks_are_told_of_the_start_of_every_round_and_of_the_end(tmp_path: Path) -> None:
     diary = Diary()
     result = start(tmp_path, [diary], rounds=2)

@@ -13,6 +13,8 @@ from threading import BrokenBarrierError
 import pytest
 
 from undergrowth.core import InputError, RunError
+from undergrowth.engines.states import States
+from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.schema import migrate
 from undergrowth.runs.store import FILE, ROUND_COLUMNS, Store
 
@@ -137,3 +139,44 @@ def test_scores_of_devices_are_read_beside_figures_that_are_not_numbers(tmp_path
     store.finish_round(run, rows, [], None, {2: {"a": 0.5}})
     assert store.device_scores(run) == [(2, {"a": 0.5})]
     store.close()
+
+
+def test_the_last_run_is_the_one_that_was_created_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the clock says, which may be set back for the winter."""
+    times = iter(["2", "2", "1", "1"])
+    monkeypatch.setattr("time.strftime", lambda form: next(times))
+    store = Store(tmp_path, create=True)
+    first, second = store.create(FACTS, {}), store.create(FACTS, {})
+    assert store.ids() == [first, second] and store.find("last") == second
+    store.close()
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["deleted", "moved"])
+def test_a_store_that_is_gone_is_noticed_at_the_next_write(tmp_path: Path, moved: bool) -> None:
+    store = Store(tmp_path / "runs", create=True)
+    run = store.create(FACTS, {})
+    if moved:
+        (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    else:
+        (tmp_path / "runs" / FILE).unlink()
+    with pytest.raises(RunError, match="was moved or deleted while it was in use"):
+        store.set_status(run, "running")
+    store.close()
+
+
+def test_a_run_with_objects_is_resumed_by_a_call(tmp_path: Path) -> None:
+    store = Store(tmp_path, create=True)
+    plain = store.create(FACTS, {"settings": {}, "objects": {"model": None}})
+    own = store.create(FACTS, {"settings": {}, "objects": {"model": "Net", "data": None, "loss": "mine"}})
+    assert store.resume_command(plain) == f"undergrowth resume {plain} --out {tmp_path}"
+    assert store.resume_command(own) == f"ug.resume('{own}', out='{tmp_path}', model=..., loss=...)"
+    store.close()
+
+
+def test_drafts_that_a_kill_left_are_removed(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for name in (".tmpAb12Cd", "round-00001.safetensors.part"):
+        (tmp_path / name).write_bytes(b"half of a file")
+    checkpoints.save(1, {"round": 1}, States())
+    checkpoints.tidy()
+    assert [path.name for path in tmp_path.iterdir()] == ["round-00001.safetensors"]

@@ -196,6 +196,8 @@ app = build_app()
 def main() -> None:
     warnings.formatwarning = _format_warning
     sys.unraisablehook = _repeat_interrupt
+    # A shell can close them: `>&-`.
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     try:
         app(prog_name="undergrowth")
     except KeyboardInterrupt:  # while Typer reads the commands, before `CommandGroup` can catch it

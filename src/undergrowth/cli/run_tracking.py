@@ -9,6 +9,7 @@ from typing import Any
 
 from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError, describe_error
 from undergrowth.core import InputError, RunError
+from undergrowth.runs.commands import resume_command
 from undergrowth.runs.execution import Execution
 from undergrowth.runs.progress import show_progress
 
@@ -49,7 +50,7 @@ def track_run(quiet: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def _how_to_resume(execution: Execution) -> str:
-    command = execution.store.resume_command(execution.run)
+    command = resume_command(execution.store.folder, execution.run)
     return f"can be resumed after its last finished round: `{command}`"
 
 

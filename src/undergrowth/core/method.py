@@ -24,6 +24,11 @@ class ModelWeights(NamedTuple):
     model: Model
     weights: Weights
 
+    @property
+    def complete(self) -> Weights:
+        """The weights together with the frozen tensors of the module."""
+        return self.model.complete(self.weights)
+
 
 @dataclass(frozen=True)
 class NodePlace:
@@ -54,6 +59,7 @@ class Method:
     needs_public: ClassVar[bool] = False  # True: the server must hold data
     needs_all_classes: ClassVar[bool] = False  # True: the run warns of classes that no device holds
     keeps_model: ClassVar[bool] = False  # True: `model` of a device's own state is the model that it uses
+    one_model_part: ClassVar[bool] = False  # True: an upload is one model, as a part whose name may change
     begins_with: ClassVar[str] = ""  # a method whose rounds come first, as with `start.method`; empty: none
     # The fields of `NodePlace` that a topology file may set for single nodes.
     node_settings: ClassVar[frozenset[str]] = frozenset()

@@ -13,11 +13,16 @@ _NOBODY = Context(0, "", 0)  # no stage of a downlink, and no price, draws rando
 class Links:
     """The uplink and the downlink of all devices. Between servers packets cross as they are.
 
-    `measured`: see `CodecStage`.
+    `measured` and `one_model`: see `CodecStage`.
     """
 
     def __init__(
-        self, up: str = "none", down: str = "none", feedback: bool = True, measured: frozenset[str] = frozenset()
+        self,
+        up: str = "none",
+        down: str = "none",
+        feedback: bool = True,
+        measured: frozenset[str] = frozenset(),
+        one_model: bool = False,
     ) -> None:
         if down.startswith("topk"):
             raise InputError(f"links.down '{down}': top-k would set most weights to 0; write {', '.join(DOWN_CODECS)}")
@@ -25,7 +30,7 @@ class Links:
             raise InputError(f"links.down '{down}' is not known; {suggest(down, DOWN_CODECS)}")
         self.uplink, self.downlink = Link(), Link()
         if up != "none":
-            codec = CodecStage(build_codec("links.up", up), feedback, measured)
+            codec = CodecStage(build_codec("links.up", up), feedback, measured, one_model)
             self.uplink = Link((SignStage(), ChangeStage(), codec))
         if down != "none":
             self.downlink = Link((CodecStage(build_codec("links.down", down), feedback=False),))

@@ -85,25 +85,34 @@ class CodecStage(Stage):
 
     measured: names of tensors without feedback, such as BatchNorm statistics, also as the last part of a path. A device
     measures them anew in every round, so its next change contains what was lost: with feedback it would count twice.
+
+    one_model: an upload is one model, as a part of the packet whose name may change, such as that of a cluster. Losses
+    are then remembered without that name, and belong to the next upload, whatever its name.
     """
 
     codec: Codec
     feedback: bool = True
     measured: frozenset[str] = frozenset()
+    one_model: bool = False
 
     def apply(self, packet: Packet, reference: Weights, memory: State, context: Context) -> tuple[Packet, State]:
         if not self.feedback:
             return self.codec.encode(packet), memory
+        known = {name: memory[key] for name in packet.tensors if (key := self._key(name)) in memory}
         changes = {
-            name: value + memory[name] if _has_counterpart(name, value, memory) else value
+            name: value + known[name] if _has_counterpart(name, value, known) else value
             for name, value in packet.tensors.items()
             if name.rpartition("/")[2] not in self.measured and _has_counterpart(name, value, reference)
         }
         encoded = self.codec.encode(replace(packet, tensors={**packet.tensors, **changes}))
         arrived = self.codec.decode(encoded).tensors
         # A loss that is not finite is forgotten: the server refuses this upload, and later ones must not suffer.
-        losses = {name: (change - arrived[name]).nan_to_num(0, 0, 0) for name, change in changes.items()}
+        losses = {self._key(name): (change - arrived[name]).nan_to_num(0, 0, 0) for name, change in changes.items()}
         return encoded, {**memory, **losses}
+
+    def _key(self, name: str) -> str:
+        """The name under which the loss of a tensor is remembered."""
+        return name.partition("/")[2] if self.one_model else name
 
     def remove(self, packet: Packet, reference: Weights) -> Packet:
         return self.codec.decode(packet)

@@ -89,7 +89,12 @@ def trained_model(task: Task, loop: Loop) -> Weights:
     return {name: values[name] for name in task.model.shapes}
 
 
-@lru_cache(maxsize=2)
 def initial_weights(model: Model, seed: int) -> Weights:
     """The initial weights, which all devices share: making them takes longer than an epoch of a small model."""
+    # A price counts them as the device's own, whatever was priced before.
+    return model.initial(seed) if model.torch_device == "meta" else _shared_weights(model, seed)
+
+
+@lru_cache(maxsize=2)
+def _shared_weights(model: Model, seed: int) -> Weights:
     return model.initial(seed)

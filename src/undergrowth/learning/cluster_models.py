@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ RESTARTS = 10  # of K-means
 @dataclass(frozen=True)
 class ClusterOptions:
     """The option of all methods whose clusters have a common parent."""
+
+    one_model_part: ClassVar[bool] = True  # under the name of the cluster
 
     parent_weight: float = option(0.0, "how far clusters move towards their parent's model", at_least=0, at_most=1)
 

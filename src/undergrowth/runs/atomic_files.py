@@ -12,6 +12,15 @@ from safetensors import SafetensorError
 from undergrowth.core import RunError
 
 
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from any other that may take its place; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Writes `content` to `path` atomically: a reader sees the old file or the new one."""
     write_atomically(path, lambda draft: draft.write_bytes(content))

@@ -81,7 +81,8 @@ class Checkpoints:
             del self._kept[old]
         needed = {f"round-{round:05d}.safetensors" for round in self._kept}
         needed |= {self._device_file(place).name for places in self._kept.values() for place in places}
-        for path in self.folder.glob("*.safetensors*"):
+        # A kill leaves drafts: ours end in .part, and those of the library that writes them begin with .tmp.
+        for path in (*self.folder.glob("*.safetensors*"), *self.folder.glob(".tmp*")):
             if path.name not in needed:
                 path.unlink(missing_ok=True)
         return min(self._kept, default=0)

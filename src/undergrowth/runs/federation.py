@@ -206,7 +206,8 @@ def federate(
     server_device = FREE if method.pooled else experiment.fleet.server_device
     server_training = price_servers(server_device, nodes, sample.x, notes)
     measured = frozenset(task.model.buffers).union(*(model.buffers for model in task.ladder.values()))
-    links = Links(experiment.links.up, experiment.links.down, experiment.links.feedback, measured)
+    given = experiment.links
+    links = Links(given.up, given.down, given.feedback, measured, method.one_model_part)
     servers = {name: node.server for name, node in nodes.items()}
     client, own_servers = _own_training(method, population)
     torch_device = task.model.torch_device

@@ -77,9 +77,8 @@ class Execution:
 
     @property
     def weights(self) -> Weights:
-        """The weights of the model that the run is about, after the last finished round."""
-        model, weights = final_model(self.federation)
-        return model.complete(weights)
+        """A copy of the weights of the model that the run is about, after the last finished round."""
+        return {name: value.detach().clone() for name, value in final_model(self.federation).complete.items()}
 
     def is_evaluated(self, row: Row) -> bool:
         """Whether the model was evaluated in that round. Other rows repeat the figures of the last evaluation."""
@@ -88,7 +87,7 @@ class Execution:
 
     def stop(self, reason: str) -> None:
         """Ends the run after the round that has just finished (before the first round: after that one)."""
-        self.stopped = self.stopped or reason
+        self.stopped = self.stopped or reason or "a callback asked for it"
 
     @property
     def metric(self) -> Metric:
@@ -182,16 +181,17 @@ class Execution:
             for name in population.devices
         ]
         tree = score_tree(federation) if self.final_models is None else None
-        summary = self._summary(self.weights) | ({"tree": tree} if tree else {})
+        summary = self._summary(final_model(federation).complete) | ({"tree": tree} if tree else {})
         found = stream_scores(self.store, self.run, self.store.run(self.run), self.metric)
         summary |= {} if found is None else {"stream": found.summary()}
-        self.store.finish_run(self.run, summary, devices)
-        self.store.set_status(self.run, "done", federation.notes)
+        self.store.finish_run(self.run, summary, devices, federation.notes)
 
     def write_model(self) -> Path:
         """Writes the weights of the run's model into its folder; returns the file."""
         path = self.folder / MODEL_FILE
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self.weights.items()}
+        tensors = {
+            name: value.detach().cpu().contiguous() for name, value in final_model(self.federation).complete.items()
+        }
         replace_file(path, safetensors.torch.save(tensors))
         return path
 
@@ -227,9 +227,9 @@ class Execution:
     def _tell_callbacks(self, row: dict[str, Any]) -> None:
         if not self.callbacks.names or self._failure:
             return
-        self.history.append(row)
+        self.history.append(dict(row))  # copies: what a callback does with them does not change the run
         try:
-            self.callbacks.round(row, self)
+            self.callbacks.round(dict(row), self)
         except (InputError, RunError) as error:
             self._failure = error
 

@@ -77,7 +77,8 @@ def enter_run(
         "frozen": frozen_digest(federation.task),
         "files": hash_files(experiment),
     }
-    return store.create(run_facts(experiment, population), kept)
+    facts = {**run_facts(experiment, population), "notes": json.dumps(federation.notes)}
+    return store.create(facts, kept)
 
 
 def _object_name(used: Any) -> str:

@@ -10,6 +10,7 @@ version: it is 0 for older entries, and older versions of the package ignore it.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -93,6 +94,21 @@ def migrate(connection: sqlite3.Connection) -> None:
         if connection.in_transaction:  # SQLite itself rolls back if the disk is full
             connection.execute("ROLLBACK")
         raise
+
+
+def migrate_when_free(connection: sqlite3.Connection, seconds: float) -> None:
+    """Migrates a store that others may use, with write-ahead logging. `seconds`: how long to wait for them."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            migrate(connection)
+            return
+        except sqlite3.OperationalError as error:
+            # SQLite's own timeout does not apply while another process changes the journal mode.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def migrated_copy(connection: sqlite3.Connection) -> sqlite3.Connection:

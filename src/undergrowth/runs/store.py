@@ -20,7 +20,8 @@ from typing import Any
 from undergrowth import __version__
 from undergrowth.core import InputError, RunError, suggest
 from undergrowth.exchange import COLUMNS, COSTS, ROUND_COST_KEYS, Entry, Totals
-from undergrowth.runs.commands import out_option
+from undergrowth.runs.atomic_files import file_identity
+from undergrowth.runs.commands import resume_command
 from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
 from undergrowth.runs.lock import is_locked
 from undergrowth.runs.schema import (
@@ -28,7 +29,7 @@ from undergrowth.runs.schema import (
     insert,
     insertion,
     is_current,
-    migrate,
+    migrate_when_free,
     migrated_copy,
     schema_version,
 )
@@ -78,13 +79,15 @@ class Store:
         check_format(f"the run store '{self.folder / FILE}'", version, SCHEMA_VERSION)
         current = is_current(self._connection)
         if not current and (create or write):
-            self._migrate()
+            migrate_when_free(self._connection, SECONDS_TO_WAIT_FOR_WRITERS)
         elif not current:
             found, self._connection = self._connection, migrated_copy(self._connection)
             found.close()
         self._connection.row_factory = sqlite3.Row
         if not (create or write):
             self._connection.execute("PRAGMA query_only=ON")
+        self._path = (self.folder / FILE).resolve()
+        self._identity = file_identity(self._path)
 
     @property
     def _address(self) -> str:
@@ -98,29 +101,23 @@ class Store:
         logged = path.with_name(f"{FILE}-wal").exists()
         return f"{path.as_uri()}?{'mode=ro' if logged else 'immutable=1'}"
 
-    def _migrate(self) -> None:
-        deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_WRITERS
-        while True:
-            try:
-                self._connection.execute("PRAGMA journal_mode=WAL")
-                migrate(self._connection)
-                return
-            except sqlite3.OperationalError as error:
-                # SQLite's own timeout does not apply while another process changes the journal mode.
-                if "locked" not in str(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-
     def close(self) -> None:
         self._connection.close()
 
     def resume_command(self, run: str) -> str:
-        """The command that resumes a run."""
-        return f"undergrowth resume {run}{out_option(self.folder)}"
+        """What resumes a run."""
+        return resume_command(self.folder, run, self.run(run)["experiment"].get("objects"))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file is still there that was opened for writing."""
+        return file_identity(self._path) == self._identity
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Commits what the block executes, or nothing of it if the block raises."""
+        if not self.in_place:  # SQLite would go on writing to the file that nobody finds any more
+            raise RunError(f"the run store '{self._path}' was moved or deleted while it was in use")
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -174,10 +171,13 @@ class Store:
                 row = dict(zip(("run", "round", "file", "checksum"), (run, *checkpoint), strict=True))
                 insert(connection, "checkpoints", row)
 
-    def finish_run(self, run: str, summary: Mapping[str, Any], devices: Iterable[Mapping[str, Any]]) -> None:
-        """Stores the summary and the facts of every device, and marks the run as done."""
+    def finish_run(
+        self, run: str, summary: Mapping[str, Any], devices: Iterable[Mapping[str, Any]], notes: Sequence[str] = ()
+    ) -> None:
+        """Stores the summary, the facts of every device and the notes, and marks the run as done."""
+        values = (json.dumps(summary), json.dumps(list(notes)), run)
         with self.transaction() as connection:
-            connection.execute("UPDATE runs SET status='done', summary=? WHERE id=?", (json.dumps(summary), run))
+            connection.execute("UPDATE runs SET status='done', summary=?, notes=? WHERE id=?", values)
             connection.execute("DELETE FROM devices WHERE run=?", (run,))
             for facts in devices:
                 row = {"run": run, "device": facts["device"], "facts": json.dumps(facts)}
@@ -244,7 +244,7 @@ class Store:
 
     def ids(self) -> list[str]:
         """The ids of all runs, the oldest first."""
-        return [str(row["id"]) for row in self._read("SELECT id FROM runs ORDER BY created, rowid")]
+        return [str(row["id"]) for row in self._read("SELECT id FROM runs ORDER BY rowid")]
 
     def runs(self) -> list[dict[str, Any]]:
         """The rows of all runs, the oldest first."""

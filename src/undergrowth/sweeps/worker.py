@@ -81,9 +81,16 @@ def use_cores(cores: Sequence[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def _interrupt_once(*_: Any) -> None:
+    """Ctrl-C reaches this process from the terminal and from its parent; a second one would cut the ending short."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main(parent: int) -> None:
     """Run jobs until standard input ends, or until the process `parent`, which started this one, has died."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell script
+        signal.signal(signal.SIGINT, _interrupt_once)
     replies, sys.stdout = sys.stdout, sys.stderr  # what runs print must not mix with the replies
 
     def stop_if_alone() -> None:

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Event
+from threading import Event, current_thread, main_thread
 from typing import Any
 
 from undergrowth.core import RunWarning
@@ -31,6 +31,10 @@ _ENGINES_THAT_USE_ALL_CORES = ("auto", "processes")  # runs at the same time mus
 # CUDA's errors 805 to 809: the server of MPS is not ready, lost, or has too many clients.
 _MPS_ERROR = re.compile(r"\bMPS\b|cudaErrorMps|error:? 80[5-9]\b", re.IGNORECASE)
 MPS_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a run that could not use MPS is tried again
+
+INTERRUPTED = (130, -signal.SIGINT)  # exit codes of a worker process after Ctrl-C
+SECONDS_BETWEEN_LOOKS = 0.2  # for an interrupt, while jobs run
+SECONDS_FOR_INTERRUPT = 1.0
 
 Reply = dict[str, Any]  # {"run": id}, {"failed": reason, "input": whether the input is invalid} or STOPPED
 STOPPED: Reply = {"stopped": True}  # the time limit was reached, or the user interrupted
@@ -72,8 +76,8 @@ class WorkerProcess:
 
     def run(self, request: Mapping[str, Any], on_progress: Callable[[float], None]) -> Reply:
         if self._process is None:
-            # Ctrl-C ends the process without a traceback until `main` handles it.
-            quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"
+            # Ctrl-C ends the process without a traceback until `main` handles it, unless it is ignored.
+            quiet = "import signal as s; s.getsignal(s.SIGINT) == s.SIG_IGN or s.signal(s.SIGINT, s.SIG_DFL)"
             code = f"{quiet}; from undergrowth.sweeps.worker import main; main({os.getpid()})"
             command = [sys.executable, "-c", code]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -88,7 +92,8 @@ class WorkerProcess:
                 return reply
             on_progress(reply["fraction"])
         self.close()
-        return {"failed": f"its worker process ended with exit code {process.returncode}", "input": False}
+        ended = process.returncode
+        return {"failed": f"its worker process ended with exit code {ended}", "input": False, "code": ended}
 
     def interrupt(self) -> None:
         if self._process is not None:
@@ -150,25 +155,44 @@ class WorkerPool:
         """
         waiting, running = _in_order(jobs), dict[Future[Reply], Job]()
         pool = ThreadPoolExecutor(len(self.workers))
-        try:
-            while waiting or running:
-                for job in self._ready(waiting)[: len(self.workers) - len(running)]:
-                    del waiting[job.key]
-                    running[pool.submit(self._reply, job) if len(self.workers) > 1 else self._done(job)] = job
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    job = running.pop(future)
-                    self._results.add(job, future.result())
-                    on_end(job, self._results)
-        except KeyboardInterrupt:
-            self._stopped.set()
-            for worker in self.workers:
-                worker.interrupt()
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            for worker in self.workers:
-                worker.close()
+        with self._noted_interrupts():
+            try:
+                while waiting or running:
+                    for job in self._ready(waiting)[: len(self.workers) - len(running)]:
+                        del waiting[job.key]
+                        running[pool.submit(self._reply, job) if len(self.workers) > 1 else self._done(job)] = job
+                    for future in wait(running, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED).done:
+                        job = running.pop(future)
+                        self._results.add(job, future.result())
+                        on_end(job, self._results)
+                    if self._stopped.is_set():
+                        raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                self._stopped.set()
+                for worker in self.workers:
+                    worker.interrupt()
+                raise
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+                for worker in self.workers:
+                    worker.close()
         return self._results
+
+    @contextmanager
+    def _noted_interrupts(self) -> Iterator[None]:
+        """While worker processes run, Ctrl-C is noted and acted on in `run`.
+
+        Raised inside `concurrent.futures.wait`, the exception would leave its locks in disorder.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        if len(self.workers) == 1 or before is not signal.default_int_handler or current_thread() is not main_thread():
+            yield
+            return
+        signal.signal(signal.SIGINT, lambda *_: self._stopped.set())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _ready(self, waiting: Mapping[str, Job]) -> list[Job]:
         """The jobs whose pretrainings have ended."""
@@ -223,6 +247,9 @@ class WorkerPool:
             if self._stopped.is_set():
                 return STOPPED
             reply = worker.run(request, lambda fraction: self.on_progress(job, fraction))
+            # Ctrl-C in a terminal reaches the worker process, too, and perhaps earlier.
+            if reply.get("code") in INTERRUPTED and self._stopped.wait(SECONDS_FOR_INTERRUPT):
+                return STOPPED
             if pause is None or not is_mps_error(reply.get("failed", "")):
                 break
             note = f"NVIDIA's MPS did not accept a run, which is tried again after {pause} s: {reply['failed']}"

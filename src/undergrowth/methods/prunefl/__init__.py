@@ -18,7 +18,8 @@ Departures: t_j is counted by the devices, where the paper measures it. The pape
 device until the mask stays; here it is one round. If the device does not answer, the next-fastest one is asked in the
 next round, until one has answered. FLOPs do not fall: they are those of dense layers, because devices have no fast
 sparse ones. In a tree, the first edge server chooses the fastest of its own devices; if that does not answer, the next
-round is another edge server's, and so on in turns.
+round is another edge server's, and so on in turns. A lossy codec with error feedback would add its error to other
+weights once the mask has changed: write `links: {feedback: false}` with such a codec.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="prunefl", options={"ratio": 0.6, "every": 2}, rounds=4)
