@@ -89,6 +89,7 @@ def test_an_estimate_runs_nothing(type_command, tmp_path: Path) -> None:
         (["4.3", "-o", "page.txt"], "--output 'page.txt' must end in .md or .html, or be a folder"),
         (["4.3", "4.5", "-o", "page.md"], "--output 'page.md' must be a folder for the pages of 2 tables"),
         (["4.3", "4.55"], "table '4.55' is not known; did you mean '4.5'?"),
+        (["all", "4.55"], "table '4.55' is not known; did you mean '4.5'?"),
         (["4.3", "--minutes", "0"], "minutes 0.0 must be above 0"),
         (["4.3", "-s", "train.lr"], "-s 'train.lr' must be path=value"),
         (["4.3", "-s", "train.rate=1"], "train.rate"),

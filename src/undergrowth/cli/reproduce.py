@@ -102,7 +102,7 @@ def reproduce(
     if not tables:
         _print_tables(json)
         return
-    named = list(load_tables()) if tables == [ALL] else tables
+    named = [each for name in tables for each in (load_tables() if name == ALL else [name])]
     count = int(jobs) if jobs.isdecimal() else jobs
     changes: dict[str, Any] = {}
     for setting in settings or []:
