@@ -35,7 +35,7 @@ _ESCAPED = {
 
 
 def export(
-    runs: Sequence[str],
+    runs: str | Sequence[str],
     format: str = "csv",
     out_folder: str | Path = "runs",
     target: str | Path | None = None,

@@ -31,10 +31,10 @@ _MAX_RUNS_IN_DETAIL = 8
 
 
 def write_report(
-    runs: Sequence[str],
+    runs: str | Sequence[str],
     out_folder: str | Path = "runs",
     target: str | Path = "report.html",
-    analyses: Sequence[str] | AnalysisNumbers = (),
+    analyses: str | Sequence[str] | AnalysisNumbers = (),
     *,
     group: Sequence[str] = (),
     variants: Mapping[str, str] | None = None,
