@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import TIMEOUT, last_json, wait_until
 from undergrowth.reproduce import load_tables
-from undergrowth.runs import Store
+from undergrowth.runs import Store, atomic_files
 from undergrowth.runs.lock import lock_run
 
 
@@ -101,6 +101,16 @@ def test_wrong_input(type_command, monkeypatch: pytest.MonkeyPatch, words: list[
     done = type_command("reproduce", *words)
     assert done.exit_code == 2 and message in done.stderr, done.output
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("target", ["folder.md", "locked/pages", "locked/page.md"])
+def test_a_page_that_cannot_be_written(type_command, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    for name in ("folder.md", "locked"):
+        Path(name).mkdir()
+    monkeypatch.setattr(atomic_files.os, "access", lambda path, mode: Path(path).name != "locked")
+    done = type_command("reproduce", "4.3", "-o", target)
+    assert done.exit_code == 2 and ("is a folder" in done.stderr or "' is read-only); name another" in done.stderr)
+    assert not Path("runs").exists() and not Path("locked/pages").exists()
 
 
 @pytest.mark.slow

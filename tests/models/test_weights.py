@@ -118,7 +118,7 @@ def test_numbers_that_are_not_finite_are_refused(trained: nn.Module, tmp_path: P
     name = next(iter(tensors))
     tensors[name].view(-1)[0] = value
     save_file(tensors, tmp_path / "w.safetensors")
-    with pytest.raises(InputError, match=f"holds NaN or an infinite number in {name}; name one without"):
+    with pytest.raises(InputError, match=f"holds NaN or an infinite number in {name}; name a file without"):
         load_weights(trained, tmp_path / "w.safetensors")
 
 

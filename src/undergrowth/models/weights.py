@@ -63,7 +63,7 @@ def check_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: bo
     trained = dict(module.named_parameters())
     for name, tensor in tensors.items():  # a buffer may hold infinite numbers, such as the mask of attention
         if tensor.isnan().any() or (name in trained and tensor.isinf().any()):
-            raise InputError(f"weights: '{path}' holds NaN or an infinite number in {name}; name one without")
+            raise InputError(f"weights: '{path}' holds NaN or an infinite number in {name}; name a file without")
     return tensors
 
 
