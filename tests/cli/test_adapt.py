@@ -109,5 +109,7 @@ def test_the_command(folder: Path, tmp_path: Path, type_command) -> None:
     assert done.exit_code == 0 and "the adapted model beats" in done.stdout
     done = type_command(*words, "--how", "dito")
     assert done.exit_code == 2 and done.stderr == "error: how 'dito' is not known; did you mean 'ditto'?\n"
+    done = type_command(*words[:-1], f"{file}/own.safetensors")
+    assert done.exit_code == 2 and "own.safetensors' is not a folder); name another file" in done.stderr
     done = type_command(*words, "--epochs", "0")
     assert done.exit_code == 2 and "epochs 0" in done.stderr

@@ -20,7 +20,7 @@ from undergrowth.cli import app as application
 from undergrowth.cli.app import _format_warning
 from undergrowth.cli.exit_codes import exit_code_and_message
 from undergrowth.core import InputError, RunError, RunWarning
-from undergrowth.runs import Store
+from undergrowth.runs import Store, atomic_files
 from undergrowth.runs.execution import Execution, resume
 
 MANY_ROUNDS = 100_000  # more than any machine finishes before it is interrupted
@@ -128,9 +128,39 @@ def test_a_damaged_checkpoint_is_skipped(type_command, uninterrupted_digest: str
 def test_a_report_that_cannot_be_written(type_command, runs_folder) -> None:
     Path("file").write_text("")
     done = type_command("report", "last", "--out", runs_folder, "-o", "file/page.html")
-    assert done.exit_code == 3 and "could not be written" in done.stderr
+    assert done.exit_code == 2 and "'file/page.html' cannot be written" in done.stderr
     done = type_command("report", "last", "--out", runs_folder, "-o", ".")
     assert done.exit_code == 2 and "is a folder" in done.stderr
+
+
+def test_a_page_in_a_read_only_folder(type_command, runs_folder, monkeypatch) -> None:
+    monkeypatch.setattr(atomic_files.os, "access", lambda path, mode: Path(path) != Path.cwd())
+    done = type_command("report", "last", "--out", runs_folder, "-o", "page.html")
+    assert done.exit_code == 2 and f"(the folder '{Path.cwd()}' is read-only); name another file" in done.stderr
+
+
+def test_a_page_on_a_full_disk(type_command, runs_folder, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic_files.Path, "write_bytes", refuse)
+    done = type_command("report", "last", "--out", runs_folder, "-o", "page.html")
+    assert done.exit_code == 3 and "'page.html' could not be written: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "last"], ["export", "last", "--csv"]])
+def test_a_folder_of_runs_that_cannot_be_read(type_command, monkeypatch, words: list[str]) -> None:
+    exists = Path.exists
+
+    def refuse(path: Path) -> bool:
+        if path.parent.name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    done = type_command(*words, "--out", "locked")
+    assert done.exit_code == 2, done.output
+    assert "out 'locked' has a run store that cannot be read" in done.stderr and "Permission denied" in done.stderr
 
 
 def test_ctrl_c_on_a_process(process, tmp_path: Path) -> None:

@@ -85,6 +85,12 @@ def test_compare_needs_two(type_command, runs_folder: str) -> None:
     assert done.exit_code == 2 and "two runs" in done.stderr
 
 
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_compare_refuses_a_metric_that_no_run_reaches(type_command, runs_folder: str, value: str) -> None:
+    done = type_command("compare", "*", "--metric", value, "--out", runs_folder)
+    assert done.exit_code == 2 and f"metric {value} must be a finite number" in done.stderr
+
+
 def test_report(type_command, runs_folder: str) -> None:
     done = type_command("report", *ids(runs_folder), "--out", runs_folder, "-o", "page.html")
     assert done.exit_code == 0, done.output

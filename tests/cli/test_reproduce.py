@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import TIMEOUT, last_json, wait_until
 from undergrowth.reproduce import load_tables
-from undergrowth.runs import Store
+from undergrowth.runs import Store, atomic_files
 from undergrowth.runs.lock import lock_run
 
 
@@ -89,6 +89,7 @@ def test_an_estimate_runs_nothing(type_command, tmp_path: Path) -> None:
         (["4.3", "-o", "page.txt"], "--output 'page.txt' must end in .md or .html, or be a folder"),
         (["4.3", "4.5", "-o", "page.md"], "--output 'page.md' must be a folder for the pages of 2 tables"),
         (["4.3", "4.55"], "table '4.55' is not known; did you mean '4.5'?"),
+        (["all", "4.55"], "table '4.55' is not known; did you mean '4.5'?"),
         (["4.3", "--minutes", "0"], "minutes 0.0 must be above 0"),
         (["4.3", "-s", "train.lr"], "-s 'train.lr' must be path=value"),
         (["4.3", "-s", "train.rate=1"], "train.rate"),
@@ -100,6 +101,16 @@ def test_wrong_input(type_command, monkeypatch: pytest.MonkeyPatch, words: list[
     done = type_command("reproduce", *words)
     assert done.exit_code == 2 and message in done.stderr, done.output
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("target", ["folder.md", "locked/pages", "locked/page.md"])
+def test_a_page_that_cannot_be_written(type_command, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    for name in ("folder.md", "locked"):
+        Path(name).mkdir()
+    monkeypatch.setattr(atomic_files.os, "access", lambda path, mode: Path(path).name != "locked")
+    done = type_command("reproduce", "4.3", "-o", target)
+    assert done.exit_code == 2 and ("is a folder" in done.stderr or "' is read-only); name another" in done.stderr)
+    assert not Path("runs").exists() and not Path("locked/pages").exists()
 
 
 @pytest.mark.slow

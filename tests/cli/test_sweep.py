@@ -83,7 +83,10 @@ def test_a_wrong_variant_is_refused_before_anything_starts(type_command: Callabl
         "error: variant 'fedavg, batch 0': train.batch 0 should be greater than or equal to 1"
     )
     assert type_command("sweep", "nowhere.yaml").exit_code == 2
-    assert "'.' is a folder; name a file" in type_command("sweep", file, "--latex", ".").stderr
+    for folder in (".", ""):
+        assert f"'{folder}' is a folder; name a file" in type_command("sweep", file, "--latex", folder).stderr
+    for value in ("nan", "inf"):
+        assert f"metric {value} must be a finite number" in type_command("sweep", file, "--metric", value).stderr
     file.write_text("sweep: [{name: slow}]", encoding="utf-8")
     assert f"`undergrowth sweep {file}` runs them" in type_command("run", file).stderr
 

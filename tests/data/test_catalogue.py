@@ -67,6 +67,11 @@ def test_wrong_names_and_options_are_refused(tmp_path: Path) -> None:
         load("mnist", tmp_path, size=3)
     with pytest.raises(InputError, match="takes no path"):
         load("digits", tmp_path)
+    with pytest.raises(InputError, match=r"'table.csv': there is no such file; the path is relative to '/"):
+        load("table.csv")
+    for name in (str(tmp_path / "table.csv"), "~/no/table.csv"):
+        with pytest.raises(InputError, match=r"table.csv': there is no such file$"):
+            load(name)
     with pytest.raises(InputError, match="path is 3"):
         load("mnist", 3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no-such-user"):

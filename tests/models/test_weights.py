@@ -112,6 +112,28 @@ def test_a_damaged_file_is_refused(trained: nn.Module, tmp_path: Path, suffix: s
             load_weights(trained, broken)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(trained: nn.Module, tmp_path: Path, value: float) -> None:
+    tensors = {name: tensor.clone() for name, tensor in trained.state_dict().items()}
+    name = next(iter(tensors))
+    tensors[name].view(-1)[0] = value
+    save_file(tensors, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=f"holds NaN or an infinite number in {name}; name a file without"):
+        load_weights(trained, tmp_path / "w.safetensors")
+
+
+def test_a_file_without_permission_is_not_called_damaged(
+    trained: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match=r"w.safetensors' cannot be read: Permission denied$"):
+        load_weights(trained, tmp_path / "w.safetensors")
+
+
 def test_code_in_a_file_is_not_run(trained: nn.Module, tmp_path: Path) -> None:
     torch.save({"thing": Anything()}, tmp_path / "w.pt")
     with pytest.raises(InputError, match="more than the state_dict"):

@@ -190,6 +190,7 @@ def test_unknown_analyses_are_rejected_first(folder: Path, plain: ug.Result, tmp
         ug.report.write_report([plain.run], folder, tmp_path / "page.html", analyses=["cka", "entrpy"])
     with pytest.raises(InputError, match="at least 1"):
         ug.report.analyse([plain.run], out_folder=folder, devices=0)
+    assert ug.report.analyse(plain.run, "efficiency", folder) == ug.report.analyse([plain.run], ["efficiency"], folder)
     assert not (tmp_path / "page.html").exists()
 
 

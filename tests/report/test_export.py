@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -122,6 +123,13 @@ def test_names_of_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     expanded = sorted(str(path) for path in relative.iterdir())  # with the store, as a shell does it
     assert len(expanded) > 3 and sorted(find_runs(expanded)[1]) == sorted(all_runs)
+    assert find_runs("last", folder) == find_runs(["last"], folder)
+    assert ug.report.export("last", "csv", folder) == ug.report.export(["last"], "csv", folder)
+    for odd in (3, [3], None):
+        with pytest.raises(ug.InputError, match=re.escape(f"runs {odd!r} must be a name or a list of names")):
+            find_runs(odd, folder)
+    with pytest.raises(ug.InputError, match="an empty list names no run"):
+        find_runs([], folder)
     with pytest.raises(ug.InputError, match="matches no run in"):
         find_runs([f"{relative}/*fedyogi*"])
     with pytest.raises(ug.InputError, match="names no run"):

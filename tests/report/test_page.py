@@ -95,6 +95,8 @@ def test_a_report_needs_a_run(tmp_path: Path) -> None:
         ug.report.write_report([], tmp_path)
     with pytest.raises(InputError, match="holds no runs"):
         ug.report.write_report(["last"], tmp_path)
+    with pytest.raises(InputError, match="runs 3 must be a name or a list of names"):
+        ug.report.write_report(3, tmp_path)  # type: ignore[arg-type]
 
 
 def test_partitions_that_cannot_be_rebuilt_are_left_out() -> None:

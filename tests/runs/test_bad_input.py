@@ -44,6 +44,12 @@ NAMES = {
     "public data": ({"public": "digit"}, "public: data set 'digit' is not known", "did you mean 'digits'?"),
     "lora": ({"model_options": {"lora": "abc"}}, "model.lora 'abc' should be a section", "keys such as rank"),
     "lora key": ({"model_options": {"lora": {"rnk": 4}}}, "model.lora.rnk is not a known key", "did you mean 'rank'?"),
+    "lora rank": (
+        {"model": "mlp", "model_options": {"lora": {"rank": 10**8}}},
+        "model.lora: rank 100000000 is above the inputs and outputs of every layer",
+        "write at most 200",
+    ),
+    "rank": ({"model": "mlp", "method": "lora", "options": {"rank": 2**31 - 1}}, "rank 2147483647", "at most 200"),
     "start data": ({"start": {"data": 5}}, "start.data 5 should be a name, or a section", "keys such as name"),
     "topology key": ({"topology": {1: 2}}, "topology {1: 2} should be star, tree:4x5, a file", "{servers: [4]}"),
     "model key of the section": (

@@ -228,6 +228,8 @@ def test_the_best_model_is_that_of_the_lowest_perplexity(tmp_path: Path) -> None
         ({"loss": "tests.runs.test_tasks:missing"}, "module 'tests.runs.test_tasks' has no 'missing'"),
         ({"loss": 3}, "task.loss is a int; it must be a function"),
         ({"metrics": {"mine": lambda z, y: z}}, "task.metrics.mine returns a Tensor; it must return one number"),
+        ({"metrics": {3: lambda z, y: 0.0}}, "metrics: the name 3 must be a word, such as mae"),
+        ({"metrics": {3: spread}}, "task.metrics: the key 3 must be a word"),
         ({"metrics": {"mse": spread}}, "task.metrics.mse: a run has that figure already"),
         ({"metrics": {"round": spread}}, "task.metrics.round: a run has that figure already"),
         ({"task": {"main": "ma"}}, "task.main 'ma' is not a metric of the run; did you mean 'mae'?"),

@@ -217,6 +217,11 @@ def test_arguments_are_checked() -> None:
         ug.sweep(SMALL, jobs=0)
     with pytest.raises(InputError, match="accuracy 90 must be above 0 and at most 1"):
         ug.sweep(SMALL, accuracy=90)
+    with pytest.raises(InputError, match="metric nan must be a finite number"):
+        ug.sweep(SMALL, metric=float("nan"))
+    for odd in (3, []):
+        with pytest.raises(InputError, match="must be an experiment file or a dictionary, such as"):
+            ug.sweep(odd)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"there is no experiment file 'nowhere\.yaml'"):
         ug.sweep("nowhere.yaml")
 

@@ -38,8 +38,15 @@ def compare(
     """
     from undergrowth.core import InputError
     from undergrowth.report import find_runs
-    from undergrowth.report.run_record import check_accuracy_target, common_value, load_records, shared_metric
+    from undergrowth.report.run_record import (
+        check_accuracy_target,
+        check_metric_target,
+        common_value,
+        load_records,
+        shared_metric,
+    )
 
+    check_metric_target(metric)
     folder, names = find_runs(runs, out)
     with open_store(folder) as store:
         records = load_records(store, names)

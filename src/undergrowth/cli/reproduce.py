@@ -102,7 +102,7 @@ def reproduce(
     if not tables:
         _print_tables(json)
         return
-    named = list(load_tables()) if tables == [ALL] else tables
+    named = [each for name in tables for each in (load_tables() if name == ALL else [name])]
     count = int(jobs) if jobs.isdecimal() else jobs
     changes: dict[str, Any] = {}
     for setting in settings or []:
@@ -151,6 +151,7 @@ def _report_shortcomings(results: Results) -> None:
 def _page_files(target: str | None, tables: list[str]) -> dict[str, Path]:
     """The file of the page of each table; empty without `target`. Creates a folder for several pages."""
     from undergrowth.core import InputError
+    from undergrowth.runs.atomic_files import check_target
 
     if target is None:
         return {}
@@ -160,11 +161,12 @@ def _page_files(target: str | None, tables: list[str]) -> dict[str, Path]:
     if path.suffix in (".md", ".html"):
         if len(tables) > 1:
             raise InputError(f"--output '{target}' must be a folder for the pages of {len(tables)} tables")
-        return {tables[0]: path}
+        return {tables[0]: check_target(target)}
     if path.is_file() or (path.suffix and not path.is_dir()):
         raise InputError(f"--output '{target}' must end in .md or .html, or be a folder")
+    pages = {table: check_target(path / f"{table}.md") for table in tables}
     path.mkdir(exist_ok=True)
-    return {table: path / f"{table}.md" for table in tables}
+    return pages
 
 
 def _write_page(result: TableResult, command: str, device: str, page: Path) -> None:

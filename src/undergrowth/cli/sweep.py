@@ -66,8 +66,8 @@ def sweep(
 
       undergrowth sweep methods.yaml --json | tail -n 1
     """
-    from undergrowth.core import InputError
     from undergrowth.runs import experiment_file
+    from undergrowth.runs.atomic_files import check_target
     from undergrowth.sweeps.api import run_sweep
     from undergrowth.sweeps.planned_sweep import plan_sweep
     from undergrowth.sweeps.progress import show_progress
@@ -77,8 +77,8 @@ def sweep(
         experiment_file.assign_text(raw, text)
     planned = plan_sweep(raw, out, Path(file).stem)
     for path in (target, latex):
-        if path and Path(path).expanduser().is_dir():
-            raise InputError(f"'{path}' is a folder; name a file")
+        if path is not None:
+            check_target(path)
     try:
         with show_progress(planned, shown=True) as on_progress:
             result = run_sweep(planned, jobs, accuracy, on_progress, metric)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,7 +31,7 @@ def topology(
 
       undergrowth topology languages.yaml --data speech-commands --path ~/data/speech --partition natural
     """
-    from undergrowth.runs.atomic_files import replace_file
+    from undergrowth.runs.atomic_files import check_target, replace_file
     from undergrowth.runs.topologies import preview_topology
     from undergrowth.topology import draw_svg, draw_text
     from undergrowth.topology.drawing import summary
@@ -40,7 +39,7 @@ def topology(
     section = {"name": data, "partition": partition, "clients": clients, "path": path}
     found = preview_topology(name, {key: value for key, value in section.items() if value is not None}, seed)
     if svg is not None:
-        replace_file(Path(svg).expanduser(), draw_svg(found).encode("utf-8"))
+        replace_file(check_target(svg, "topology.svg"), draw_svg(found).encode("utf-8"))
         typer.echo(f"wrote the drawing to '{svg}'", err=True)
     if json:
         settings = {node: found.of(node).given for node in found.children}

@@ -93,8 +93,10 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
     if name != entry.name:
         if path is not None:
             raise InputError(f"data set '{name}' is itself a path, but path is '{path}'; give one of them")
-        if not Path(os.path.expanduser(name)).is_file():
-            raise InputError(f"data '{name}': there is no such file; the path is relative to '{Path.cwd()}'")
+        file = Path(os.path.expanduser(name))
+        if not file.is_file():
+            where = "" if file.is_absolute() else f"; the path is relative to '{Path.cwd()}'"
+            raise InputError(f"data '{name}': there is no such file{where}")
         path = name
     for option in options:
         if option not in entry.options:

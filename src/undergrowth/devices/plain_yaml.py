@@ -11,6 +11,8 @@ import yaml
 
 from undergrowth.core.errors import InputError
 
+MAX_DIGITS = 1000  # of a whole number
+
 
 class DuplicateKeyError(yaml.MarkedYAMLError):
     """A mapping contains a key twice. `problem` ends a sentence that begins with the name of the file."""
@@ -35,6 +37,9 @@ class _Loader(yaml.SafeLoader):
         return str(node.value)
 
     def construct_int(self, node: yaml.ScalarNode) -> int | str:
+        if len(node.value) > MAX_DIGITS:  # Python refuses to convert thousands of digits
+            problem = f"a number has {len(node.value)} digits; write at most {MAX_DIGITS}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         # YAML 1.1 reads the time 1:30 as the number 90, in base 60.
         return self.construct_time(node) if ":" in node.value else self.construct_yaml_int(node)
 
@@ -49,9 +54,11 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_float)
 
 def load_yaml(text: str) -> Any:
     """The value of a YAML text. Raises `DuplicateKeyError`, or another `yaml.YAMLError` if it is not YAML."""
-    value = yaml.load(text, Loader=_Loader)  # a SafeLoader: it runs no code from the text
     try:
+        value = yaml.load(text, Loader=_Loader)  # a SafeLoader: it runs no code from the text
         json.dumps(value, default=repr, skipkeys=True)
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem="its lists and mappings are nested too deeply") from None
     except ValueError:  # by an anchor and an alias, such as &a [*a]
         raise yaml.MarkedYAMLError(problem="a list or a mapping in it contains itself") from None
     return value

@@ -23,6 +23,7 @@ from undergrowth.core.levels import find_levels
 
 # The last part of the names that `transformers` and the zoo give to the projections of attention.
 ATTENTION = frozenset({"query", "key", "value", "q_lin", "k_lin", "v_lin", "q_proj", "k_proj", "v_proj"})
+ALWAYS_ALLOWED_RANK = 1024
 _PEFT_NAME = "default"  # of the adapter in the layers of peft
 
 
@@ -88,6 +89,7 @@ def add_adapters(module: nn.Module, adapters: Adapters) -> nn.Module:
         return module
     head = adapters.head or find_levels(module).names.get("head", "")
     names = _choose(module, adapters.layers, head)
+    _check_rank(module, names, adapters.rank)
     trained = {name for name, value in module.named_parameters() if value.requires_grad and is_inside(name, head)}
     if any(type(layer).__module__.startswith("transformers.") for layer in module.modules()):
         _add_those_of_peft(module, names, adapters)
@@ -157,6 +159,17 @@ def _choose(module: nn.Module, patterns: tuple[str, ...], head: str) -> list[str
                 f"{suggest(pattern, linear)}"
             )
     return [name for name in linear if any(_matches(name, pattern) for pattern in patterns)]
+
+
+def _check_rank(module: nn.Module, names: list[str], rank: int) -> None:
+    """Refuses a high rank that is above the sides of every layer. A low one adds nothing then, but costs little."""
+    layers = [module.get_submodule(name) for name in names]
+    longest = max(max(layer.in_features, layer.out_features) for layer in layers if isinstance(layer, nn.Linear))
+    if rank > max(longest, ALWAYS_ALLOWED_RANK):
+        raise InputError(
+            f"model.lora: rank {rank} is above the inputs and outputs of every layer with an adapter; "
+            f"write at most {longest}"
+        )
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -59,7 +59,12 @@ def load_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: boo
 
 def check_weights(module: nn.Module, path: str | PathLike[str], *, skip_head: bool | None = False) -> dict[str, Tensor]:
     """The tensors of the file that the module would load. Raises an `InputError` if they do not fit."""
-    return check_tensors(module, _read(Path(path)), f"weights: '{path}'", skip_head=skip_head)
+    tensors = check_tensors(module, _read(Path(path)), f"weights: '{path}'", skip_head=skip_head)
+    trained = dict(module.named_parameters())
+    for name, tensor in tensors.items():  # a buffer may hold infinite numbers, such as the mask of attention
+        if tensor.isnan().any() or (name in trained and tensor.isinf().any()):
+            raise InputError(f"weights: '{path}' holds NaN or an infinite number in {name}; name a file without")
+    return tensors
 
 
 def check_tensors(
@@ -125,6 +130,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"weights: '{path}' must end in .safetensors, {', '.join(PICKLE_SUFFIXES)}")
     if not path.is_file():
         raise InputError(f"weights: there is no file '{path}'")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise InputError(f"weights: '{path}' cannot be read: {error.strerror}") from None
     try:
         if path.suffix == ".safetensors":
             content: object = load_file(path)

@@ -10,6 +10,8 @@ from undergrowth.models.architecture import Architecture
 from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 
+MAX_DEPTH = 1000
+
 
 class PreActivationBlock(nn.Module):
     """Twice normalisation, ReLU and convolution. If the shape changes, the shortcut convolves the activated input."""
@@ -40,6 +42,8 @@ def make(shape: tuple[int, ...], classes: int, layers: Layers, depth: int, width
             f"model wrn-{depth}-{width}: the depth of a Wide ResNet must be 6n+4 and at least 10, "
             f"not {depth}; did you mean wrn-{below}-{width} or wrn-{below + 6}-{width}?"
         )
+    if depth > MAX_DEPTH:
+        raise InputError(f"model wrn-{depth}-{width}: the depth of a Wide ResNet must be at most {MAX_DEPTH}")
     stages: dict[str, nn.Module] = {"stem": layers.convolution(shape[0], 16, 3)}
     inputs = 16
     for number, outputs in enumerate((16 * width, 32 * width, 64 * width), start=1):

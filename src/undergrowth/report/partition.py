@@ -13,7 +13,7 @@ from undergrowth.methods import METHODS
 from undergrowth.report.figures import Figure
 from undergrowth.report.html import Page
 from undergrowth.report.run_record import RunRecord
-from undergrowth.runs.atomic_files import replace_file
+from undergrowth.runs.atomic_files import check_target, replace_file
 from undergrowth.runs.builders import build_population
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.stored_experiment import stored_experiment
@@ -72,6 +72,7 @@ def partition_figure(population: Any) -> Figure:
 
 def write_partition_page(section: dict[str, Any], seed: int, target: str | Path) -> Path:
     """Write a page with the figure of a partition. `section` is the `data` section of an experiment."""
+    path = check_target(target, "partition.html")
     described = parse_experiment({"data": section, "run": {"seed": seed}})
     population: Any = build_population(described, None)
     if population.task != "classification":
@@ -80,6 +81,5 @@ def write_partition_page(section: dict[str, Any], seed: int, target: str | Path)
     page.section(page.title, level=1)
     add_partition_section(page)
     page.figures([partition_figure(population)])
-    path = Path(target).expanduser()
     replace_file(path, page.render().encode("utf-8"))
     return path

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from undergrowth.core import InputError
 from undergrowth.exchange import ROUND_COSTS
 from undergrowth.report.figures import Figure, add_legend, axis, build_figure
 from undergrowth.report.html import Page
 from undergrowth.report.plan_tree import TREE_COLUMNS, explain_tree, tree_lines
 from undergrowth.report.tables import cost_cells, cost_titles, count, duration, size
-from undergrowth.runs.atomic_files import replace_file
+from undergrowth.runs.atomic_files import check_target, replace_file
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.planning import takes_part
 
@@ -49,9 +48,7 @@ def heading(planned: Experiment) -> str:
 
 def write_plan_page(plan: PlanReport, target: str | Path) -> Path:
     """Writes the page to the file `target` and returns its path."""
-    path = Path(target).expanduser()
-    if path.is_dir():
-        raise InputError(f"'{target}' is a folder; name a file for the plan, such as '{path / 'plan.html'}'")
+    path = check_target(target, "plan.html")
     replace_file(path, build_plan_page(plan).render().encode("utf-8"))
     return path
 

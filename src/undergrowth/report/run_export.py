@@ -15,7 +15,7 @@ from undergrowth.report.groups import SEED, Group, group_records, groups_metric
 from undergrowth.report.run_names import find_runs
 from undergrowth.report.run_record import RunRecord, differences, load_records
 from undergrowth.runs import Store
-from undergrowth.runs.atomic_files import replace_file
+from undergrowth.runs.atomic_files import check_target, replace_file
 
 FORMATS = ("csv", "parquet", "latex")
 
@@ -35,7 +35,7 @@ _ESCAPED = {
 
 
 def export(
-    runs: Sequence[str],
+    runs: str | Sequence[str],
     format: str = "csv",
     out_folder: str | Path = "runs",
     target: str | Path | None = None,
@@ -54,8 +54,7 @@ def export(
         raise InputError(f"format '{format}' is not known; choose one of: {', '.join(FORMATS)}")
     if group and format != "latex":
         raise InputError(f"group is for latex; {format} has every run, with all settings in which the runs differ")
-    if target is not None and Path(target).expanduser().is_dir():
-        raise InputError(f"'{target}' is a folder; name a file")
+    path = None if target is None else check_target(target)
     folder, names = find_runs(runs, out_folder)
     with closing(Store(folder)) as store:
         records = load_records(store, names, variants=variants)
@@ -64,8 +63,8 @@ def export(
     else:
         rows = history_rows(records)
         data = _csv(rows) if format == "csv" else _parquet(rows)
-    if target is not None:
-        replace_file(Path(target).expanduser(), data)
+    if path is not None:
+        replace_file(path, data)
     return data
 
 

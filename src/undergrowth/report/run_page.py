@@ -22,7 +22,7 @@ from undergrowth.report.stream_section import add_stream
 from undergrowth.report.tables import count, device_cells, device_columns
 from undergrowth.report.tree_section import add_tree
 from undergrowth.runs import Store
-from undergrowth.runs.atomic_files import replace_file
+from undergrowth.runs.atomic_files import check_target, replace_file
 
 _MAX_DEVICE_ROWS = 200
 _MIN_DEVICE_ROWS = 10  # of each run, if there are many
@@ -31,10 +31,10 @@ _MAX_RUNS_IN_DETAIL = 8
 
 
 def write_report(
-    runs: Sequence[str],
+    runs: str | Sequence[str],
     out_folder: str | Path = "runs",
     target: str | Path = "report.html",
-    analyses: Sequence[str] | AnalysisNumbers = (),
+    analyses: str | Sequence[str] | AnalysisNumbers = (),
     *,
     group: Sequence[str] = (),
     variants: Mapping[str, str] | None = None,
@@ -50,9 +50,7 @@ def write_report(
     """
     if not runs:
         raise InputError("a report needs at least one run; `undergrowth list` shows them")
-    path = Path(target).expanduser()
-    if path.is_dir():
-        raise InputError(f"'{target}' is a folder; name a file for the report, such as '{path / 'report.html'}'")
+    path = check_target(target, "report.html")
     folder, names = find_runs(runs, out_folder)
     with closing(Store(folder)) as store:
         records = load_records(store, names, activity=True, variants=variants)

@@ -162,6 +162,12 @@ def check_accuracy_target(accuracy: float | None, metric: Metric) -> None:
         raise InputError(f"accuracy {accuracy:g}: these runs are compared by {metric.name}; write metric instead")
 
 
+def check_metric_target(metric: float | None) -> None:
+    """Refuses a value to reach that no run can reach."""
+    if metric is not None and not (isinstance(metric, int | float) and math.isfinite(metric)):
+        raise InputError(f"metric {metric!r} must be a finite number")
+
+
 def short_labels(records: Sequence[RunRecord]) -> list[str]:
     """A short label per run: its method and the settings in which the runs differ, or its variant and seed."""
     if len(records) == 1:

@@ -23,6 +23,7 @@ from undergrowth.reproduce.table_cells import build_cells, data_sections, data_s
 from undergrowth.reproduce.table_plan import TablePlan, plan_table
 from undergrowth.reproduce.weights import weights_source
 from undergrowth.runs import Store
+from undergrowth.runs.builders import check_torch_device
 from undergrowth.sweeps.jobs import Job, RunIndex
 from undergrowth.sweeps.worker_pool import JobResults, WorkerPool
 
@@ -79,11 +80,13 @@ class Reproduction:
 
     def estimate(self) -> Workload:
         """The runs that are missing in the store and the time that they will take. Nothing is run."""
+        self._check()
         with closing(Store(self.out, create=True)) as store:
             index, results = RunIndex(store), Results()
             return self._workload(self._plan(index, {}, results), store, index, estimate=True)
 
     def run(self, more_seeds: bool, on_plan: OnPlan, on_progress: OnProgress, on_result: OnResult) -> Results:
+        self._check()
         until = None if self.minutes is None else time.time() + 60 * self.minutes
         with closing(Store(self.out, create=True)) as store:
             results = self._run(store, {}, until, on_plan, on_progress, on_result)
@@ -133,7 +136,6 @@ class Reproduction:
 
     def _plan(self, index: RunIndex, seeds: Seeds, results: Results) -> dict[str, TablePlan]:
         """The plan of each table. A table that cannot be run does not stop the others, unless there is no other."""
-        self._check()
         paths, plans = DataPaths(self.paths), {}
         for name, table in self.published.items():
             if seeds and name not in seeds:
@@ -156,6 +158,7 @@ class Reproduction:
             raise InputError(f"jobs {self.jobs!r} must be {AUTO}, or a number of at least 1")
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"minutes {self.minutes} must be above 0")
+        check_torch_device(self.device)
         for table in self.published.values():
             table.scale(self.scale)
 

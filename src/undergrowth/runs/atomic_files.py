@@ -5,11 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from undergrowth.core import RunError
+from undergrowth.core import InputError, RunError
+
+
+def check_target(target: str | PathLike[str], example: str = "") -> Path:
+    """The path of a file that a user wants to have written. Raises `InputError` if there can be no such file.
+
+    `example`: the name of such a file, for the message about a folder.
+    """
+    try:
+        path = Path(target).expanduser()
+        is_folder = path.is_dir()
+        folder = next(each for each in path.absolute().parents if each.exists())
+        if not folder.is_dir():
+            raise NotADirectoryError(f"'{folder}' is not a folder")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"the folder '{folder}' is read-only")
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"'{target}' cannot be written ({reason}); name another file") from None
+    if is_folder:
+        raise InputError(f"'{target}' is a folder; name a file" + (f", such as '{path / example}'" if example else ""))
+    return path
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:

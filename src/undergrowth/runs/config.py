@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from undergrowth.core import MAX_NUMBER, InputError, Train, find_meant, suggest
+from undergrowth.core import InputError, Train, find_meant, suggest
 from undergrowth.data import is_table_file
 from undergrowth.learning import learning_rate
 from undergrowth.runs.fields import (
@@ -37,6 +37,7 @@ from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
 from undergrowth.runs.stream_section import StreamSection
 from undergrowth.runs.task_section import TaskSection
+from undergrowth.runs.validation_errors import KEY, first_problem, right_value
 
 
 class MethodSection(Named):
@@ -253,8 +254,7 @@ def _refuse_decimal_commas(raw: Mapping[str, Any]) -> None:
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """The first problem that pydantic found, in one sentence."""
-    first = error.errors()[0]
-    place = [str(step) for step in first["loc"]]
+    place, first, kinds = first_problem(error, model)
     path = ".".join([prefix, *place] if prefix else place)
     if first["type"] == "extra_forbidden":
         return f"{path} is not a known key; {_suggest_key(model, place)}"
@@ -262,6 +262,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         section = ".".join([prefix, *place[:-1]] if prefix else place[:-1])
         key = f"the key {first['input']!r}"
         return f"{section + ': ' if section else ''}{key} must be a word, such as {keys_of(model, place[:-1])[0]}"
+    if place[-1:] == [KEY]:
+        return f"{path.removesuffix(f'.{place[-2]}.{KEY}')}: the key {first['input']!r} must be a word"
     if first["type"] == "missing":
         return f"{path} is missing in {first['input']!r}"
     if first["type"] == "model_type":
@@ -271,17 +273,17 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     comma = re.fullmatch(r"\s*(-?\d+),(\d+)\s*", first["input"]) if isinstance(first["input"], str) else None
     if comma and first["type"] in ("float_parsing", "int_parsing"):
         return f"{path} '{first['input']}' has a decimal comma; write {comma[1]}.{comma[2]}"
-    wanted = first["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("Value error, ")
-    if first.get("ctx", {}).get("le") == MAX_NUMBER:  # pydantic would write all its digits
-        wanted = f"should be less than or equal to {MAX_NUMBER:g}"
-    return f"{path} {first['input']!r} {wanted}"
+    return f"{path} {first['input']!r} {f'should be {kinds}' if kinds else right_value(first, model, place)}"
 
 
 def _suggest_key(model: type[BaseModel], place: Sequence[str]) -> str:
-    """The nearest key of the section; but first a key of that meaning, there or in another section of an experiment."""
+    """The nearest key of the section; but first a key of that meaning, there or in another section of an experiment.
+
+    Only the keys of a section itself are looked for in other sections: what is in `model.lora` belongs there.
+    """
     here = keys_of(model, place[:-1])
     meant = find_meant(place[-1], here)
-    if meant is None and model is Experiment:
+    if meant is None and model is Experiment and len(place) <= 2:
         sections = {path.rpartition(".")[2]: path for path in reversed(experiment_keys())}
         meant = find_meant(place[-1], sections)
         if meant in sections:

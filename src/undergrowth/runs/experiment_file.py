@@ -61,8 +61,9 @@ def assign_text(raw: dict[str, Any], text: str) -> None:
         assign(raw, path, load_yaml(value))
     except DuplicateKeyError as error:
         raise InputError(f"-s '{text}' {error.problem}") from None
-    except yaml.YAMLError:
-        raise InputError(f"-s '{text}': the value '{value}' is not YAML") from None
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", error)
+        raise InputError(f"-s '{text}': the value '{value}' is not YAML: {problem}") from None
 
 
 def _kind(value: Any) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
@@ -58,4 +59,9 @@ def _default(field: Any) -> Any:
 
 def _field_type(hint: Any) -> Any:
     """The type that an option is validated as. Numbers do not accept true or false."""
-    return hint if hint in (bool, str) else Annotated[hint, NO_BOOLEANS]
+    return Annotated[hint, NO_BOOLEANS] if _may_be_a_number(hint) else hint
+
+
+def _may_be_a_number(hint: Any) -> bool:
+    is_function = get_origin(hint) is Callable
+    return hint in (int, float) or (not is_function and any(map(_may_be_a_number, get_args(hint))))

@@ -20,7 +20,7 @@ from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.learning.adaptation import ALONE, HOW
 from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.adapt.rules import STOPPED, adapted_model
-from undergrowth.runs.atomic_files import replace_file
+from undergrowth.runs.atomic_files import check_target, replace_file
 from undergrowth.runs.config import Experiment, FleetSection, LinksSection
 from undergrowth.runs.evaluation import evaluate
 from undergrowth.runs.federation import federate
@@ -76,6 +76,7 @@ def adapt(
     parse("how", how, HOW)
     if isinstance(data, str) and not data:
         raise InputError("data is missing; give the folder or file with the samples of the device")
+    path = check_target(file, DEFAULT_FILE)
     with closing(Store(out)) as store:
         name = store.find(run)
         row, folder = store.run(name), store.folder / name
@@ -100,11 +101,7 @@ def adapt(
     models = {LOCAL: local.weights, FEDERATED: federated, how: adapted.weights}
     accuracies = {each: evaluate(task.kind, task.model, weights, test)[ACCURACY] for each, weights in models.items()}
     state = {key: value.detach().cpu().contiguous() for key, value in task.model.complete(adapted.weights).items()}
-    path = Path(file).expanduser()
-    try:
-        replace_file(path, safetensors.torch.save(state))
-    except OSError as error:
-        raise InputError(f"file '{file}' cannot be written: {error}") from None
+    replace_file(path, safetensors.torch.save(state))
     return AdaptedModel(name, how, len(found), len(test), accuracies, state, path)
 
 

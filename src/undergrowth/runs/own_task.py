@@ -42,6 +42,9 @@ def build_kind(experiment: Experiment, task: str, functions: TaskFunctions | Non
         **{name: resolve(f"task.metrics.{name}", text) for name, text in section.metrics.items()},
         **functions.metrics,
     }
+    for name in metrics:
+        if not isinstance(name, str):
+            raise InputError(f"metrics: the name {name!r} must be a word, such as mae")
     for path, each in {"task.loss": loss, **{f"task.metrics.{name}": each for name, each in metrics.items()}}.items():
         if each is not None and not callable(each):
             raise InputError(f"{path} is a {type(each).__name__}; it must be a function of outputs and labels")

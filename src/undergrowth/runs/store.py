@@ -6,6 +6,7 @@ or not at all. Write-ahead logging lets several runs write, and others read, at 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -58,13 +59,13 @@ class Store:
             self.folder = Path(folder).expanduser()
         except (RuntimeError, TypeError) as error:  # ~name of an unknown user; or not a path
             raise InputError(f"out {str(folder)!r} cannot be a folder ({error}); name one that can") from None
-        if not create and not (self.folder / FILE).exists():
-            raise InputError(f"out '{folder}' holds no runs; name the folder that a run wrote to")
         try:
+            if not create and not (self.folder / FILE).exists():
+                raise InputError(f"out '{folder}' holds no runs; name the folder that a run wrote to")
             self._open(create, write)
-        except InputError:
-            raise
         except (OSError, ValueError, sqlite3.Error) as error:
+            if isinstance(error, InputError) or getattr(error, "errno", None) == errno.ENAMETOOLONG:
+                raise
             if create or write:
                 raise InputError(f"out '{folder}' cannot be written to ({error}); name a folder that can") from None
             raise InputError(f"out '{folder}' has a run store that cannot be read: {error}") from None
@@ -180,8 +181,7 @@ class Store:
             connection.execute("UPDATE runs SET status='done', summary=?, notes=? WHERE id=?", values)
             connection.execute("DELETE FROM devices WHERE run=?", (run,))
             for facts in devices:
-                row = {"run": run, "device": facts["device"], "facts": json.dumps(facts)}
-                insert(connection, "devices", row)
+                insert(connection, "devices", {"run": run, "device": facts["device"], "facts": json.dumps(facts)})
 
     def put_personal(self, run: str, accuracies: Mapping[str, Mapping[str, float]]) -> None:
         """Stores the accuracy of each device with each model, by model and device."""

@@ -17,6 +17,7 @@ from undergrowth.learning.distillation import public_data
 from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population, build_public
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.topology import ROOT, Topology, build_topology, devices_named, parse_widths, read_content
+from undergrowth.topology.build import MAX_DEVICES
 
 _OF_METHODS = ("rounds", "asynchronous", "proxy")  # the others are settings of the run for one node
 
@@ -36,12 +37,14 @@ def population_topology(text: str | Mapping[str, Any], population: Population) -
 
 def preview_topology(text: str, data: Mapping[str, Any], seed: int = 0) -> Topology:
     """The topology without a run: for the devices of the data set in `data`, or for as many as the setting has."""
+    experiment = parse_experiment({"data": dict(data), "run": {"seed": seed}})
     if "name" in data:
-        experiment = parse_experiment({"data": dict(data), "run": {"seed": seed}})
         return population_topology(text, build_population(experiment, None))
     path = Path(expanduser(text))
     known = devices_named(read_content(path)) if path.is_file() else math.prod(parse_widths(text) or [DEFAULT_CLIENTS])
-    count = data.get("clients") or known or DEFAULT_CLIENTS
+    count = experiment.data.clients or known or DEFAULT_CLIENTS
+    if count > MAX_DEVICES:
+        raise InputError(f"data.clients {count} is too many for a topology; write at most {MAX_DEVICES}")
     return build_topology(text, device_names(count))
 
 

@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any
 
 from undergrowth.core import InputError
-from undergrowth.report.run_record import check_accuracy_target, load_records
+from undergrowth.report.run_record import check_accuracy_target, check_metric_target, load_records
 from undergrowth.runs import Store
 from undergrowth.sweeps.comparison import VariantRuns
 from undergrowth.sweeps.jobs import Job, RunIndex
@@ -61,6 +61,7 @@ def run_sweep(
         raise InputError(f"jobs {jobs!r} must be a whole number of at least 1")
     if accuracy is not None and not 0 < accuracy <= 1:
         raise InputError(f"accuracy {accuracy!r} must be above 0 and at most 1")
+    check_metric_target(metric)
     with closing(Store(planned.folder, create=True)) as store:
         index = RunIndex(store, SameInputs())
         every = [job for each in planned.jobs.values() for job in each.values()]

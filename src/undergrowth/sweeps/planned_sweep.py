@@ -24,6 +24,7 @@ from undergrowth.sweeps.layers import merge_layers
 
 # Files are not part of the key of an experiment, but two variants may differ in nothing else.
 _FILES = ("data.path", "model.weights", "public.path", "start.weights")
+EXAMPLE = '{"run": {"seed": [0, 1]}}'
 _WITHOUT_EFFECT = ("run.seed", "run.out")
 
 
@@ -61,6 +62,8 @@ def plan_sweep(
 
     Raises `InputError` for the first problem of a variant, with the name of the variant.
     """
+    if not isinstance(source, str | PathLike | Mapping):
+        raise InputError(f"experiment {source!r} must be an experiment file or a dictionary, such as {EXAMPLE}")
     if isinstance(source, Mapping):
         raw = dict(source)
         name = name or f"sweep-{sha256(repr(raw).encode()).hexdigest()[:4]}"

@@ -12,6 +12,8 @@ from undergrowth.core import InputError
 from undergrowth.topology.topology import Groups, Topology, build_levels
 from undergrowth.topology.topology_file import check_content, place_devices, read_topology
 
+MAX_DEVICES = 1_000_000  # of a tree
+
 
 def build_topology(text: str | Mapping[str, Any], devices: Sequence[str], groups: Groups | None = None) -> Topology:
     """The topology of a setting: `star`, `tree:4x5` for four edge servers with five devices each, or a file.
@@ -48,7 +50,9 @@ def parse_widths(text: str) -> list[int]:
         return []
     if kind == "tree":
         parts = sizes.split("x")
-        if len(parts) > 1 and all(part.isdigit() and int(part) > 0 for part in parts):
+        if len(parts) > 1 and all(part.isdecimal() and part.strip("0") for part in parts):
+            if math.prod(map(int, parts)) > MAX_DEVICES:
+                raise InputError(f"topology '{text}' has more than {MAX_DEVICES} devices; write smaller numbers")
             return [int(part) for part in parts]
     raise InputError(
         f"topology '{text}' is not known; write star, or tree:4x5 for 4 edge servers with 5 devices each, or a file"

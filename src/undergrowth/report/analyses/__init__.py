@@ -28,6 +28,7 @@ from undergrowth.report.analyses.pruning import PRUNING
 from undergrowth.report.analyses.reopened_run import UserObjects, reopen_run
 from undergrowth.report.analyses.tsne import TSNE_MAP
 from undergrowth.report.html import Page
+from undergrowth.report.run_names import as_names
 from undergrowth.report.run_record import RunRecord, load_records
 from undergrowth.runs import Store
 
@@ -40,8 +41,8 @@ AnalysisNumbers = Mapping[str, Mapping[str, Numbers]]  # analysis → run → nu
 
 
 def analyse(
-    runs: Sequence[str],
-    analyses: Sequence[str] = ("all",),
+    runs: str | Sequence[str],
+    analyses: str | Sequence[str] = ("all",),
     out_folder: str | Path = "runs",
     *,
     devices: int = 10,
@@ -57,11 +58,11 @@ def analyse(
     analysis is not possible for a run, its numbers are {"problem": reason}. `progress` shows a bar on standard error;
     the default is to show it on a terminal.
     """
-    names = _check_names(analyses)
+    names = _check_names(as_names("analyses", analyses))
     if devices < 1:
         raise InputError(f"devices {devices} must be at least 1")
     with closing(Store(out_folder)) as store:
-        records = load_records(store, runs)
+        records = load_records(store, as_names("runs", runs))
     folder, objects = Path(out_folder).expanduser(), UserObjects(method, data, model)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = sys.stderr.isatty() if progress is None else progress
