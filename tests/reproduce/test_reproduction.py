@@ -192,7 +192,7 @@ def test_a_worker_process_that_dies_fails_one_job(monkeypatch: pytest.MonkeyPatc
     process = worker_pool.WorkerProcess()
     for _ in range(2):
         reply = process.run({"raw": {}, "run": None, "out": "runs"}, lambda fraction: None)
-        assert reply == {"failed": "its worker process ended with exit code 1", "input": False}
+        assert reply == {"failed": "its worker process ended with exit code 1", "input": False, "code": 1}
     process.close()
 
 

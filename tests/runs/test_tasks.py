@@ -224,6 +224,7 @@ def test_the_best_model_is_that_of_the_lowest_perplexity(tmp_path: Path) -> None
             {"loss": lambda z, y: F.mse_loss(z, y)},
             "it must return a loss for each sample, as the functions of torch do",
         ),
+        ({"loss": lambda z, y: torch.ones(len(y))}, "task.loss has no gradient; compute it from the outputs"),
         ({"loss": lambda z: z}, "task.loss failed with outputs of shape (2, 3) and labels of shape (2, 3): TypeError"),
         ({"loss": "tests.runs.test_tasks:missing"}, "module 'tests.runs.test_tasks' has no 'missing'"),
         ({"loss": 3}, "task.loss is a int; it must be a function"),

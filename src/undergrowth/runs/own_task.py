@@ -88,13 +88,16 @@ def check_functions(task: Task, shard: Shard) -> None:
         outputs, labels = kind.aligned(task.model(task.model.initial(0), x), y)
     shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
     if kind.loss is not None:
-        values = _call("task.loss", kind.loss, outputs, labels, shapes)
+        differentiable = outputs.detach().requires_grad_(outputs.is_floating_point())
+        values = _call("task.loss", kind.loss, differentiable, labels, shapes)
         if not isinstance(values, Tensor) or not values.is_floating_point() or values.shape[:1] != (2,):
             got = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise InputError(
                 f"task.loss returns {got} for 2 samples; it must return a loss for each sample, "
                 'as the functions of torch do with reduction="none"'
             )
+        if differentiable.requires_grad and not values.requires_grad:
+            raise InputError("task.loss has no gradient; compute it from the outputs, with functions of torch")
     for name, function in kind.own_metrics.items():
         measure(name, function, outputs, labels)
 
