@@ -42,11 +42,11 @@ bench: .venv/base  ## the benchmarks, each against a reference in the same run; 
 
 .venv/base: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --no-compile --editable .
 	touch .venv/base
 
 .venv/dev: .venv/base
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-compile --editable ".[dev]"
 	touch .venv/dev
 
 .venv/slow: .venv/dev
