@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import pairwise
@@ -179,8 +179,8 @@ class FinishedCarries:
         """Copies the carries of those clients from `first` to `last` that belong here."""
         first, last = max(first, self.first), min(last, self.last)
         if first < last:
-            targets = [self._tensors[number][first - self.first : last - self.first] for number in self._own]
-            torch._foreach_copy_(targets, [recording.tensors[number][first:last] for number in self._own])
+            own = [(recording.tensors[number], self._tensors[number]) for number in self._own]
+            _copy_all([(source[first:last], kept[first - self.first : last - self.first]) for source, kept in own])
 
     def carries(self) -> list[Carry]:
         return unstack(self._carry, self.last - self.first)
@@ -270,5 +270,16 @@ def _copy(source: Carry, target: Carry, places: slice = slice(None)) -> None:
             pairs.append((source[0], target[0]))
 
     _map_both(pair, target, source)
-    if pairs:
-        torch._foreach_copy_([target for _, target in pairs], [source for source, _ in pairs])
+    _copy_all(pairs)
+
+
+def _copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copies the first tensor of each pair into the second: one kernel for all pairs of a type.
+
+    For a list of several types, torch copies tensor by tensor.
+    """
+    by_type: defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for source, target in pairs:
+        by_type[target.dtype].append((source, target))
+    for same in by_type.values():
+        torch._foreach_copy_([target for _, target in same], [source for source, _ in same])

@@ -1,6 +1,7 @@
 """Triton kernels for batch normalisation. Values are clients × rows × channels.
 
-A row is one pixel of one sample. The mask is 1 for real samples, clients × samples.
+A row is one pixel of one sample. The mask is 1 for real samples, clients × samples. A program that sums over rows
+keeps one sum for each place of its tile until the last row: sums across threads take longer than reading the values.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 128  # of a tile
-PARTS = 64  # whose sums are added at a time
+PARTS = 128  # whose sums are added at a time, and of a client at most
 BLOCK = 2048  # values per program of an elementwise kernel
-MAX_PARTS = 1024  # programs that share the rows of all clients
+MAX_PARTS = 528  # programs that share the rows of all clients: four for each processor of a large GPU
 
 
 @triton.jit
@@ -28,32 +29,33 @@ def _moments(
     client = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    count = tl.zeros((CHANNELS,), dtype=tl.float32)
-    mean = tl.zeros((CHANNELS,), dtype=tl.float32)
-    square = tl.zeros((CHANNELS,), dtype=tl.float32)
-    last = tl.minimum(rows, (piece + 1) * part)
-    for first in range(piece * part, last, ROWS):
+    start = piece * part
+    last = tl.minimum(rows, start + part)
+    values += client * rows * channels
+    # Differences from the first row: a plain sum of squares would lose precision where values are far from zero.
+    first_row = tl.load(values + tl.minimum(start, rows - 1) * channels + channel, mask=channel < channels, other=0.0)
+    near = first_row.to(tl.float32)
+    count = tl.zeros((ROWS,), dtype=tl.float32)
+    total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    square = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    for first in range(start, last, ROWS):
         row = first + tl.arange(0, ROWS)
-        there = (row < last)[:, None] & (channel < channels)[None, :]
-        real = there.to(tl.float32)
+        real = (row < last).to(tl.float32)
         if masked:
-            real *= tl.load(mask + client * (rows // pixels) + row // pixels, mask=row < last, other=0.0)[:, None]
-        value = tl.load(values + (client * rows + row[:, None]) * channels + channel[None, :], mask=there, other=0.0)
-        value = value.to(tl.float32)
-        # Merged with the rows before by the formula for two sets of values, which does not lose precision as a plain
-        # sum of squares would.
-        here = tl.sum(real, 0)
-        middle = tl.sum(value * real, 0) / tl.maximum(here, 1.0)
-        away = (value - middle[None, :]) * real
-        both = tl.maximum(count + here, 1.0)
-        step = middle - mean
-        square += tl.sum(away * away, 0) + step * step * count * here / both
-        mean += step * here / both
-        count += here
+            real = tl.load(mask + client * (rows // pixels) + row // pixels, mask=row < last, other=0.0)
+        there = (row < last)[:, None] & (channel < channels)[None, :]
+        value = tl.load(values + row[:, None] * channels + channel[None, :], mask=there, other=0.0)
+        away = (value.to(tl.float32) - near[None, :]) * real[:, None]
+        count += real
+        total += away
+        square += away * away
+    number = tl.sum(count, 0)
+    away = tl.sum(total, 0)
+    mean = away / tl.maximum(number, 1.0)
     to = (client * parts + piece) * channels + channel
-    tl.store(counts + to, count, mask=channel < channels)
-    tl.store(means + to, mean, mask=channel < channels)
-    tl.store(squares + to, square, mask=channel < channels)
+    tl.store(counts + to, number + tl.zeros((CHANNELS,), dtype=tl.float32), mask=channel < channels)
+    tl.store(means + to, near + mean, mask=channel < channels)
+    tl.store(squares + to, tl.maximum(tl.sum(square, 0) - away * mean, 0.0), mask=channel < channels)
 
 
 @triton.jit
@@ -152,20 +154,20 @@ def _survey(
     client = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    total = tl.zeros((CHANNELS,), dtype=tl.float32)
-    most = tl.zeros((CHANNELS,), dtype=tl.int32)
+    total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    most = tl.zeros((ROWS, CHANNELS), dtype=tl.int32)
     last = tl.minimum(rows, (piece + 1) * part)
     for first in range(piece * part, last, ROWS):
         row = first + tl.arange(0, ROWS)
         there = (row < last)[:, None] & (channel < channels)[None, :]
         value = tl.load(values + (client * rows + row[:, None]) * channels + channel[None, :], mask=there, other=0.0)
         value = value.to(tl.float32)
-        total += tl.sum(value, 0)
+        total += value
         # As integers with the same bits: the order is the same, and NaN is greater than all numbers.
-        most = tl.maximum(most, tl.max(tl.abs(value).to(tl.int32, bitcast=True), 0))
+        most = tl.maximum(most, tl.abs(value).to(tl.int32, bitcast=True))
     to = (client * parts + piece) * channels + channel
-    tl.store(sums + to, total, mask=channel < channels)
-    tl.store(largest + (client * parts + piece) * blocks + tl.program_id(2), tl.max(most, 0))
+    tl.store(sums + to, tl.sum(total, 0), mask=channel < channels)
+    tl.store(largest + (client * parts + piece) * blocks + tl.program_id(2), tl.max(tl.max(most, 0), 0))
 
 
 @triton.jit
@@ -185,8 +187,8 @@ def _slopes(
     if rectified:
         times = tl.load(scale + own, mask=channel < channels, other=0.0)
         plus = tl.load(shift + own, mask=channel < channels, other=0.0)
-    total = tl.zeros((CHANNELS,), dtype=tl.float32)
-    product = tl.zeros((CHANNELS,), dtype=tl.float32)
+    total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    product = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     last = tl.minimum(rows, (piece + 1) * part)
     for first in range(piece * part, last, ROWS):
         row = first + tl.arange(0, ROWS)
@@ -196,11 +198,11 @@ def _slopes(
         value = tl.load(values + at, mask=there, other=0.0).to(tl.float32)
         if rectified:
             gradient = tl.where(value * times[None, :] + plus[None, :] <= 0, 0.0, gradient)
-        total += tl.sum(gradient, 0)
-        product += tl.sum(gradient * (value - middle[None, :]), 0)
+        total += gradient
+        product += gradient * (value - middle[None, :])
     to = (client * parts + piece) * channels + channel
-    tl.store(sums + to, total, mask=channel < channels)
-    tl.store(products + to, product, mask=channel < channels)
+    tl.store(sums + to, tl.sum(total, 0), mask=channel < channels)
+    tl.store(products + to, tl.sum(product, 0), mask=channel < channels)
 
 
 @triton.jit
@@ -342,5 +344,5 @@ def _parts(values: Tensor) -> tuple[tuple[int, int, int], int, int]:
     """The grid (clients, parts of rows, blocks of channels), the rows of a part and the channels of a block."""
     clients, rows, channels = values.shape
     block = min(32, triton.next_power_of_2(channels))
-    parts = max(1, min(triton.cdiv(rows, ROWS), MAX_PARTS // clients))
+    parts = max(1, min(triton.cdiv(rows, ROWS), MAX_PARTS // clients, PARTS))
     return (clients, parts, triton.cdiv(channels, block)), triton.cdiv(rows, parts), block
