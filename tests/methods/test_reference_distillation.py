@@ -56,8 +56,8 @@ def train_on_server(module: nn.Module, number: int, loss: tiny.Loss) -> None:
     tiny.descend(module, orders, loss, optimiser, batch=5)
 
 
-@LOSSES
-def test_fedmd(loss: str) -> None:
+@pytest.mark.parametrize(("loss", "digest_batch"), [("l1", None), ("l2", None), ("ce", None), ("l1", 2), ("l1", 6)])
+def test_fedmd(loss: str, digest_batch: int | None) -> None:
     """Digest: learn the last consensus. Revisit: train on the own data. Then send logits of new public samples."""
     devices, model = first_models(), tiny.module_with(tiny.initial())
     consensus = shown = None
@@ -72,7 +72,8 @@ def test_fedmd(loss: str) -> None:
                     return distance(loss, module(x[rows]), t[rows])
 
                 # Batches of four: the last of ten samples has two.
-                tiny.descend(module, tiny.shuffles(context, SAMPLES, DIGEST_EPOCHS, "digest"), digest, optimiser)
+                orders, batch = tiny.shuffles(context, SAMPLES, DIGEST_EPOCHS, "digest"), digest_batch or tiny.BATCH
+                tiny.descend(module, orders, digest, optimiser, batch=batch)
             epochs = tiny.EPOCHS if number else PRETRAIN_EPOCHS
             tiny.descend(module, tiny.shuffles(context, len(shard), epochs), tiny.cross_entropy(shard), optimiser)
             logits.append(logits_of(module, public_samples(number).x))
@@ -82,7 +83,7 @@ def test_fedmd(loss: str) -> None:
             return distance(loss, module(x[rows]), t[rows])
 
         train_on_server(model, number, distil)
-    method = FedMD(loss=loss, digest_epochs=DIGEST_EPOCHS, **OPTIONS)
+    method = FedMD(loss=loss, digest_epochs=DIGEST_EPOCHS, digest_batch=digest_batch, **OPTIONS)
     state, own = tiny.simulate(method, 3, TWO_SIZES)
     tiny.assert_same(state["known"].tensors, {"consensus": consensus})
     tiny.assert_same(state["model"], tiny.weights_of(model))

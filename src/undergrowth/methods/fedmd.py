@@ -12,7 +12,7 @@ The global model is evaluated and, as "accuracy/devices", the mean of the device
 
 pretrain_epochs: in the first round every device trains that long on its own data, without a deadline (in the source
 until it stops improving). A device that is first reached later does not pretrain. Departures: the source first trains
-devices on labelled public data too. Learning the consensus uses the run's optimiser, learning rate and batch size.
+devices on labelled public data too. Learning the consensus uses the run's optimiser and learning rate.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedmd", options={"pretrain_epochs": 5}, public=0.1, clients=4, rounds=2)
@@ -95,12 +95,14 @@ class FedMDClient(GradientClient):
         data[TEACHER] = torch.cat([teacher, teacher.new_zeros(len(shard), *teacher.shape[1:])])
         data[PUBLIC] = torch.arange(count + len(shard), device=shard.x.device) < count
         shown, generator = Shard(data[X][:count], data[Y][:count]), context.generator("digest")
-        digesting = shuffled_steps(task, {}, shown, AllSelector(), self.options.digest_epochs, steps.batch, generator)
-        first = without_small_batches(digesting, task.model.smallest_batch(), task.train.drop_last).epochs
-        visits = dict(steps.visits)
+        size, epochs = self.options.digest_batch or steps.batch, self.options.digest_epochs
+        digesting = shuffled_steps(task, {}, shown, AllSelector(), epochs, size, generator)
+        digesting = without_small_batches(digesting, task.model.smallest_batch(), task.train.drop_last)
+        first, then = (_with_batch(each, max(size, steps.batch)) for each in (digesting, steps))
+        visits = dict(then.visits)
         if task.augmentation is not None:  # the consensus is about the public samples as they are
-            visits[AUGMENT] = (*(task.augmentation.keep(len(order)) for order in first), *visits[AUGMENT])
-        return Steps(data, (*first, *(order + count for order in steps.epochs)), steps.batch, visits)
+            visits[AUGMENT] = (*(task.augmentation.keep(len(order)) for order in first.epochs), *visits[AUGMENT])
+        return Steps(data, (*first.epochs, *(order + count for order in then.epochs)), then.batch, visits)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         task, weights = trained.task, dict(trained.tensors)
@@ -114,6 +116,18 @@ class FedMDClient(GradientClient):
     def _draw(self, task: Task, seed: float) -> tuple[Shard, Tensor]:
         public = public_data(task, "fedmd")
         return public, draw_public(public, self.options.samples, seed).to(public.x.device)
+
+
+def _with_batch(steps: Steps, batch: int) -> Steps:
+    """The same batches where the batch size is `batch`: if they are smaller, every batch becomes an epoch."""
+    if steps.batch == batch:
+        return steps
+
+    def split(values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(part for each in values for part in each.split(steps.batch))
+
+    visits = {name: split(values) for name, values in steps.visits.items()}
+    return replace(steps, epochs=split(steps.epochs), batch=batch, visits=visits)
 
 
 def _concatenate(public: Tensor, drawn: Tensor, own: Tensor) -> Tensor:
@@ -137,6 +151,8 @@ class FedMDServer(Server):
     def init(self, task: Task, context: Context) -> State:
         check_same_shapes(task, public_data(task, "fedmd").x, ())
         task.model.check_batch("method.server_batch", self.options.server_batch)
+        for each in task.ladder.values() or [task.model]:
+            each.check_batch("method.digest_batch", self.options.digest_batch or task.train.batch)
         known = Packet(scalars={SEED: context.float_key("device models")})
         return {**super().init(task, context), "known": known, EPOCHS: self.options.pretrain_epochs}
 
@@ -190,6 +206,7 @@ class FedMD(Method):
     loss: str = option("l1", "distance of logits from the consensus", choices=LOSSES)
     samples: int = option(5000, "public samples that are drawn for a round", at_least=1)
     digest_epochs: int = option(1, "epochs in which a device learns the consensus", at_least=1)
+    digest_batch: int | None = option(None, "samples in a batch of these epochs; None: the run's", at_least=1)
     server_lr: float = option(0.1, "learning rate of the global model", above=0)
     server_epochs: int = option(5, "epochs of the global model", at_least=1)
     server_batch: int = option(64, "samples in a batch of the global model", at_least=1)
