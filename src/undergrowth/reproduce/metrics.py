@@ -95,6 +95,14 @@ def mean_curve(store: Store, runs: Sequence[str], metric: str) -> Curve:
     return tuple((at, statistics.fmean(values)) for at, values in sorted(by_round.items()) if len(values) == len(runs))
 
 
+def progress(store: Store, run: str, metric: str) -> str:
+    """How far an unfinished run has got: its rounds and, if `metric` is one of their columns, its best value."""
+    rounds = store.rounds(run)
+    done = f"{len(rounds)} of {stored_experiment(store.run(run)).train.rounds} rounds"
+    values = _values(rounds, metric)
+    return f"{100 * max(values):.2f} after {done}" if values else done
+
+
 def _values(rounds: Sequence[dict[str, Any]], metric: str) -> list[float]:
     return [value for row in rounds if (value := finite(row.get(metric))) is not None]
 

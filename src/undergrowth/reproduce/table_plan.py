@@ -9,7 +9,7 @@ from functools import cached_property
 from undergrowth.core import InputError
 from undergrowth.reproduce.data_paths import DataPaths, how_to_get
 from undergrowth.reproduce.jobs import CellPlan, plan_cell
-from undergrowth.reproduce.metrics import mean_curve, measure
+from undergrowth.reproduce.metrics import mean_curve, measure, progress
 from undergrowth.reproduce.results import CellResult, TableResult, published_figure, run_cost
 from undergrowth.reproduce.table import Place, Raw, Table
 from undergrowth.reproduce.table_cells import Cell
@@ -42,7 +42,7 @@ class TablePlan:
             tuple(self._cell_result(store, plan, finished) for plan in self.cells if plan.jobs),
             {plan.cell.name: f"missing data: {', '.join(sorted(plan.missing))}" for plan in self.cells if plan.missing},
             failed,
-            {plan.cell.name: text for plan in self.cells if (text := _unfinished(plan.jobs, finished))},
+            {plan.cell.name: text for plan in self.cells if (text := _unfinished(store, plan, finished))},
             _missing(self.cells),
         )
 
@@ -80,10 +80,15 @@ def _failure(jobs: Sequence[Job], finished: JobResults) -> str:
     return "; ".join(dict.fromkeys(finished.failed[job.key] for job in jobs if job.key in finished.failed))
 
 
-def _unfinished(jobs: Sequence[Job], finished: JobResults) -> str:
-    """How many jobs of a cell the time limit left unfinished; empty if none."""
-    count = sum(job.key in finished.unfinished for job in jobs)
-    return f"{count} of {len(jobs)} seeds" if count else ""
+def _unfinished(store: Store, plan: CellPlan, finished: JobResults) -> str:
+    """How many seeds of a cell the time limit left unfinished, and how far they got; empty if all are finished."""
+    jobs = {seed: job for seed, job in enumerate(plan.jobs) if job.key in finished.unfinished}
+    if not jobs:
+        return ""
+    index = RunIndex(store)
+    begun = {seed: run for seed, job in jobs.items() if (run := index.unfinished_run(job))}
+    reached = [f"seed {seed}: {progress(store, run, plan.cell.metric)}" for seed, run in begun.items()]
+    return "; ".join([f"{len(jobs)} of {len(plan.jobs)} seeds", *reached])
 
 
 def _missing(plans: Sequence[CellPlan]) -> dict[str, str]:

@@ -120,13 +120,8 @@ class RunIndex:
 
     def finished_run(self, job: Job) -> str | None:
         """The id of a finished run of `job`."""
-        if job.starts:
-            runs = [self.finished_run(start) if start else None for start in (job.start, job.device_start)]
-            weights = [self.weights_file(run) if run else None for run in runs]
-            if sum(file is not None for file in weights) < len(job.starts):
-                return None
-            return self.finished_run(job.with_weights(*weights))
-        return next((run.id for run in self._runs_of(job) if run.done and self.has_same_inputs(run)), None)
+        runs = (run for run in self._runs_of(job) if run.done)
+        return next((run.id for run in runs if self.has_same_inputs(run)), None)
 
     def unfinished_run(self, job: Job) -> str | None:
         """The id of the newest unfinished run of `job` with the same torch device and files, to be resumed."""
@@ -135,6 +130,13 @@ class RunIndex:
         return next((run.id for run in runs if self.has_same_inputs(run)), None)
 
     def _runs_of(self, job: Job) -> list[StoredRun]:
+        """The runs of `job`; none if a pretraining of it is not finished."""
+        if job.starts:
+            runs = [self.finished_run(start) if start else None for start in (job.start, job.device_start)]
+            weights = [self.weights_file(run) if run else None for run in runs]
+            if sum(file is not None for file in weights) < len(job.starts):
+                return []
+            job = job.with_weights(*weights)
         return [run for run in self._runs.get(experiment_key(job.experiment), ()) if job.is_run_by(run.described)]
 
     def weights_file(self, run: str) -> Path:
