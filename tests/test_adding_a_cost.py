@@ -74,7 +74,7 @@ def test_a_cost_touches_four_files(tmp_path: Path) -> None:
 
 def command(source: Path, *words: str) -> Any:
     """What a command of the package in `source` prints, as JSON if it is JSON."""
-    printed = python(source, "-m", "undergrowth.cli", *words)
+    printed = python(source, "-m", "undergrowth", *words)
     return json.loads(printed) if "--json" in words else printed
 
 

@@ -47,7 +47,7 @@ def process(tmp_path: Path) -> Callable[[Sequence[str]], subprocess.Popen[str]]:
 
     def start(words: Sequence[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "undergrowth.cli", *words],
+            [sys.executable, "-m", "undergrowth", *words],
             cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ},
         )  # fmt: skip
 

@@ -240,7 +240,7 @@ def test_a_note_that_a_method_issues_has_no_line_of_code() -> None:
 
 
 def test_a_shell_may_close_the_outputs(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "undergrowth.cli", "run", "-q", *TINY]
+    words = [sys.executable, "-m", "undergrowth", "run", "-q", *TINY]
     done = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *words], cwd=tmp_path, timeout=TIMEOUT)
     store = Store(tmp_path / "runs")
     assert done.returncode == 0 and [row["status"] for row in store.runs()] == ["done"]

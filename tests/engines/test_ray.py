@@ -206,7 +206,7 @@ def test_a_run_is_that_of_the_serial_engine(cluster, shared, tmp_path, settings)
 def command(tmp_path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     small = ["--model", "logistic", "--clients", "4", "--rounds", "2", "--out", str(tmp_path), "--no-report"]
     return subprocess.run(
-        [sys.executable, "-m", "undergrowth.cli", "run", "--engine", "ray", "--workers", "1", *small, *words],
+        [sys.executable, "-m", "undergrowth", "run", "--engine", "ray", "--workers", "1", *small, *words],
         capture_output=True, text=True, env={**os.environ, **environment},
     )  # fmt: skip
 

@@ -177,7 +177,7 @@ def test_the_same_command_gives_one_digest_in_fresh_processes(tmp_path: Path, wo
         home = tmp_path / str(number)
         home.mkdir()
         environment = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
-        command = [sys.executable, "-m", "undergrowth.cli", "run", "--model", "logistic", "--clients", "4"]
+        command = [sys.executable, "-m", "undergrowth", "run", "--model", "logistic", "--clients", "4"]
         command += [*words, "-s", f"run.out={home / 'runs'}", "--json"]
         done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, check=True)
         assert not (home / "cache").exists() and not (home / ".cache").exists()

@@ -222,7 +222,7 @@ def test_resume_works_from_the_shell(interrupted, run, module):
     interrupted(experiment(module), 1)
     # With this variable Python itself does not look for modules in the current folder.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, "-m", "undergrowth.cli", "resume", "last", "--json"]
+    command = [sys.executable, "-m", "undergrowth", "resume", "last", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["model_digest"] == digest(whole)

@@ -199,7 +199,7 @@ def measure_startup(folder: Path) -> Measurement:
     np.savez(folder / "synthetic.npz", x=x, y=y, device=devices, x_test=x[:500], y_test=y[:500])
     out = Path(tempfile.mkdtemp(dir=folder))
     settings = {"data.path": folder / "synthetic.npz", "data.partition": "natural:device", "run.out": out}
-    command = [sys.executable, "-m", "undergrowth.cli", "run", "--data", "npz", "--model", contest.model]
+    command = [sys.executable, "-m", "undergrowth", "run", "--data", "npz", "--model", contest.model]
     command += [f"-s{path}={value}" for path, value in settings.items()]
     began = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:

@@ -26,7 +26,7 @@ def measure() -> Iterator[Measurement | str]:
     cpus: dict[str, list[float]] = {"ours": [], "torch": []}
     with tempfile.TemporaryDirectory() as folder:
         commands = {
-            "ours": ["-m", "undergrowth.cli", "run", "--rounds", "1", "--no-report", "--out", folder],
+            "ours": ["-m", "undergrowth", "run", "--rounds", "1", "--no-report", "--out", folder],
             "torch": ["-c", "import torch"],
         }
         for turn in range(TURNS):

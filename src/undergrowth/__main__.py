@@ -1,4 +1,4 @@
-"""`python -m undergrowth.cli` is the same as `undergrowth`."""
+"""`python -m undergrowth` is the same as `undergrowth`."""
 
 from undergrowth.cli import main
 
