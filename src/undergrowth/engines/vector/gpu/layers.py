@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.engines.vector.gpu import kernels, norm_kernels
+from undergrowth.engines.vector.gpu import convolution_kernels, norm_kernels, pool_kernels
 from undergrowth.engines.vector.gpu.norm_kernels import Statistics
 
 
@@ -22,29 +22,29 @@ class Convolution(torch.autograd.Function):
         if torch.is_autocast_enabled("cuda"):
             x = x.bfloat16()
         clients, size = len(weight), weight.shape[3]
-        maps = kernels.shortened(x.permute(0, 2, 3, 1).contiguous(), clients)
-        matrix, transposed = kernels.arranged(weight, maps.values.dtype, both=ctx.needs_input_grad[0])
+        maps = convolution_kernels.shortened(x.permute(0, 2, 3, 1).contiguous(), clients)
+        matrix, transposed = convolution_kernels.arranged(weight, maps.values.dtype, both=ctx.needs_input_grad[0])
         high, wide = ((side + 2 * padding - size) // stride + 1 for side in x.shape[2:])
-        out = kernels.multiply(maps, matrix, bias, (high, wide), size, stride, padding)
+        out = convolution_kernels.multiply(maps, matrix, bias, (high, wide), size, stride, padding)
         ctx.save_for_backward(*maps, *transposed)
         ctx.clients, ctx.size, ctx.stride, ctx.padding = clients, size, stride, padding
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        maps, matrix = kernels.Short(*ctx.saved_tensors[:2]), kernels.Short(*ctx.saved_tensors[2:])
+        maps, matrix = (convolution_kernels.Short(*ctx.saved_tensors[part : part + 2]) for part in (0, 2))
         slopes = gradient.permute(0, 2, 3, 1).contiguous()
         clients, outputs, window = ctx.clients, slopes.shape[3], (ctx.size, ctx.stride, ctx.padding)
         to_x = to_weight = to_bias = largest = None
         if ctx.needs_input_grad[2]:
             sums, largest = norm_kernels.survey(slopes.reshape(clients, -1, outputs))
             to_bias = sums.sum(1)
-        slope = kernels.shortened(slopes, clients, largest)
+        slope = convolution_kernels.shortened(slopes, clients, largest)
         if ctx.needs_input_grad[0]:
             high, wide = maps.values.shape[1:3]
-            to_x = kernels.multiply(slope, matrix, None, (high, wide), *window, backward=True)
+            to_x = convolution_kernels.multiply(slope, matrix, None, (high, wide), *window, backward=True)
         if ctx.needs_input_grad[1]:
-            to_weight = kernels.gather(maps, slope, clients, *window)
+            to_weight = convolution_kernels.gather(maps, slope, clients, *window)
         return None if to_x is None else to_x.permute(0, 3, 1, 2), to_weight, to_bias, None, None
 
 
@@ -54,7 +54,7 @@ class Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
         maps = x.permute(0, 2, 3, 1).contiguous()
-        out, which = kernels.pool(maps, size)
+        out, which = pool_kernels.pool(maps, size)
         ctx.save_for_backward(which)
         ctx.shape, ctx.size = maps.shape, size
         return out.permute(0, 3, 1, 2)
@@ -62,7 +62,7 @@ class Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (which,) = ctx.saved_tensors
-        return kernels.unpool(gradient, which, ctx.shape, ctx.size).permute(0, 3, 1, 2), None
+        return pool_kernels.unpool(gradient, which, ctx.shape, ctx.size).permute(0, 3, 1, 2), None
 
 
 class Normalisation(torch.autograd.Function):
