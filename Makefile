@@ -1,6 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Python writes byte code when it first imports a module, also where the environment says otherwise: without it, every
+# start of a process compiles torch again, which takes three seconds.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Makes torch compute as a CPU without vector instructions would: other last digits on the same machine.
 OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 
