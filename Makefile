@@ -1,8 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
-# Python writes byte code when it first imports a module, also where the environment says otherwise: without it, every
-# start of a process compiles torch again, which takes three seconds.
+# Python keeps the byte code of this package and its tests, also where the environment says otherwise: many tests start
+# processes, and each would compile it again.
 export PYTHONDONTWRITEBYTECODE :=
 
 # Makes torch compute as a CPU without vector instructions would: other last digits on the same machine.
@@ -46,12 +46,13 @@ bench: .venv/base  ## the benchmarks, each against a reference in the same run; 
 
 .venv/base: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --no-compile --editable .
+	$(BIN)/pip install --quiet --editable .
 	touch .venv/base
 
-.venv/dev: .venv/base
-	$(BIN)/pip install --quiet --no-compile --editable ".[dev]"
-	touch .venv/dev
+.venv/dev: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch .venv/base .venv/dev
 
 .venv/slow: .venv/dev
 	$(BIN)/pip install --quiet --editable ".[slow]"
