@@ -12,7 +12,7 @@ OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENA
 EXTRAS_TESTS := tests/data/loaders/test_table.py tests/data/loaders/test_hugging_face.py tests/report/test_export.py \
 	tests/callbacks/test_trackers.py tests/models/test_hugging_face.py tests/data/loaders/test_operanet.py
 
-.PHONY: run check test test-arithmetic test-all test-extras test-gpu bench clean
+.PHONY: run check test pytest test-arithmetic test-all test-extras test-gpu bench clean
 
 run: .venv/base  ## sets up what a run needs and runs the main job on an embedded data set
 	$(BIN)/undergrowth run --method fedavg --rounds 20 --clients 20
@@ -22,7 +22,10 @@ check: .venv/dev  ## style and types
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-test: check  ## sets up everything and passes the tests
+test: .venv/dev  ## sets up everything and passes the tests
+	$(MAKE) --no-print-directory --jobs 2 check pytest
+
+pytest: .venv/dev
 	$(PYTEST)
 
 test-arithmetic: .venv/dev  ## the tests of equality once more, with another CPU's rounding

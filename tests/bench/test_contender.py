@@ -51,6 +51,7 @@ def script(folder: Path, text: str) -> Contender:
     return Contender("fake", [sys.executable, str(folder / "fake.py")])
 
 
+@pytest.mark.slow
 def test_cpu_time_memory_and_seconds_of_all_processes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(contender, "MEMORY_INTERVAL", 0.01)
     observed = observe(script(tmp_path, WORKS))

@@ -233,6 +233,7 @@ def test_many_small_states_take_little_memory(tmp_path):
     assert found["file"] < 20e6
 
 
+@pytest.mark.slow
 @needs_linux
 def test_small_states_beyond_the_limit_cost_the_index_and_nothing_else(tmp_path):
     found = measured(10_000, 4, 2**20, 1, tmp_path)

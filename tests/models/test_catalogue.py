@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -13,8 +11,6 @@ import yaml
 from undergrowth.core.errors import InputError
 from undergrowth.models import builder, describe, names
 from undergrowth.models.catalogue import Recipe, _find
-
-from ..warm import begin
 
 
 def parameters(name: str, shape: tuple[int, ...], classes: int, **options: object) -> int:
@@ -104,16 +100,6 @@ def test_describing_and_checking_draw_no_random_numbers() -> None:
     describe("wrn-D-K")
     builder("lstm", (5,), 3)
     assert torch.equal(before, torch.get_rng_state())
-
-
-def check_some(result: Connection) -> None:
-    builder("wrn-16-1", (3, 8, 8), 2), builder("lstm", (5,), 3), describe("vgg-16")
-    result.send("torch._dynamo" in sys.modules)
-
-
-def test_checking_does_not_load_the_compiler() -> None:
-    # Importing it takes a second at every start.
-    assert begin(check_some)[1].recv() is False
 
 
 def test_the_default_normalisation_depends_on_the_architecture() -> None:

@@ -20,7 +20,12 @@ def tensors() -> int:
 
 
 @pytest.mark.parametrize(
-    ("server", "topology"), [(AveragingServer(), "star"), (AveragingServer(), "tree:2x3"), (Buffer(), "star")]
+    ("server", "topology"),
+    [
+        pytest.param(AveragingServer(), "star", marks=pytest.mark.slow),
+        (AveragingServer(), "tree:2x3"),
+        pytest.param(Buffer(), "star", marks=pytest.mark.slow),
+    ],
 )
 def test_memory_does_not_grow_with_the_rounds(server: Server, topology: str):
     simulation, world = federation(server, count=6, topology=topology, rounds=61)  # neither mark is its last
