@@ -151,8 +151,9 @@ class FedMDServer(Server):
     def init(self, task: Task, context: Context) -> State:
         check_same_shapes(task, public_data(task, "fedmd").x, ())
         task.model.check_batch("method.server_batch", self.options.server_batch)
-        for each in task.ladder.values() or [task.model]:
-            each.check_batch("method.digest_batch", self.options.digest_batch or task.train.batch)
+        if self.options.digest_batch is not None:  # that of the run is checked when a device begins
+            for each in task.ladder.values() or [task.model]:
+                each.check_batch("method.digest_batch", self.options.digest_batch)
         known = Packet(scalars={SEED: context.float_key("device models")})
         return {**super().init(task, context), "known": known, EPOCHS: self.options.pretrain_epochs}
 

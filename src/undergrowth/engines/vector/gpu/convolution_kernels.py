@@ -286,6 +286,7 @@ def gather(maps: Short, slope: Short, clients: int, size: int, stride: int, padd
     part = triton.cdiv(triton.cdiv(rows, pieces), tall) * tall
     parts = torch.empty(pieces, clients, taps, outputs, device=values.device)
     scaled = of_maps is not None
+    # With more channels, the memory of several stages would leave room for too few programs at a time.
     _gather[(triton.cdiv(taps, deep), clients * pieces, triton.cdiv(outputs, block))](
         values, slopes, of_maps if scaled else parts, of_slope if scaled else parts,
         parts, rows, high, wide, out_high, out_wide, samples // clients, clients, part,
