@@ -61,6 +61,7 @@ def test_fedmd(loss: str, digest_batch: int | None) -> None:
     """Digest: learn the last consensus. Revisit: train on the own data. Then send logits of new public samples."""
     devices, model = first_models(), tiny.module_with(tiny.initial())
     consensus = shown = None
+    digested = {}
     for number in range(3):
         logits = []
         for device, shard in tiny.SHARDS.items():
@@ -74,6 +75,7 @@ def test_fedmd(loss: str, digest_batch: int | None) -> None:
                 # Batches of four: the last of ten samples has two.
                 orders, batch = tiny.shuffles(context, SAMPLES, DIGEST_EPOCHS, "digest"), digest_batch or tiny.BATCH
                 tiny.descend(module, orders, digest, optimiser, batch=batch)
+                digested[device] = {name: value.clone() for name, value in tiny.weights_of(module).items()}
             epochs = tiny.EPOCHS if number else PRETRAIN_EPOCHS
             tiny.descend(module, tiny.shuffles(context, len(shard), epochs), tiny.cross_entropy(shard), optimiser)
             logits.append(logits_of(module, public_samples(number).x))
@@ -83,12 +85,14 @@ def test_fedmd(loss: str, digest_batch: int | None) -> None:
             return distance(loss, module(x[rows]), t[rows])
 
         train_on_server(model, number, distil)
-    method = FedMD(loss=loss, digest_epochs=DIGEST_EPOCHS, digest_batch=digest_batch, **OPTIONS)
+    options = {"digest_epochs": DIGEST_EPOCHS, "digest_batch": digest_batch, "evaluated": "digested", **OPTIONS}
+    method = FedMD(loss=loss, **options)
     state, own = tiny.simulate(method, 3, TWO_SIZES)
     tiny.assert_same(state["known"].tensors, {"consensus": consensus})
     tiny.assert_same(state["model"], tiny.weights_of(model))
     for device, module in devices.items():
         tiny.assert_same(own[device]["weights"], tiny.weights_of(module))
+        tiny.assert_same(own[device]["kept"], digested[device])
 
 
 def prototypes(module: nn.Module, shard: Shard) -> dict[int, Tensor]:

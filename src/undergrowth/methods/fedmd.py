@@ -8,7 +8,8 @@ KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t
 mean of (z − t)², whatever `loss` says.
 
 The public data is `public: 0.1`; its labels are not used. Devices are assumed to have it: sending it is in no price.
-The global model is evaluated and, as "accuracy/devices", the mean of the devices' models.
+The global model is evaluated and, as "accuracy/devices", the mean of the devices' models: after local training, as in
+the program of Li and Wang, or with `evaluated: digested` as they were between the consensus and local training.
 
 pretrain_epochs: in the first round every device trains that long on its own data, without a deadline (in the source
 until it stops improving). A device that is first reached later does not pretrain. Departures: the source first trains
@@ -29,9 +30,9 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import AllSelector, Context, LazyMapping, Packet, Regression, Shard, State, Task, View, Weights
-from undergrowth.core.client import Steps
+from undergrowth.core.client import Batch, Carry, Steps
 from undergrowth.core.method import Method, ModelWeights
-from undergrowth.core.names import AUGMENT, EPOCHS, MODEL, MODEL_NAME, SEED, TEACHER, X, Y
+from undergrowth.core.names import AUGMENT, BUFFERS, EPOCHS, MODEL, MODEL_NAME, PARAMETERS, SEED, TEACHER, WEIGHT, X, Y
 from undergrowth.core.options import option
 from undergrowth.core.reducers import WeightedMean
 from undergrowth.core.server import Plan, Server
@@ -51,6 +52,8 @@ from undergrowth.learning.planning import ask_each
 CONSENSUS = "consensus"  # tensor of a packet
 DIGESTED, DRAW = "digested", "draw"  # scalars: seeds of the public samples of the consensus, and of this round
 PUBLIC = "public"  # entry of a batch: whether a sample is public
+EVALUATED = ("trained", "digested")
+KEPT = "kept"  # entry of a carry and of a device's state: its model after learning the consensus
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,35 @@ class FedMDClient(GradientClient):
         if task.augmentation is not None:  # the consensus is about the public samples as they are
             visits[AUGMENT] = (*(task.augmentation.keep(len(order)) for order in first.epochs), *visits[AUGMENT])
         return Steps(data, (*first.epochs, *(order + count for order in then.epochs)), then.batch, visits)
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        carry, steps = super().begin(task, down, shard, own, context)
+        if self.options.evaluated == "digested" and CONSENSUS in down.tensors:
+            carry[KEPT] = {**carry[PARAMETERS], **carry[BUFFERS]}
+        return carry, steps
+
+    def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        after = super().step(task, carry, batch)
+        if KEPT not in carry:
+            return after
+        public = batch[PUBLIC]
+        if WEIGHT in batch:  # of several clients; the samples of one that has finished have no weight
+            clients = len(next(iter(carry[PARAMETERS].values())))
+            digesting = (public & (batch[WEIGHT] > 0)).view(clients, -1).any(1)
+        else:
+            digesting = public.any()
+
+        def choose(now: Tensor, before: Tensor) -> Tensor:  # without a branch: a GPU records one step for both kinds
+            return torch.where(digesting.view((*digesting.shape, *[1] * (now.dim() - digesting.dim()))), now, before)
+
+        weights = {**after[PARAMETERS], **after[BUFFERS]}
+        return {**after, KEPT: {name: choose(value, carry[KEPT][name]) for name, value in weights.items()}}
+
+    def finish(
+        self, task: Task, down: Packet, carry: Carry, shard: Shard, own: State, context: Context
+    ) -> tuple[Packet, State]:
+        packet, after = super().finish(task, down, carry, shard, own, context)
+        return packet, {**after, KEPT: dict(carry[KEPT])} if KEPT in carry else after
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         task, weights = trained.task, dict(trained.tensors)
@@ -212,6 +244,7 @@ class FedMD(Method):
     server_epochs: int = option(5, "epochs of the global model", at_least=1)
     server_batch: int = option(64, "samples in a batch of the global model", at_least=1)
     pretrain_epochs: int = option(20, "epochs of every device in the first round; 0: the run's", at_least=0)
+    evaluated: str = option("trained", "devices' models: after local training, or before it", choices=EVALUATED)
 
     @property
     def client(self) -> FedMDClient:
@@ -227,7 +260,7 @@ class FedMD(Method):
                 weights: Weights = state[MODEL]
                 return weights
             kept = own[names[name]]
-            return fit(task, kept["model"], kept["weights"])
+            return fit(task, kept["model"], kept[KEPT] if KEPT in kept else kept["weights"])
 
         names = {"global": "", **{f"devices/{device}": device for device in own}}
         return LazyMapping(names, read)
