@@ -68,7 +68,15 @@ EXTRA: dict[str, dict[str, Any]] = {
     "fedmd": {"method": {**CONSENSUS, "evaluated": "digested"}, "model": LADDER, "public": 0.1},
     "fedkad": {"method": CONSENSUS, "model": LADDER, "public": 0.1},
     "fedat": {
-        "method": {"beta": 0.1, "transfer_lr": 0.02, "metadata_lr": 0.02, "metadata_share": 0.5},
+        "method": {
+            "beta": 0.1,
+            "transfer_lr": 0.02,
+            "metadata_lr": 0.02,
+            "metadata_share": 0.5,
+            "metadata_of": "all",
+            "upper_statistics": "updated",
+            "shared_start": True,
+        },
         "model": LADDER,
         "public": 0.1,
     },

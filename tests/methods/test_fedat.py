@@ -17,6 +17,7 @@ from tests.methods.test_fedft import digits
 from undergrowth.core import Context, Model, Packet, Shard, Task, Train
 from undergrowth.engines.vector.stacked_loops import StackedLoops
 from undergrowth.engines.vector.stacked_steps import StackedSteps
+from undergrowth.learning.own_models import first_weights
 from undergrowth.methods import FedAT, FedKAD
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
@@ -92,13 +93,15 @@ def descend(
                 parameter.data -= lr * slope
 
 
-def transfer(net: Any, teacher: Mapping[str, Tensor], turn: int, task: Task, form: str, below: str = "") -> None:
+def transfer(
+    net: Any, teacher: Mapping[str, Tensor], turn: int, task: Task, form: str, below: str = "", statistics: str = "kept"
+) -> None:
     """CE + beta·AT on the generic data: eq. 5.13 and 5.19; of the part below the level `below` alone: eq. 5.16."""
     net.train()
     trained, levels = list(net.parameters()), LEVELS if teacher else ()
     if below:
         place = net.position(below)
-        net[place:].eval()
+        net[place:].train(statistics == "updated")
         trained, levels = list(net[:place].parameters()), tuple(name for name in levels if net.position(name) <= place)
 
     def loss(rows: Tensor) -> Tensor:
@@ -122,7 +125,8 @@ def three_steps(net: Any, device: Any, pairs: tuple[Tensor, Tensor], task: Task,
 
     descend(list(upper.parameters()), loss, len(labels), 1, FAST["metadata_lr"])
     if options.alignment != "none":
-        transfer(net, teacher if options.alignment == "attention" else {}, 2, task, options.form, below=options.level)
+        attention = teacher if options.alignment == "attention" else {}
+        transfer(net, attention, 2, task, options.form, options.level, options.upper_statistics)
 
 
 # The tests ------------------------------------------------------------------------------------------------------
@@ -150,7 +154,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "third step without attention": ("cnn", {"alignment": "plain"}),
     "no third step": ("cnn", {"alignment": "none"}),
     "no metadata": ("cnn", {"metadata_share": 0.0}),
+    "metadata of all devices": ("cnn", {"metadata_of": "all"}),
     "wrn": ("wrn", {}),
+    "statistics of the frozen part": ("wrn", {"upper_statistics": "updated"}),
 }
 
 
@@ -165,7 +171,9 @@ def test_a_round_at_the_server_is_what_the_formulas_say(case: str, changes: dict
     for device, up in uploads.items():
         weights = {name: value for name, value in up.tensors.items() if "/" not in name}
         own[device] = module_of(list(task.ladder.values())[RUNGS[device]], weights)
-        pairs = tuple(up.tensors.get(f"metadata/{what}") for what in ("maps", "labels"))
+        senders = list(uploads.values()) if options.metadata_of == "all" else [up]
+        sent = [[each.tensors.get(f"metadata/{what}") for each in senders] for what in ("maps", "labels")]
+        pairs = tuple(torch.cat(each) if options.metadata_share else None for each in sent)
         copy = module_of(task.model, start)
         three_steps(copy, own[device], pairs, task, options)  # type: ignore[arg-type]
         for name, value in copy.state_dict().items():
@@ -236,6 +244,19 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
             )
 
 
+def test_a_shared_start_gives_devices_the_weights_that_the_models_have_in_common() -> None:
+    task = task_of("wrn")
+    server, seeds = FedAT(shared_start=True).server, (Context(5, "root", 0), Context(6, "root", 0))
+    states = [server.init(task, context) for context in seeds]
+    own = [first_weights(task, "small", int(state["seed"]), server.shared_start) for state in states]
+    assert set(own[0]) == set(task.ladder["small"].initial(0)) < set(states[0]["model"])  # fewer blocks, no other names
+    assert all(torch.equal(value, states[0]["model"][name]) for name, value in own[0].items())
+    assert not torch.equal(own[0]["stem.weight"], own[1]["stem.weight"])
+    alone = first_weights(task, "small", int(states[0]["seed"]), shared=False)
+    assert_close(alone, task.ladder["small"].initial(int(states[0]["seed"])))
+    assert not torch.equal(alone["group2.0.convolution1.weight"], own[0]["group2.0.convolution1.weight"])
+
+
 def test_the_global_model_stays_if_no_device_trained() -> None:
     task, options = task_of("cnn"), FedAT(**FAST)
     idle = {name: replace(up, scalars={**up.scalars, "samples": 0.0}) for name, up in uploads_of(task, options).items()}
@@ -279,4 +300,5 @@ def test_defaults_are_those_of_the_source() -> None:
     assert {field.name: field.default for field in fields(FedAT)} == {
         "beta": 1000.0, "form": "mean-square", "level": "low", "metadata_share": 1.0, "transfer_lr": 0.1,
         "transfer_epochs": 2, "metadata_lr": 0.1, "metadata_epochs": 2, "server_batch": 64, "alignment": "attention",
+        "metadata_of": "device", "upper_statistics": "kept", "shared_start": False,
     }  # fmt: skip

@@ -81,31 +81,35 @@ class UpperModel(ModelView):
 
 
 class LowerModel(ModelView):
-    """A model of which only the part below `level` is trained; the part above is frozen, in evaluation mode.
+    """A model of which only the part below `level` is trained; the parameters above are frozen.
 
     Inputs and outputs are those of the whole model. `inside`: the levels of the part below.
+    statistics: "kept": the part above runs in evaluation mode; "updated": in training mode, so BatchNorm normalises by
+    the batch, and its statistics follow.
     """
 
     level: str
     inside: tuple[str, ...]
+    statistics: str
 
-    def __init__(self, whole: Model, level: str) -> None:
+    def __init__(self, whole: Model, level: str, statistics: str = "kept") -> None:
         super().__init__(whole)
         self.check_split(level)
         frozen = set(whole.trainable(level))
         vars(self).update(
             level=level,
+            statistics=statistics,
             parameters=tuple(name for name in whole.parameters if name not in frozen),
             inside=tuple(each for each in self.levels if self.position(each) <= self.position(level)),
         )
 
     def with_precision(self, mixed: bool) -> LowerModel:
-        return LowerModel(self.whole.with_precision(mixed), self.level)
+        return LowerModel(self.whole.with_precision(mixed), self.level, self.statistics)
 
     def run(
         self, weights: Weights, x: Tensor, *, training: str | bool = False, maps: Sequence[str] = (), **part: Any
     ) -> Output:
-        if not training or any(part.values()):  # `start` or `stop`
+        if not training or self.statistics == "updated" or any(part.values()):  # `start` or `stop`
             return self.whole.run(weights, x, training=training, maps=maps, **part)
         below = [level for level in maps if level in self.inside]
         lower = self.whole.run(weights, x, training=True, maps=below, stop=self.level)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
+from torch import Tensor
+
 from undergrowth.core import Collect, Context, ModelWeights, Packet, Plan, Server, State, Task, View, Weights
 from undergrowth.core.names import EPOCHS, MODEL, MODEL_NAME, RUNG, SEED
 from undergrowth.learning.ladder import assign_models, fit, ladder_names
@@ -33,6 +35,11 @@ class OwnModelsServer(Server):
         """Epochs that all devices train in the first round, without a deadline; 0: the run's epochs and deadline."""
         return 0
 
+    @property
+    def shared_start(self) -> bool:
+        """Whether devices' models start with the first weights of the global model, wherever names and shapes agree."""
+        return False
+
     def teach(
         self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
     ) -> tuple[Weights, Mapping[str, Weights]]:
@@ -41,7 +48,8 @@ class OwnModelsServer(Server):
 
     def init(self, task: Task, context: Context) -> State:
         seed = context.float_key("device models")
-        return {**super().init(task, context), SEED: seed, EPOCHS: self.pretrain_epochs, "devices": {}}
+        model = {MODEL: task.model.initial(int(seed))} if self.shared_start else super().init(task, context)
+        return {**model, SEED: seed, EPOCHS: self.pretrain_epochs, "devices": {}}
 
     def steady_state(self, task: Task, state: State) -> State:
         return {**state, EPOCHS: 0}
@@ -58,7 +66,7 @@ class OwnModelsServer(Server):
 
         @cache
         def initial(name: str) -> Packet:
-            return Packet(task.of_device(name).model.initial(int(seed)), tags={MODEL_NAME: name})
+            return Packet(first_weights(task, name, int(seed), self.shared_start), tags={MODEL_NAME: name})
 
         @cache
         def pretraining(name: str) -> Packet:
@@ -93,6 +101,16 @@ class OwnModelsServer(Server):
             for path, weights in taught.items()
         }
         return {**state, MODEL: model, EPOCHS: 0, "devices": {**state["devices"], **devices}}
+
+
+def first_weights(task: Task, name: str, seed: int, shared: bool) -> dict[str, Tensor]:
+    """The weights with which a device's model starts; `shared`: see `OwnModelsServer.shared_start`."""
+    own = task.of_device(name).model.initial(seed)
+    of_server = task.model.initial(seed) if shared else {}
+    return {
+        each: of_server[each] if each in of_server and of_server[each].shape == value.shape else value
+        for each, value in own.items()
+    }
 
 
 def uploads_by_path(packet: Packet, above: str = "") -> dict[str, Packet]:

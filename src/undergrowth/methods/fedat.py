@@ -20,6 +20,11 @@ the source sets train.epochs to 5 and train.lr to 0.01.
 Without metadata (metadata_share=0) steps 2 and 3 are left out; `alignment` changes step 3 alone. Departures: the maps
 of a teacher are those of evaluation mode, computed once a round; all copies see the public data in the same order.
 
+Classes that only devices have: as above, the mean of the copies knows next to nothing of them (docs/decisions/0023).
+`metadata_of: all` gives every copy the metadata of all devices in step 2. `shared_start` gives the devices' models the
+first weights of w wherever names and shapes agree, so that the maps of different models begin alike. With
+`upper_statistics: updated`, BatchNorm in the frozen part of step 3 normalises by the batch, and its statistics follow.
+
     >>> import undergrowth as ug
     >>> options = {"beta": 16.0, "metadata_share": 0.2, "transfer_lr": 0.05, "metadata_lr": 0.05}
     >>> result = ug.run(method="fedat", options=options, public=0.1, clients=4, rounds=2)
@@ -51,6 +56,8 @@ from undergrowth.learning.own_models import OwnModelsServer, all_models, by_mode
 from undergrowth.learning.servers import has_no_samples
 
 ALIGNMENTS = ("attention", "plain", "none")
+SENDERS = ("device", "all")
+STATISTICS = ("kept", "updated")
 FORMS = ("mean-square", "printed")
 TARGET = "attention"  # prefix of batch entries: the teacher's attention, by level
 
@@ -115,6 +122,10 @@ class FedATServer(OwnModelsServer):
 
     options: FedAT
 
+    @property
+    def shared_start(self) -> bool:
+        return self.options.shared_start
+
     def init(self, task: Task, context: Context) -> State:
         public = public_data(task, "fedat", labelled=True)
         check_same_shapes(task, public.x, (self.options.level,), shared_levels(task))
@@ -152,10 +163,12 @@ class FedATServer(OwnModelsServer):
             return copies
         upper = replace(task, model=UpperModel(task.model, options.level))
         pairs = [{X: metadata[place]["maps"], Y: metadata[place]["labels"]} for place in with_metadata]
+        if options.metadata_of == "all":
+            pairs = [{name: torch.cat([each[name] for each in pairs]) for name in (X, Y)}] * len(pairs)
         training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
         chosen, student = [copies[place] for place in with_metadata], server_client(TaskLoss(), *training)
         learned = train_all_on_server(upper, student, chosen, pairs, context._replace(turn=1))
-        lower = LowerModel(task.model, options.level)
+        lower = LowerModel(task.model, options.level, options.upper_statistics)
         if options.alignment != "none" and lower.trainable():  # not if the part below `level` is frozen
             teachers = [maps[place] if options.alignment == "attention" else {} for place in with_metadata]
             aligned = replace(task, model=lower)
@@ -200,6 +213,11 @@ class FedAT(Method):
     metadata_epochs: int = option(2, "epochs of training on metadata", at_least=1)
     server_batch: int = option(64, "samples in a batch of the server's training", at_least=1)
     alignment: str = option(ALIGNMENTS[0], "step 3: with attention, without, or left out", choices=ALIGNMENTS)
+    metadata_of: str = option(SENDERS[0], "step 2: whose metadata a copy learns, its device's or all", choices=SENDERS)
+    upper_statistics: str = option(
+        STATISTICS[0], "step 3: BatchNorm's statistics of the part above", choices=STATISTICS
+    )
+    shared_start: bool = option(False, "devices' models start with the global model's weights where these fit")
 
     @property
     def client(self) -> FedATClient:

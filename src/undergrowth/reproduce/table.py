@@ -146,9 +146,11 @@ class Table(Section):
 
     @property
     def places(self) -> list[Place]:
-        """The row and column of every cell."""
+        """The row and column of every cell: those with a published number, and all of a row that has none, our own."""
         every = [(row, column) for row in self.rows for column in self.columns]
-        return every if self.is_figure or self.is_question else [place for place in every if place in self.figures]
+        if self.is_figure or self.is_question:
+            return every
+        return [place for place in every if place in self.figures or not any(self.published[place[0]])]
 
     def scale(self, name: str) -> Scale:
         if name not in self.scales:

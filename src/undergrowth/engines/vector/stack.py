@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -124,17 +125,20 @@ class Batches:
     def __init__(self, begun: Sequence[Begun], torch_device: str, places: int, width: int | None = None) -> None:
         first = begun[0].steps
         batch, steps = width or min(first.batch, _most_samples(begun)), max(each.count for each in begun)
-        # One pool of all samples and one table of positions, so that the batch of a step is a single gather.
-        self.pool = {name: torch.cat([each.steps.data[name] for each in begun]) for name in first.data}
+        # One pool of all samples and one table of positions, so that the batch of a step is a single gather. Clients
+        # that have the very same samples, such as models that a server trains, share them.
+        samples = {tuple(map(id, each.steps.data.values())): each.steps.data for each in begun}
+        self.pool = {name: torch.cat([data[name] for data in samples.values()]) for name in first.data}
+        sizes = [len(next(iter(data.values()))) for data in samples.values()]
+        starts = dict(zip(samples, accumulate(sizes, initial=0), strict=False))
         # The same for what belongs to visits: a pool of all visits, client by client.
         self.visits = {name: _visit_pool(begun, name, torch_device) for name in first.visits}
         table = np.zeros((places, steps, batch), dtype=np.int64)
         real = np.zeros((places, steps), dtype=np.int64)  # samples of a client's batch that are no padding
-        start = 0
         for place, each in enumerate(begun):
+            start = starts[tuple(map(id, each.steps.data.values()))]
             table[place] = start
             _fill(table[place], real[place], each, start, batch)
-            start += len(next(iter(each.steps.data.values())))
         self.active = (real > 0).sum(0).tolist()  # step → clients that run it
         self._full = (real == batch).all(0, where=real > 0).tolist()
         inside = np.arange(batch) < real[:, :, None]
