@@ -6,6 +6,8 @@ those of the consensus, and those of this round. A device keeps its model w_k, w
 on this round's `samples` public samples. Server: consensus z = (1/K)·Σ z_k; a global model learns KD(z).
 KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z). For a regression it is the
 mean of (z − t)², whatever `loss` says.
+With l1, as in the sources, logits grow from round to round, and after many rounds the accuracy falls; with ce models
+do not learn their size (docs/decisions/0065).
 
 The public data is `public: 0.1`; its labels are not used. Devices are assumed to have it: sending it is in no price.
 The global model is evaluated and, as "accuracy/devices", the mean of the devices' models: after local training, as in
