@@ -20,7 +20,7 @@ the source sets train.epochs to 5 and train.lr to 0.01.
 Without metadata (metadata_share=0) steps 2 and 3 are left out; `alignment` changes step 3 alone. Departures: the maps
 of a teacher are those of evaluation mode, computed once a round; all copies see the public data in the same order.
 
-Classes that only devices have: as above, the mean of the copies knows next to nothing of them (docs/decisions/0023).
+Classes that only devices have: as above, the mean of the copies knows next to nothing of them (docs/decisions/0064).
 `metadata_of: all` gives every copy the metadata of all devices in step 2. `shared_start` gives the devices' models the
 first weights of w wherever names and shapes agree, so that the maps of different models begin alike. With
 `upper_statistics: updated`, BatchNorm in the frozen part of step 3 normalises by the batch, and its statistics follow.
