@@ -92,9 +92,10 @@ EXTRA: dict[str, dict[str, Any]] = {
     "auxo": {"method": {"gain": 0.001, "explore": 0.5}},  # it splits, although no group is planted
 }
 
-# Methods that are also compared with augmentation: the random choices alone, features of augmented inputs, and public
-# samples that stay as they are.
-AUGMENTED = ("fedavg", "moon", "fedmd", "apfl", "l2gd")
+# Methods that are also compared with augmentation and dropout: the random choices alone, features of augmented inputs,
+# public samples that stay as they are, and models that run twice in a step.
+RANDOM = ("fedavg", "moon", "fedmd", "apfl", "l2gd", "mutual-groups", "fjord")
+DROPOUT = {"name": "wrn-10-1", "dropout": 0.3}
 
 # Each node of these decides by its own children which of them does what, or takes updates as they arrive.
 # In a tree they learn something else than in a star.
@@ -117,9 +118,10 @@ def representatives(part: str) -> list[str]:
     return list(found.values())
 
 
-def augmented_experiment(method: str, folder: Path) -> dict[str, Any]:
-    """The same experiment with augmented inputs, several epochs, and no last batches that are smaller."""
+def random_experiment(method: str, folder: Path) -> dict[str, Any]:
+    """The same experiment with augmented inputs, dropout, several epochs, and no last batches that are smaller."""
     raw = experiment(method, folder)
+    raw["model"] = {**DROPOUT, **({"ladder": [DROPOUT]} if "ladder" in raw["model"] else {})}
     raw["data"]["augment"] = "crop+flip+cutout:3"
     raw["train"] |= {"rounds": 2, "epochs": 2, "drop_last": True}
     return raw

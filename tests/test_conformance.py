@@ -24,17 +24,17 @@ from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
 
 from .conformance import (
-    AUGMENTED,
     COSTS,
     DECIDE_AT_EACH_NODE,
     EXTRA,
+    RANDOM,
     TREE,
     UPLOADS_DEPEND_ON_VALUES,
     RecordingEngine,
     assert_close,
     assert_replayed,
-    augmented_experiment,
     experiment,
+    random_experiment,
     record,
     representatives,
     resume,
@@ -101,13 +101,15 @@ def test_stacks_in_workers_return_what_the_serial_engine_returns(method: str, se
 
 
 @pytest.fixture(scope="module")
-def augmented(method: str, tmp_path_factory: pytest.TempPathFactory) -> RecordingEngine:
-    return record(augmented_experiment(method, tmp_path_factory.mktemp(method)))[1]
+def with_random_choices(method: str, tmp_path_factory: pytest.TempPathFactory) -> RecordingEngine:
+    return record(random_experiment(method, tmp_path_factory.mktemp(method)))[1]
 
 
-@pytest.mark.parametrize("method", AUGMENTED, indirect=True)
-def test_stacked_clients_are_augmented_as_on_the_serial_engine(method: str, augmented: RecordingEngine) -> None:
-    facts = assert_replayed(augmented, "vector")
+@pytest.mark.parametrize("method", RANDOM, indirect=True)
+def test_stacked_clients_are_augmented_and_drop_values_as_on_the_serial_engine(
+    method: str, with_random_choices: RecordingEngine
+) -> None:
+    facts = assert_replayed(with_random_choices, "vector")
     assert facts["stacked"] > 0 and facts["not_stacked"] == 0
 
 

@@ -16,7 +16,7 @@ from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
 from undergrowth.runs.execution import start
 
-from .conformance import COSTS, DECIDE_AT_EACH_NODE, TREE, assert_close, augmented_experiment, experiment, run, weights
+from .conformance import COSTS, DECIDE_AT_EACH_NODE, TREE, assert_close, experiment, random_experiment, run, weights
 from .stopping import facts, stopped_and_resumed
 from .test_conformance import REPLAYED, SERVERS, assert_mixed_precision_changes_little
 
@@ -69,12 +69,12 @@ def test_a_run_on_an_engine_learns_and_costs_the_same(
 
 @pytest.mark.parametrize("engine", COMPARED)
 @pytest.mark.parametrize("method", ["fedavg", "fedfsc", "fedft"])
-def test_a_run_with_augmentation_learns_and_costs_the_same_on_an_engine(
+def test_a_run_with_augmentation_and_dropout_learns_and_costs_the_same_on_an_engine(
     method: str, engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if engine == "ray":
         request.getfixturevalue("_cluster")
-    raw = augmented_experiment(method, tmp_path)
+    raw = random_experiment(method, tmp_path)
     serial = run(raw)
     raw["run"] |= {"engine": engine.partition(" ")[0], **COMPARED[engine]}
     result = run(raw)

@@ -14,7 +14,7 @@ from undergrowth.core.names import AUGMENT
 from undergrowth.engines.vector.recording import Recording
 from undergrowth.methods import METHODS
 
-from .conformance import AUGMENTED, experiment, run, start, weights
+from .conformance import RANDOM, experiment, run, start, weights
 from .double_precision import ATOL, RTOL
 from .stopping import facts, stopped_and_resumed
 
@@ -74,7 +74,7 @@ def test_a_stopped_run_is_resumed_bit_for_bit(
     assert facts(resumed) == facts(whole[engine])
 
 
-@pytest.mark.parametrize("method", AUGMENTED)
+@pytest.mark.parametrize("method", RANDOM)
 def test_the_engine_does_not_matter_with_augmentation(method: str, tmp_path: Path) -> None:
     results = []
     for engine in ENGINES_ON_A_GPU:

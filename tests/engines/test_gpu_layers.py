@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from undergrowth.core.dropout import NUMBER_OF_KEYS, drop
 from undergrowth.engines.vector.convolution import kernels
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.learning.descent import descend
@@ -127,6 +128,21 @@ def test_pooling(size: int, side: int) -> None:
     found, wanted = kernels().pool(x, size), F.max_pool2d(x, size)  # type: ignore[union-attr]
     assert torch.equal(found, wanted)
     slope = torch.randn_like(wanted)
+    assert torch.equal(torch.autograd.grad(found, x, slope)[0], torch.autograd.grad(wanted, x, slope)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(6, 5, 7, 3), (4, 16, 32, 32), (8, 33), (2, 3, 5)], ids=str)
+def test_dropout(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The kernel drops what the plain function drops, bit for bit, and so does its backward pass."""
+    x = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True)
+    keys = torch.randint(NUMBER_OF_KEYS, shape[:1], device="cuda", dtype=torch.int32) * 2 + 1  # also negative ones
+    slope = torch.randn_like(x)
+    with Stacked(2, None):
+        found = drop(x, keys, 0.3)
+    wanted = drop(x, keys, 0.3)
+    assert found.grad_fn.name() != wanted.grad_fn.name()  # type: ignore[union-attr]
+    assert torch.equal(found, wanted) and 0 < float((found == 0).double().mean()) < 1
     assert torch.equal(torch.autograd.grad(found, x, slope)[0], torch.autograd.grad(wanted, x, slope)[0])
 
 

@@ -261,9 +261,9 @@ def test_a_step_that_waits_is_not_recorded(as_on_a_gpu, made, monkeypatch):
     assert as_on_a_gpu.facts() == {"stacked": 7.0, "not_stacked": 0.0} and not made
 
 
-def test_recorded_steps_with_augmentation(as_on_a_gpu, made, tmp_path):
+def test_recorded_steps_with_augmentation_and_dropout(as_on_a_gpu, made, tmp_path):
     def ended(engine: str) -> ug.Result:
-        raw = conformance.augmented_experiment("fedavg", tmp_path)
+        raw = conformance.random_experiment("fedavg", tmp_path)
         raw["run"]["engine"] = engine
         return conformance.run({**raw, "train": {"rounds": 1, "epochs": 2, "lr": 0.01, "batch": 8}})
 

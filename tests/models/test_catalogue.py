@@ -152,11 +152,7 @@ IMAGE = (3, 32, 32)
         (("mlp", (4,), 2), {"hidden": [10**21]}, "it would have more than 100,000,000,000 parameters"),
         (("wrn-16-99999999", (3, 32, 32), 2), {}, "it would have more than 100,000,000,000 parameters"),
         (("mlp", (4,), 2), {"hiden": 3}, "model mlp: unknown option 'hiden'; did you mean 'hidden'?"),
-        (
-            ("wrn-16-1", IMAGE, 2),
-            {"depth": 22},
-            "unknown option 'depth'; choose one of: freeze, image_size, init, norm, projection",
-        ),
+        (("wrn-16-1", IMAGE, 2), {"depth": 22}, "unknown option 'depth'; did you mean 'dropout'?"),
         (("mlp", (4,), 2), {"hidden": (3, 0)}, "option hidden must be a list of whole numbers of at least 1"),
         (("mlp", (4,), 2), {"hidden": "200"}, "such as [200], not '200'"),
         (("cnn", IMAGE, 2), {"hidden": (3,)}, "option hidden must be a whole number of at least 1, such as 512"),

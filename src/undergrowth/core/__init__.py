@@ -6,6 +6,7 @@ from undergrowth.core.client import Batch, Carry, Client, LoopClient, Steps, Upd
 from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
+from undergrowth.core.dropout import KeyedDropout
 from undergrowth.core.errors import InputError, RunError, RunWarning, describe_error, find_meant, suggest
 from undergrowth.core.method import (
     Method,
@@ -49,8 +50,8 @@ from undergrowth.core.task_kind import TASKS, Classification, Metric, MultiLabel
 __all__ = [
     "MAX_NUMBER", "MAX_WHOLE_NUMBER", "TASKS", "AllSelector", "Answer", "Ask", "AskId", "Augmentation", "Batch",
     "Carry", "Classification", "Client", "Collect", "Command", "Context", "Deadline", "DeviceKnowledge", "Drop",
-    "Grouped", "InnerServer", "InputError", "LazyMapping", "LoopClient", "Lost", "Method", "Metric", "Model",
-    "ModelWeights", "MultiLabel", "Named", "NextToken", "Node", "NodePlace", "Output", "Packet", "Partial",
+    "Grouped", "InnerServer", "InputError", "KeyedDropout", "LazyMapping", "LoopClient", "Lost", "Method", "Metric",
+    "Model", "ModelWeights", "MultiLabel", "Named", "NextToken", "Node", "NodePlace", "Output", "Packet", "Partial",
     "PerCoordinateMean",
     "Plan", "Progress", "Receipt", "Reducer", "Refused", "Regression", "RoundEnd", "RunError", "RunWarning", "Sampler",
     "Selector", "Server", "ServerTraining",

@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping
 import torch
 from torch import Tensor, nn
 
+from undergrowth.core.dropout import KeyedDropout, layer_keys
 from undergrowth.core.levels import Levels, find_levels
 from undergrowth.core.packet import Weights
 
@@ -24,6 +25,7 @@ class BoundModule:
         self.module = module
         self.levels = find_levels(module) if levels is None else levels
         self._layers = list(module.modules())
+        self.dropouts = [layer for layer in self._layers if isinstance(layer, KeyedDropout)]
         self._modes: dict[str | bool, list[bool]] = {}  # argument of `set_mode` → the mode of every layer
         self._frozen_layers = _find_frozen_layers(module)
         self._places = _find_places(module, set(self._frozen_layers))
@@ -37,17 +39,22 @@ class BoundModule:
         # Not with batch normalisation, which spreads a last digit over the batch: engines use other layouts.
         self.pools = nn.MaxPool2d in kinds and not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
 
-    def bind(self, weights: Weights, buffers: Mapping[str, Tensor]) -> None:
-        """Write the weights into the module, until `release`."""
+    def bind(self, weights: Weights, buffers: Mapping[str, Tensor], keys: Tensor | None = None) -> None:
+        """Write the weights into the module, and the `keys` of the samples into its dropout layers, until `release`."""
         # Writing into the dictionaries of the module costs a tenth of torch.func.functional_call, which matters for
         # models whose step takes 200 µs. Plain tensors work there as well as Parameters.
         for place, key, name, _ in self._places:
             place[key] = buffers[name] if name in buffers else weights[name]
+        if self.dropouts and keys is not None:
+            for layer, own in zip(self.dropouts, layer_keys(keys, len(self.dropouts)), strict=True):
+                layer.keys = own
 
     def release(self) -> None:
         """Put the module's own tensors back."""
         for place, key, _, own in self._places:
             place[key] = own
+        for layer in self.dropouts:
+            layer.keys = None
 
     def with_levels(self, levels: Levels) -> BoundModule:
         """The same module, with other levels."""

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from undergrowth.core.augmentation import Augmentation
 from undergrowth.core.context import Context
-from undergrowth.core.names import AUGMENT, STEPS_DONE
+from undergrowth.core.dropout import NUMBER_OF_KEYS
+from undergrowth.core.model import Model
+from undergrowth.core.names import AUGMENT, KEYS, STEPS_DONE
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.shard import Shard
@@ -60,6 +63,17 @@ class Steps:
         generator = context.generator(AUGMENT)
         draws = tuple(augmentation.draw(len(order), generator) for order in self.epochs)
         return replace(self, visits={**self.visits, AUGMENT: draws})
+
+    def keyed(self, model: Model, context: Context) -> Steps:
+        """The same steps with a random key for every visit of a sample, if `model` has layers of `KeyedDropout`."""
+        if not model.has_dropout:
+            return self
+        generator = context.generator(KEYS)
+        keys = tuple(
+            torch.randint(NUMBER_OF_KEYS, (len(order),), dtype=torch.int32, generator=generator)
+            for order in self.epochs
+        )
+        return replace(self, visits={**self.visits, KEYS: keys})
 
 
 class LoopClient:

@@ -164,6 +164,11 @@ class Model:
         persistent = self.module.state_dict().keys()
         return {**{name: value for name, value in self.constants.items() if name in persistent}, **weights}
 
+    @property
+    def has_dropout(self) -> bool:
+        """Whether training steps need `keys`."""
+        return bool(self.binding.dropouts)
+
     def trainable(self, level: str | None = None) -> tuple[str, ...]:
         """Names of the parameters above `level`, or of the whole model."""
         return self._above(self.parameters, level)
@@ -197,6 +202,7 @@ class Model:
         maps: Sequence[str] = (),
         start: str | None = None,
         stop: str | None = None,
+        keys: Tensor | None = None,
     ) -> Output:
         """One forward pass.
 
@@ -204,11 +210,12 @@ class Model:
         maps: levels at which to return the feature maps that cross the split.
         start: a level; `x` are the feature maps at it and only the part above runs.
         stop: a level to end at; `logits` are then the feature maps that cross that split.
+        keys: of the samples, from which `KeyedDropout` draws; without them it drops nothing.
         """
         buffers = {k: weights[k] for k in self.buffers}
         if training is not False and buffers:
             buffers = {k: v.clone() for k, v in buffers.items()}  # batch norm writes into its statistics
-        options = (buffers, training, maps, start, stop)
+        options = (buffers, training, maps, start, stop, keys)
         if self.binding.pools and x.dim() == 4 and x.device.type == "cpu":
             try:
                 return self._run(weights, channels_last(x), *options)
@@ -227,19 +234,22 @@ class Model:
         maps: Sequence[str],
         start: str | None,
         stop: str | None,
+        keys: Tensor | None,
     ) -> Output:
         precision = nullcontext() if training is False else self.in_precision(x.device.type)
-        with self._bound(weights, buffers, training), precision:
+        with self._bound(weights, buffers, training, keys), precision:
             if not (maps or start or stop):
                 return Output(self.module(x), {}, buffers)
             run_part = self._run_stages if self.binding.levels.stages else self._run_submodules
             return Output(*run_part(x, maps, start, stop), buffers)
 
     @contextmanager
-    def _bound(self, weights: Weights, buffers: Weights, training: str | bool) -> Iterator[None]:
-        """The module has these weights and this mode in the block."""
+    def _bound(
+        self, weights: Weights, buffers: Weights, training: str | bool, keys: Tensor | None = None
+    ) -> Iterator[None]:
+        """The module has these weights, this mode and these keys in the block."""
         self.binding.set_mode(training)
-        self.binding.bind(weights, buffers)
+        self.binding.bind(weights, buffers, keys)
         try:
             yield
         finally:

@@ -107,12 +107,19 @@ class LowerModel(ModelView):
         return LowerModel(self.whole.with_precision(mixed), self.level, self.statistics)
 
     def run(
-        self, weights: Weights, x: Tensor, *, training: str | bool = False, maps: Sequence[str] = (), **part: Any
+        self,
+        weights: Weights,
+        x: Tensor,
+        *,
+        training: str | bool = False,
+        maps: Sequence[str] = (),
+        keys: Tensor | None = None,
+        **part: Any,
     ) -> Output:
         if not training or self.statistics == "updated" or any(part.values()):  # `start` or `stop`
-            return self.whole.run(weights, x, training=training, maps=maps, **part)
+            return self.whole.run(weights, x, training=training, maps=maps, keys=keys, **part)
         below = [level for level in maps if level in self.inside]
-        lower = self.whole.run(weights, x, training=True, maps=below, stop=self.level)
+        lower = self.whole.run(weights, x, training=True, maps=below, stop=self.level, keys=keys)
         above = [level for level in maps if level not in self.inside]
         with self.in_precision(x.device.type):  # this pass is one of training, too: gradients come through it
             upper = self.whole.run(weights, lower.logits, maps=above, start=self.level)

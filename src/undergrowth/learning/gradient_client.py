@@ -17,6 +17,7 @@ from undergrowth.core.names import (
     BUFFERS,
     EPOCHS,
     FINISH,
+    KEYS,
     LOSS,
     MODEL_NAME,
     PARAMETERS,
@@ -131,7 +132,7 @@ class GradientClient(LoopClient):
             context.generator("order"),
         )
         steps = without_small_batches(selected, task.model.smallest_batch(self.split), task.train.drop_last)
-        steps = steps.augmented(task.augmentation, context)
+        steps = steps.augmented(task.augmentation, context).keyed(task.model, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
         if not parameters:
@@ -302,7 +303,7 @@ def gradients_of(
     # Only batches of several clients have sample weights; the loss then has one value per client.
     clients = len(next(iter(trained.values()))) if WEIGHT in batch else None
     with nullcontext() if descent is None else descent.over(trained):
-        output = task.model.run(weights, batch[X], training=split or True, maps=objective.maps)
+        output = task.model.run(weights, batch[X], training=split or True, maps=objective.maps, keys=batch.get(KEYS))
         loss = objective(LossInputs(task, batch, output, trained, received, clients))
     remaining = [value for name, value in trained.items() if descent is None or name not in descent.done]
     gradients = torch.autograd.grad(loss.sum(), remaining, allow_unused=True, materialize_grads=True)

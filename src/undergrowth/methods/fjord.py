@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, option
-from undergrowth.core.names import BUFFERS, PARAMETERS, X
+from undergrowth.core.names import BUFFERS, KEYS, PARAMETERS, X
 from undergrowth.learning import (
     GradientClient,
     LossInputs,
@@ -64,7 +64,9 @@ class SelfDistillation(Objective):
         assert isinstance(model, SlicedModel)
         masks = widths_of(model.whole).masks(inputs.trained, inputs.received[KEPT])
         narrow = {name: value * masks[name] if name in masks else value for name, value in inputs.trained.items()}
-        student = model.run({**inputs.received, **narrow}, inputs.batch[X], training=True).logits
+        student = model.run(
+            {**inputs.received, **narrow}, inputs.batch[X], training=True, keys=inputs.batch.get(KEYS)
+        ).logits
         return inputs.mean(divergences(student, teacher, inputs.task.kind))
 
 

@@ -10,8 +10,8 @@ from typing import Literal
 from undergrowth.models.initialisation import Init
 from undergrowth.models.staged import Staged
 
-# A default of None is an optional file.
-Option = int | tuple[int, ...] | str | None
+# A default of None is an optional file; one of type float is a probability.
+Option = int | float | tuple[int, ...] | str | None
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,12 @@ def _check_option(name: str, key: str, value: object, default: Option) -> Option
         if value is not None and not isinstance(value, str | PathLike):
             raise InputError(f"model {name}: option {key} must be the path of a file, not {value!r}")
         return None if value is None else fspath(value)
+    if isinstance(default, float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise InputError(
+                f"model {name}: option {key} must be a probability from 0 to below 1, such as 0.3, not {value!r}"
+            )
+        return float(value)
     if isinstance(default, tuple):
         values = value if isinstance(value, list | tuple) else (value,)
         if not all(map(_is_count, values)):

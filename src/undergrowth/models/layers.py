@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
+from undergrowth.core.dropout import KeyedDropout
 from undergrowth.models.initialisation import Init, initialise
 
 MAX_GROUPS = 32
@@ -58,6 +59,10 @@ class Layers:
         kind, padding = (SameConvolution, 0) if self.same and stride > 1 else (nn.Conv2d, kernel // 2)
         layer = kind(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias, groups=groups)
         return initialise(layer, self.init)
+
+    def dropout(self, p: float) -> nn.Module:
+        """Dropout with probability `p`, the same on every engine."""
+        return KeyedDropout(p) if p else nn.Identity()
 
     def linear(self, inputs: int, outputs: int, last: bool = False) -> nn.Linear:
         """A linear layer. `last`: it is the last layer of the model."""

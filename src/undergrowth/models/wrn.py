@@ -1,4 +1,7 @@
-"""Wide ResNets: three groups of pre-activation blocks, depth 6n+4 and widening factor K."""
+"""Wide ResNets: three groups of pre-activation blocks, depth 6n+4 and widening factor K.
+
+With `dropout`, as in the paper, values between the two convolutions of a block are dropped.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ MAX_DEPTH = 1000
 class PreActivationBlock(nn.Module):
     """Twice normalisation, ReLU and convolution. If the shape changes, the shortcut convolves the activated input."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm1 = layers.normalisation(inputs)
         self.convolution1 = layers.convolution(inputs, outputs, 3, stride)
+        self.dropout = layers.dropout(dropout)
         self.norm2 = layers.normalisation(outputs)
         self.convolution2 = layers.convolution(outputs, outputs, 3)
         same_shape = inputs == outputs and stride == 1
@@ -28,12 +32,12 @@ class PreActivationBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         activated = functional.relu(self.norm1(x))
         carried = x if self.shortcut is None else self.shortcut(activated)
-        inner = functional.relu(self.norm2(self.convolution1(activated)))
+        inner = functional.relu(self.norm2(self.dropout(self.convolution1(activated))))
         outputs: Tensor = carried + self.convolution2(inner)
         return outputs
 
 
-def make(shape: tuple[int, ...], classes: int, layers: Layers, depth: int, width: int) -> Staged:
+def make(shape: tuple[int, ...], classes: int, layers: Layers, depth: int, width: int, dropout: float) -> Staged:
     """Levels low, mid and up are after the first, second and third group."""
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
@@ -47,8 +51,8 @@ def make(shape: tuple[int, ...], classes: int, layers: Layers, depth: int, width
     stages: dict[str, nn.Module] = {"stem": layers.convolution(shape[0], 16, 3)}
     inputs = 16
     for number, outputs in enumerate((16 * width, 32 * width, 64 * width), start=1):
-        first = PreActivationBlock(inputs, outputs, 1 if number == 1 else 2, layers)
-        others = [PreActivationBlock(outputs, outputs, 1, layers) for _ in range(blocks - 1)]
+        first = PreActivationBlock(inputs, outputs, 1 if number == 1 else 2, layers, dropout)
+        others = [PreActivationBlock(outputs, outputs, 1, layers, dropout) for _ in range(blocks - 1)]
         stages[f"group{number}"] = nn.Sequential(first, *others)
         inputs = outputs
     stages["pool"] = nn.Sequential(layers.normalisation(inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -65,5 +69,7 @@ WRN = Architecture(
     # Two halvings, rounded up: five pixels become two.
     norms={"batch": 5, "group": 4},
     init="torch",
+    options={"dropout": 0.0},
+    meanings={"dropout": "probability that a value between the convolutions of a block is dropped in training"},
     numbers={"depth": 16, "width": 1},
 )

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from undergrowth.core.dropout import drop
 from undergrowth.engines.vector.convolution import convolve, gpu_layers, pool
 from undergrowth.engines.vector.normalisation import Normalised, normalise
 from undergrowth.engines.vector.recurrence import run_layers
@@ -172,6 +173,11 @@ def relu(stack: Stacked, x: Tensor, inplace: bool = False) -> Tensor:
     return F.relu(x, inplace)
 
 
+def dropped(stack: Stacked, x: Tensor, keys: Tensor, p: float) -> Tensor:
+    fast = gpu_layers(x)
+    return drop(x, keys, p) if fast is None else fast.drop(x, keys, p)
+
+
 def group_norm(
     stack: Stacked, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
@@ -253,6 +259,7 @@ LAYERS: dict[Any, Callable[..., Any]] = {
     F.relu: relu,
     torch.relu: relu,
     Tensor.relu: relu,
+    drop: dropped,
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,
     F.embedding: embedding,

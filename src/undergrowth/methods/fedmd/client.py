@@ -73,7 +73,8 @@ class FedMDClient(GradientClient):
         visits = dict(then.visits)
         if task.augmentation is not None:  # the consensus is about the public samples as they are
             visits[AUGMENT] = (*(task.augmentation.keep(len(order)) for order in first.epochs), *visits[AUGMENT])
-        return Steps(data, (*first.epochs, *(order + count for order in then.epochs)), then.batch, visits)
+        both = Steps(data, (*first.epochs, *(order + count for order in then.epochs)), then.batch, visits)
+        return both.keyed(task.model, context)
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         carry, steps = super().begin(task, down, shard, own, context)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, Context, Packet, Shard, State, Steps, Task, Weights
-from undergrowth.core.names import AUGMENT, BUFFERS, FINISH, LOSS, PARAMETERS, SAMPLES, WEIGHT, X
+from undergrowth.core.names import AUGMENT, BUFFERS, FINISH, KEYS, LOSS, PARAMETERS, SAMPLES, WEIGHT, X
 from undergrowth.learning import GradientClient
 from undergrowth.learning.gradient_client import without_small_batches
 from undergrowth.learning.objectives import LossInputs, divergences
@@ -45,7 +45,7 @@ class MutualClient(GradientClient):
             "optimiser": self._optimiser(task).init(list(parameters.values())),
             "received": received,
         }
-        steps = without_small_batches(steps, model.smallest_batch(None), drop_last=False)
+        steps = without_small_batches(steps.keyed(model, context), model.smallest_batch(None), drop_last=False)
         if steps.epochs and not len(steps):
             carry[FINISH] = {**carry[FINISH], SAMPLES: 0.0}
         return carry, steps
@@ -91,7 +91,7 @@ class _Forward:
     def __init__(self, task: Task, kept: Mapping[str, Mapping[str, Tensor]], batch: Batch) -> None:
         self.trained = {name: value.detach().requires_grad_() for name, value in kept[PARAMETERS].items()}
         weights = {**kept["received"], **kept[BUFFERS], **self.trained}
-        self.output = task.model.run(weights, batch[X], training=True)
+        self.output = task.model.run(weights, batch[X], training=True, keys=batch.get(KEYS))
         clients = len(next(iter(self.trained.values()))) if WEIGHT in batch else None
         self.inputs = LossInputs(task, batch, self.output, self.trained, kept["received"], clients)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.engines.vector.gpu import convolution_kernels, norm_kernels, pool_kernels
+from undergrowth.engines.vector.gpu import convolution_kernels, dropout_kernels, norm_kernels, pool_kernels
 from undergrowth.engines.vector.gpu.norm_kernels import Statistics
 
 
@@ -63,6 +63,28 @@ class Pool(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (which,) = ctx.saved_tensors
         return pool_kernels.unpool(gradient, which, ctx.shape, ctx.size).permute(0, 3, 1, 2), None
+
+
+class Dropout(torch.autograd.Function):
+    """Dropout from keys, one pass over the values in each direction."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, p: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.p = p
+        return _dropped(x, keys, p)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (keys,) = ctx.saved_tensors
+        return _dropped(gradient, keys, ctx.p), None, None
+
+
+def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:
+    if x.dim() != 4:
+        return dropout_kernels.drop(x.flatten(1).contiguous(), keys, p).view(x.shape)
+    maps = x.permute(0, 2, 3, 1).contiguous()
+    return dropout_kernels.drop(maps.flatten(1, 2), keys, p).view(maps.shape).permute(0, 3, 1, 2)
 
 
 class Normalisation(torch.autograd.Function):
