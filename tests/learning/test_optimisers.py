@@ -21,6 +21,10 @@ CASES: dict[str, tuple[Optimiser, Callable[..., torch.optim.Optimizer]]] = {
     "momentum": (Sgd(0.9), lambda p: torch.optim.SGD(p, LR, momentum=0.9)),
     "decay": (Sgd(weight_decay=0.01), lambda p: torch.optim.SGD(p, LR, weight_decay=0.01)),
     "both": (Sgd(0.5, 1e-3), lambda p: torch.optim.SGD(p, LR, momentum=0.5, weight_decay=1e-3)),
+    "dampening": (
+        Sgd(0.9, 1e-3, 0.9),
+        lambda p: torch.optim.SGD(p, LR, momentum=0.9, weight_decay=1e-3, dampening=0.9),
+    ),
     "adam": (Adam(), lambda p: torch.optim.Adam(p, LR)),
     "adam decay": (Adam(weight_decay=0.1), lambda p: torch.optim.Adam(p, LR, weight_decay=0.1)),
     "adam betas": (Adam(0.8, 0.95, 1e-4), lambda p: torch.optim.Adam(p, LR, betas=(0.8, 0.95), eps=1e-4)),
@@ -60,7 +64,7 @@ def test_an_update_leaves_what_is_handed_in_as_it_is(case: str) -> None:
     optimiser = CASES[case][0]
     parameters, gradients = [torch.tensor([1.0, -2.0])], [torch.tensor([0.5, 0.25])]
     _, state = optimiser.update(parameters, gradients, optimiser.init(parameters), LR)
-    lists = {key: [t.clone() for t in value] for key, value in state.items() if key != "step"}
+    lists = {key: [t.clone() for t in value] for key, value in state.items() if key not in ("step", "moving")}
     first = optimiser.update(parameters, gradients, state, LR)
     second = optimiser.update(parameters, gradients, state, LR)
     assert torch.equal(first[0][0], second[0][0])

@@ -35,22 +35,33 @@ class Optimiser(Protocol):
 class Sgd:
     momentum: float = 0.0
     weight_decay: float = 0.0
+    dampening: float = 0.0  # of the gradients that are added to the velocity; the first one is not dampened
 
     def init(self, parameters: Tensors) -> OptimiserState:
-        return {"velocity": [torch.zeros_like(p) for p in parameters]} if self.momentum else {}
+        if not self.momentum:
+            return {}
+        state: OptimiserState = {"velocity": [torch.zeros_like(p) for p in parameters]}
+        # A tensor, because the steps of a stack are recorded, and a recording changes only tensors.
+        return {**state, "moving": torch.zeros_like(parameters[0].flatten()[0])} if self.dampening else state
 
     def update(
         self, parameters: Tensors, gradients: Tensors, state: OptimiserState, lr: float, reuse: bool = False
     ) -> tuple[Tensors, OptimiserState]:
         if self.weight_decay:
             gradients = torch._foreach_add(gradients, parameters, alpha=self.weight_decay)
-        if self.momentum and reuse:
-            torch._foreach_mul_(state["velocity"], self.momentum)
-            torch._foreach_add_(state["velocity"], gradients)
-            gradients = state["velocity"]
-        elif self.momentum:
-            gradients = torch._foreach_add(torch._foreach_mul(state["velocity"], self.momentum), gradients)
-            state = {"velocity": gradients}
+        if self.momentum:
+            velocity = state["velocity"]
+            if reuse:
+                torch._foreach_mul_(velocity, self.momentum)
+            else:
+                velocity = torch._foreach_mul(velocity, self.momentum)
+            torch._foreach_add_(velocity, gradients, alpha=1 - self.dampening)
+            if self.dampening:
+                moving = _for_each(parameters, state["moving"])
+                velocity = [torch.where(m > 0, v, g) for m, v, g in zip(moving, velocity, gradients, strict=True)]
+                state = {**state, "moving": torch.ones_like(state["moving"])}
+            gradients = velocity
+            state = {**state, "velocity": velocity}
         if reuse:  # new memory in every step would not be in the cache, and the system would clear it first
             torch._foreach_add_(parameters, gradients, alpha=-lr)
             return parameters, state

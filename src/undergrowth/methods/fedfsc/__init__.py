@@ -19,6 +19,10 @@ FSCProx". towards="base" is baseProx: the same term with the received θ; there 
 mixed: also evaluates {(θ + θ_fs)/2, φ} with the new base model's θ and the φ of θ_fs, which the source compares with
 the global model (table 4.8). Training does not change.
 
+The few-shot update has momentum 0.9 and weight decay 0.001. In the author's program it also has a dampening of 0.9
+(`few_shot_dampening`), which makes its steps ten times smaller once the velocity has settled, and draws the samples
+once for all epochs; the text draws them again in each.
+
 Departures: changes of θ travel instead of θ itself, the same to float error, so that compressed uplinks can be used.
 
     >>> import undergrowth as ug
@@ -50,6 +54,9 @@ class FewShotMethod(StragglerOptions, Method):
     shots: int = option(10, "samples of every class in an epoch of the few-shot update", at_least=1)
     few_shot_epochs: int = option(10, "epochs of the few-shot update; 0: there is none", at_least=0)
     few_shot_lr: float = option(0.01, "learning rate of the few-shot update", above=0)
+    few_shot_dampening: float = option(
+        0.0, "dampening of the momentum 0.9 of the few-shot update; the author's program has 0.9", at_least=0, below=1
+    )
     few_shot_batch: int = option(4, "samples in a step of the few-shot update", at_least=1)
     split: str = option("head", "level of the model above which the classifier begins")
     mixed: bool = option(False, "also evaluate the mean of both classifiers, as accuracy/mixed")

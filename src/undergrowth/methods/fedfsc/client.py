@@ -82,7 +82,7 @@ class FedFSCClient(Updates):
         return FewShotClient(
             split=options.split,
             selector=FewShotSelector(options.shots),
-            optimiser=Sgd(0.9, 1e-3),
+            optimiser=Sgd(0.9, 1e-3, options.few_shot_dampening),
             lr=options.few_shot_lr,
             epochs=options.few_shot_epochs,
             batch=options.few_shot_batch,
