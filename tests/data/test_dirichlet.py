@@ -60,6 +60,41 @@ def test_capped_is_the_rule_of_fedml(sizes: list[int], alpha: float) -> None:
     assert counted(labels, owner, 5, len(sizes)) == fedml(sizes, 5, draw)
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize(("devices", "alpha"), [(5, 0.3), (8, 1.0)])
+def test_fedml_draws_what_numpys_global_generator_draws(seed: int, devices: int, alpha: float) -> None:
+    """The samples themselves, with plain loops and lists; some of these cases need several draws."""
+    labels = labels_of([40, 60, 25, 40])
+    state = np.random.get_state()
+    try:
+        np.random.seed(seed)
+        held: list[list[int]] = [[]]
+        while min(map(len, held)) < 10:
+            held = [[] for _ in range(devices)]
+            for label in range(4):
+                members = np.where(labels == label)[0]
+                np.random.shuffle(members)
+                drawn = np.random.dirichlet(np.repeat(alpha, devices))
+                drawn = np.array([p * (len(own) < 165 / devices) for p, own in zip(drawn, held, strict=True)])
+                cuts = (np.cumsum(drawn / drawn.sum()) * len(members)).astype(int)[:-1]
+                held = [own + part.tolist() for own, part in zip(held, np.split(members, cuts), strict=True)]
+    finally:
+        np.random.set_state(state)
+    owner = dirichlet.fedml(labels, devices, seed, alpha)
+    assert [sorted(own) for own in held] == [np.flatnonzero(owner == device).tolist() for device in range(devices)]
+
+
+def test_fedml_by_its_name() -> None:
+    population = partition_dataset(table(200), "dirichlet:2:fedml", 4, 7, holdout=0)
+    owner = dirichlet.fedml(table(200).strata, 4, 7, 2.0)  # type: ignore[arg-type]
+    assert [population.size(device) for device in population.devices] == np.bincount(owner).tolist()
+
+
+def test_fedml_gives_up_with_a_sentence() -> None:
+    with pytest.raises(InputError, match=r"'dirichlet:0.001:fedml': none of the first 200 .* dirichlet:0.001:capped"):
+        dirichlet.fedml(labels_of([50, 50]), 10, 0, 0.001)
+
+
 def test_drawing_for_the_devices_below_the_limit_is_like_zeroing_the_others() -> None:
     """FedML draws for all devices, sets the proportions of full devices to zero and scales the others."""
     generator, sizes, labels = np.random.default_rng(0), [60, 60, 60, 60], labels_of([60] * 4)
@@ -201,8 +236,11 @@ def test_rules_are_read(text: str, rule: PartitionRule) -> None:
     [
         ("dirichlet:0.1:cap", r"partition 'dirichlet:0.1:cap': 'cap' is not known; did you mean 'capped'\?"),
         ("dirichlet:0.1:equals", r"did you mean 'equal'\?"),
-        ("dirichlet:0.1:", "'' is not known; choose one of: capped, equal"),
-        ("dirichlet:capped", r"must be dirichlet:ALPHA\[:capped\|equal\] with ALPHA a finite number above 0, such as"),
+        ("dirichlet:0.1:", "'' is not known; choose one of: capped, equal, fedml"),
+        (
+            "dirichlet:capped",
+            r"must be dirichlet:ALPHA\[:capped\|equal\|fedml\] with ALPHA a finite number above 0, such as",
+        ),
         ("dirichlet:0.1:capped:2", "must be dirichlet:ALPHA"),
         ("iid:equal", "'iid:equal' must be iid"),
     ],

@@ -164,11 +164,11 @@ def test_a_device_of_a_large_population_is_found_by_name() -> None:
     [
         ("dirichlett:0.1", "did you mean 'dirichlet'"),
         ("", "choose one of"),
-        ("dirichlet", r"dirichlet:ALPHA\[:capped\|equal\] with"),
+        ("dirichlet", r"dirichlet:ALPHA\[:capped\|equal\|fedml\] with"),
         ("dirichlet:", "dirichlet:ALPHA"),
         (
             "dirichlet:0",
-            r"'dirichlet:0' must be dirichlet:ALPHA\[:capped\|equal\] with ALPHA a finite number above 0, such",
+            r"'dirichlet:0' must be dirichlet:ALPHA\[:capped\|equal\|fedml\] with ALPHA a finite number above 0, such",
         ),
         ("dirichlet:-1", "a finite number above 0"),
         ("dirichlet:nan", "a finite number above 0"),

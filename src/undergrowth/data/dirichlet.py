@@ -1,10 +1,10 @@
-"""The three partition rules that draw from a Dirichlet distribution.
+"""The partition rules that draw from a Dirichlet distribution.
 
 Each function maps the labels to the number of the device that owns each sample.
 
-`uncapped` and `capped` divide every class over the devices; `equal` draws the classes of every device. So ALPHA does
-not mean the same in all three: it is the concentration for each device in the first two, and for all classes of a
-device together in `equal`.
+`uncapped`, `capped` and `fedml` divide every class over the devices; `equal` draws the classes of every device. So
+ALPHA does not mean the same in all of them: it is the concentration for each device in the first three, and for all
+classes of a device together in `equal`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import heapq
 
 import numpy as np
 
+from undergrowth.core.errors import InputError
 from undergrowth.data.assignment import UNASSIGNED
 
-MIN_SAMPLES = 10  # that `capped` gives every device if there are as many
-MAX_DRAWS = 200  # of `capped`, before it completes the best draw
+MIN_SAMPLES = 10  # that `capped` and `fedml` give every device if there are as many
+MAX_DRAWS = 200  # before `capped` completes the best draw and `fedml` gives up
 
 
 def uncapped(labels: np.ndarray, clients: int, generator: np.random.Generator, alpha: float) -> np.ndarray:
@@ -54,6 +55,34 @@ def capped(labels: np.ndarray, clients: int, generator: np.random.Generator, alp
             break
     _complete(best, least)
     return _assign(labels, best, generator)
+
+
+def fedml(labels: np.ndarray, clients: int, seed: int, alpha: float) -> np.ndarray:
+    """The partition that FedML's loader makes after `np.random.seed(seed)`: one of the rule `capped`.
+
+    It has the same samples of every class on the same devices as in programs that are built on FedML, so that their
+    results can be compared partition by partition. FedML draws for ever until every device has ten samples.
+    """
+    generator = np.random.RandomState(seed % 2**32)
+    least, limit = min(MIN_SAMPLES, len(labels) // clients), len(labels) / clients
+    for _ in range(MAX_DRAWS):
+        owner, held = np.full(len(labels), UNASSIGNED), np.zeros(clients, dtype=np.int64)
+        for label in np.unique(labels):
+            members = np.flatnonzero(labels == label)
+            generator.shuffle(members)
+            proportions = generator.dirichlet(np.repeat(alpha, clients)) * (held < limit)
+            if not proportions.sum() > 0:  # rounded to zero, but for devices that have reached the limit
+                break
+            cuts = (np.cumsum(proportions / proportions.sum()) * len(members)).astype(int)[:-1]
+            parts = np.split(members, cuts)
+            owner[members] = np.repeat(np.arange(clients), list(map(len, parts)))
+            held += list(map(len, parts))
+        if held.sum() == len(labels) and held.min() >= least:
+            return owner
+    raise InputError(
+        f"partition 'dirichlet:{alpha:g}:fedml': none of the first {MAX_DRAWS} draws gives each of {clients} devices "
+        f"{least} samples; dirichlet:{alpha:g}:capped completes such a draw"
+    )
 
 
 def equal(labels: np.ndarray, clients: int, generator: np.random.Generator, alpha: float) -> np.ndarray:

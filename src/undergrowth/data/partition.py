@@ -3,6 +3,7 @@
     iid                     random samples, equal sizes
     dirichlet:ALPHA         each class in proportions drawn from Dir(ALPHA); a device may have no sample
     dirichlet:ALPHA:capped  the same, but a device with N/n samples gets none of the later classes; at least 10 each
+    dirichlet:ALPHA:fedml   one of `capped`: the very partition that FedML draws for the same seed
     dirichlet:ALPHA:equal   equal sizes, each device with class probabilities drawn from Dir(ALPHA × frequencies)
     classes:K               at most K classes per device, equal sizes if the classes are equally large
     quantity:SIGMA          log-normal sizes with this sigma, labels distributed as in the whole set
@@ -31,9 +32,10 @@ from undergrowth.data.labels import QUANTILES
 from undergrowth.data.population import PartitionedPopulation
 
 _DIRICHLET = {"": dirichlet.uncapped, "capped": dirichlet.capped, "equal": dirichlet.equal}
+_FEDML = "fedml"  # the word of the rule that draws from the seed itself
 _FORMS = {
     "iid": Form(),
-    "dirichlet": Form((Number("ALPHA", above=0),), "dirichlet:0.1", words=tuple(_DIRICHLET)[1:]),
+    "dirichlet": Form((Number("ALPHA", above=0),), "dirichlet:0.1", words=(*tuple(_DIRICHLET)[1:], _FEDML)),
     "classes": Form((Number("K", at_least=1, whole=True),), "classes:2"),
     "quantity": Form((Number("SIGMA", at_least=0),), "quantity:1.0"),
     "natural": Form(example="natural:writer", rest="FIELD", rest_optional=True),
@@ -82,7 +84,7 @@ def partition_dataset(
         count = len(groups)
     else:
         count = _check_clients(dataset, rule, clients)
-        owner = _assign(dataset, parsed, count, generator)
+        owner = _assign(dataset, parsed, count, int(seed), generator)
     return _build_population(dataset, rule, owner, count, holdout, generator, groups)
 
 
@@ -97,7 +99,9 @@ def _check_clients(dataset: Dataset, rule: str, clients: int | None) -> int:
     return int(clients)
 
 
-def _assign(dataset: Dataset, rule: PartitionRule, clients: int, generator: np.random.Generator) -> np.ndarray:
+def _assign(
+    dataset: Dataset, rule: PartitionRule, clients: int, seed: int, generator: np.random.Generator
+) -> np.ndarray:
     strata = dataset.strata
     if strata is None and rule.name in ("dirichlet", "classes"):
         natural = "natural, " if dataset.fields else ""
@@ -106,6 +110,8 @@ def _assign(dataset: Dataset, rule: PartitionRule, clients: int, generator: np.r
             f"which has no classes; choose {natural}iid or quantity:1.0"
         )
     labels = np.zeros(len(dataset), np.int64) if strata is None else strata
+    if rule.word == _FEDML:
+        return dirichlet.fedml(labels, clients, seed, rule.number)
     if rule.name == "dirichlet":
         return _DIRICHLET[rule.word](labels, clients, generator, rule.number)
     if rule.name == "quantity":
