@@ -88,6 +88,19 @@ def test_a_factor() -> None:
     assert check(table, {0: 2.9, 1: 5}, {0: 1, 1: 2}).verdict == "no"
 
 
+def test_columns_that_are_seeds_are_compared_together_and_need_no_more_seeds() -> None:
+    columns = {name: {"data": "digits", "run": {"seed": seed}} for seed, name in enumerate(("digits, even", "other"))}
+    table = example_table(columns=columns)
+    assert table.columns_are_seeds and not example_table().columns_are_seeds
+    values = {("FedProx", name): {0: 1.0 + 9 * place} for place, name in enumerate(columns)}
+    (result,) = (
+        each
+        for each in check_orderings(table, values | {("FedAvg", name): {0: 0.0} for name in columns})
+        if each.pair == "FedProx > FedAvg"
+    )
+    assert result.verdict == "held" and result.seeds == (True, True) and result.unsettled == ()
+
+
 def test_a_gap_below_two_standard_errors_needs_more_seeds(table: Table) -> None:
     # Differences 1 and 3: mean 2, standard error √2/√2 = 1, so the gap is exactly two standard errors.
     assert is_settled([1, 3]) and not is_settled([1, 3.1])

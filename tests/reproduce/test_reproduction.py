@@ -150,6 +150,16 @@ def test_small_gaps_get_four_seeds(table: Table, executed: list, monkeypatch: py
     assert reproduce_table("9.1", seeds=2, only="FedAvg | FedProx", more_seeds=True).cells[0].seeds == (0, 1)
 
 
+def test_a_column_that_is_a_seed_has_one_run(table: Table, executed: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {
+        name: {"data": "digits", "run": {"seed": seed}} for seed, name in enumerate(("digits, even", "digits, too"))
+    }
+    example = example_table(columns=columns)
+    monkeypatch.setattr(catalogue, "load_tables", lambda: {example.name: example})
+    found = reproduce_table("9.1", seeds=3, only="FedAvg", more_seeds=True)
+    assert [each.cell.raw["run"]["seed"] for each in found.cells] == [0, 1] and len(executed) == 2
+
+
 def test_a_seed_of_a_column_is_added(table: Table, executed: list) -> None:
     columns = {"digits, even": {"data": "digits", "run": {"seed": 5}}, "pictures, even": {"data": "cifar10"}}
     example = example_table(columns=columns)

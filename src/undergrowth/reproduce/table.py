@@ -145,6 +145,11 @@ class Table(Section):
         return not self.is_figure and not self.published
 
     @property
+    def columns_are_seeds(self) -> bool:
+        """Whether every column is one seed, so that a cell is a single run."""
+        return all("seed" in column.get("run", {}) for column in self.columns.values())
+
+    @property
     def places(self) -> list[Place]:
         """The row and column of every cell: those with a published number, and all of a row that has none, our own."""
         every = [(row, column) for row in self.rows for column in self.columns]

@@ -68,7 +68,8 @@ def plan_table(
 ) -> TablePlan:  # fmt: skip
     """The plan of `cells`. `seeds`: the number of seeds of cells that do not have the number of the scale."""
     usual = table.scale(scale).seeds
-    plans = tuple(plan_cell(cell, seeds.get(cell.place, usual), run, paths, index) for cell in cells)
+    counts = {cell.place: 1 if table.columns_are_seeds else seeds.get(cell.place, usual) for cell in cells}
+    plans = tuple(plan_cell(cell, counts[cell.place], run, paths, index) for cell in cells)
     if not any(plan.jobs for plan in plans):
         needed = [f"{source} ({how})" for source, how in _missing(plans).items()]
         raise InputError(f"table {table.name} needs missing data: {'; '.join(needed)}")
