@@ -53,6 +53,20 @@ def test_fixed_stragglers_are_the_same_in_every_round() -> None:
     assert {device for device, packet in plan.items() if not packet.scalars} == set(asked(server, 7))
 
 
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, Moon, FedFSC, FedFSCPlus])
+def test_devices_that_are_no_stragglers_can_be_named(kind: Any) -> None:
+    able = ("device-03", "device-11")
+    both = kind is FedFSCPlus  # its stragglers do the few-shot update
+    plan = asked(kind(able=able).server, 2)
+    assert {name for name, packet in plan.items() if not (both and packet.tags)} == set(able)
+    assert len(plan) == (20 if both else 2)
+    if not both:
+        light = asked(kind(able=able, reduced_epochs=1).server, 2)
+        assert set(light) == set(DEVICES) and {name for name in light if "epochs" not in light[name].scalars} == set(
+            able
+        )
+
+
 def test_random_epochs_run_from_the_fewest_to_the_runs_and_change_with_the_round() -> None:
     server = FedProx(f_n=0.05, reduced_epochs=1, random_epochs=True).server
     counts: Counter[float] = Counter()
@@ -123,6 +137,8 @@ def test_with_a_share_for_everybody_it_is_the_plain_method_bit_for_bit(tmp_path:
         ({"f_n": 0.9, "f_fs": 0.2}, "add up to 1"),
         ({"random_epochs": True}, r"method\.random_epochs True needs method\.reduced_epochs"),
         ({"f_n": 0.0}, r"method\.f_n 0\.0 must be"),
+        ({"able": ["device-02"], "f_n": 0.5}, r"leave out method\.f_n 0\.5"),
+        ({"able": ["device-002", "devise-3"]}, r"method\.able: there is no device 'devise-3'; did you mean"),
         ({"stragglers": "sometimes"}, r"method\.stragglers 'sometimes' is not known"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from undergrowth.core import Context, InputError, Packet, Plan, Server, State, Task, View, option
+from undergrowth.core import Context, InputError, Packet, Plan, Server, State, Task, View, option, suggest
 from undergrowth.core.names import EPOCHS, MODEL
 from undergrowth.core.samplers import count_of
 from undergrowth.learning.planning import group_by_packet
@@ -22,7 +22,8 @@ class StragglerOptions:
 
     A straggler is a device that would miss the deadline with the full update. With `f_n` devices are drawn instead:
     that fraction of them are no stragglers, `f_fs` of them are stragglers that take part, and the rest is not asked.
-    The draw depends on the seed, the device and, unless fixed, the round: it is the same for all methods.
+    The draw depends on the seed, the device and, unless fixed, the round: it is the same for all methods. `able` names
+    the devices that are no stragglers instead.
     """
 
     f_n: float | None = option(
@@ -32,10 +33,13 @@ class StragglerOptions:
         None, "fraction of devices that are stragglers and take part; None: all stragglers do", at_least=0, at_most=1
     )
     stragglers: str = option(EACH_ROUND, "with f_n: when stragglers are drawn", choices=(EACH_ROUND, FIXED))
+    able: tuple[str, ...] = option((), "names of the devices that are not stragglers, instead of f_n")
     reduced_epochs: int = option(0, "epochs of the full update that stragglers do; 0: none", at_least=0)
     random_epochs: bool = option(False, "stragglers do a random number of epochs, from reduced_epochs to the run's")
 
     def check(self) -> None:
+        if self.able and self.f_n is not None:
+            raise InputError(f"method.able names the devices that are no stragglers; leave out method.f_n {self.f_n:g}")
         if self.f_fs is not None and (self.f_n is None or self.f_n + self.f_fs > 1 + 1e-9):
             raise InputError(
                 f"method.f_fs {self.f_fs:g} needs method.f_n, and both may add up to 1 at most; f_n is {self.f_n}"
@@ -45,9 +49,14 @@ class StragglerOptions:
 
     def averaging_server(self, lr: float = 1.0, accepts_partial: bool = False) -> AveragingServer:
         """The server that averages models and treats stragglers by these options."""
-        if self.f_n is None and not self.reduced_epochs:
+        if not self.chosen and not self.reduced_epochs:
             return AveragingServer(lr, accepts_partial=accepts_partial)
         return StragglerServer(lr, accepts_partial=accepts_partial, options=self)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether these options decide who is a straggler, and not the deadline."""
+        return self.f_n is not None or bool(self.able)
 
     def split_devices(
         self, task: Task, view: View, context: Context, full: Packet
@@ -61,6 +70,11 @@ class StragglerOptions:
             able = count_of(self.f_n, len(order))
             taking_part = len(order) if self.f_fs is None else round(self.f_fs * len(order))
             return order[:able], order[able : able + taking_part]
+        if self.able:
+            unknown = next((name for name in self.able if not view.nodes and name not in devices), None)
+            if unknown is not None:
+                raise InputError(f"method.able: there is no device '{unknown}'; {suggest(unknown, devices)}")
+            return [name for name in devices if name in self.able], [name for name in devices if name not in self.able]
         if deadline is None:
             return devices, ()
         in_time = [device for device in devices if view.knowledge.seconds(device, full) <= deadline]

@@ -68,9 +68,9 @@ class FedFSCServer(AveragingServer):
         def lighter(device: str) -> Packet:
             return packet(light, options.epochs_of(device, task, context) if reduced else 0)
 
-        if both and options.f_n is None and not reduced:
+        if both and not options.chosen and not reduced:
             return self.ask(task, view, context, packet(full))  # devices that miss the deadline are dropped
-        undecided = options.f_n is None and task.train.deadline is None
+        undecided = not options.chosen and task.train.deadline is None
         if options.few_shot and not both and undecided:
             options = replace(options, f_n=FULL_FRACTION, f_fs=1 - FULL_FRACTION)
         return options.plan_round(self, task, view, context, packet(full), lighter if light else None)
