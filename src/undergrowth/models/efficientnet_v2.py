@@ -1,7 +1,7 @@
 """EfficientNetV2-B0, the smallest EfficientNetV2: full convolutions in the first blocks, then inverted residual blocks.
 
-7 139 704 parameters for 1000 classes. Without dropout and stochastic depth, and with torch's BatchNorm, for the reasons
-in `efficientnet.py`. With `width` below 32, all channels are that many 32nds, and at least 8.
+7 139 704 parameters for 1000 classes. Without dropout and stochastic depth, and with torch's BatchNorm, as in
+`efficientnet.py`. With `width` below 32, all channels are that many 32nds, and at least 8.
 """
 
 from __future__ import annotations

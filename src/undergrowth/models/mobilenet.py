@@ -1,8 +1,8 @@
 """MobileNetV3-Small: eleven inverted residual blocks, most with squeeze and excitation, and one hidden layer.
 
 2 542 856 parameters for 1000 classes, 1 528 106 for ten (table 4.9 of Shi, Sheffield thesis, says 1.7 M). It has no
-dropout, because engines do not share the random state from which it would draw. BatchNorm has torch's default momentum
-of 0.1: with 0.01, as in the paper, the statistics need more steps than a device trains.
+dropout. BatchNorm has torch's default momentum of 0.1: with 0.01, as in the paper, the statistics need more steps than
+a device trains.
 """
 
 from __future__ import annotations

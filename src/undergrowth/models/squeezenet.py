@@ -2,8 +2,7 @@
 
 1 235 496 parameters for 1000 classes. The published network classifies every pixel of the last map with a 1×1
 convolution and a ReLU, and then averages. Here the map is averaged first, so that the head is a linear layer on 512
-features. Files of torchvision's weights can be loaded. There is no dropout, because engines do not share the random
-state from which it would draw.
+features. Files of torchvision's weights can be loaded. There is no dropout.
 """
 
 from __future__ import annotations

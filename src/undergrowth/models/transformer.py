@@ -7,7 +7,7 @@ A layer is, for x of one text (Xiong et al. 2020, normalisation before each part
 
 Token 0 is padding, which no word attends to and the mean leaves out. Every stage passes on one tensor, so its last
 channel says which positions are words: 1 or 0. Positions are counted over words, so that padding may come first or
-last. There is no dropout, because engines do not share the random state from which it would draw.
+last. There is no dropout.
 """
 
 from __future__ import annotations

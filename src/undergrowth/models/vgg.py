@@ -2,7 +2,7 @@
 
 At 32×32 the last map has one pixel, so the hidden layers get 512 features. With ten classes the model has 33.64 M
 parameters, the 33.6 M (128.4 MB) of Desai (REFT, 2023). For larger images the last map is averaged to one pixel. It has
-no dropout, because engines do not share the random state from which it would draw.
+no dropout.
 """
 
 from __future__ import annotations
