@@ -166,11 +166,23 @@ def number(text: str) -> float:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_link_leads_to_a_file(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    links = [(one or other).partition("#")[0] for one, other in LINK.findall(text)]
-    local = [link for link in links if link and "://" not in link and not link.startswith("mailto:")]
-    assert [link for link in local if not (page.parent / link).exists()] == []
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    links = [(one or other).partition("#")[::2] for one, other in LINK.findall(prose(page))]
+    local = [(page.parent / link if link else page, part) for link, part in links if not re.match(r"\w+:", link)]
+    assert [target for target, _ in local if not target.exists()] == []
+    named = [(target, part) for target, part in local if part and target.suffix == ".md"]
+    assert [(target, part) for target, part in named if part not in anchors(target)] == []
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which links reach the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def test_the_readme_names_all_methods_data_sets_models_and_fleets() -> None:
