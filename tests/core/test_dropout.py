@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from undergrowth.core import Context, KeyedDropout, Model, Steps
+from undergrowth.core import Context, InputError, KeyedDropout, Model, Steps
 from undergrowth.core.dropout import NUMBER_OF_KEYS, drop, kept, layer_keys
 
 WORD = 2**32
@@ -84,6 +84,12 @@ def test_a_model_drops_values_only_in_the_part_that_is_trained_and_only_with_key
     by_hand = nn.functional.linear(drop(hidden, second, 0.5), weights["3.weight"], weights["3.bias"])
     assert torch.equal(whole, by_hand)
     assert torch.equal(model.run(weights, x, training=True).logits, plain), "keys do not stay in the layers"
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, -0.1, float("nan")])
+def test_wrong_probabilities_are_refused(p: float) -> None:
+    with pytest.raises(InputError, match=r"p is .*; it must be a probability from 0 to below 1"):
+        KeyedDropout(p)
 
 
 def test_every_visit_of_a_sample_has_its_own_key() -> None:

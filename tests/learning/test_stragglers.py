@@ -67,6 +67,18 @@ def test_devices_that_are_no_stragglers_can_be_named(kind: Any) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [{"topology": "tree:2x5"}, {"partition": "dirichlet:0.02"}, {"availability": "diurnal:0.5"}],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_named_devices_may_be_elsewhere_without_samples_or_away(setting: dict[str, Any], tmp_path: Path) -> None:
+    able = [f"device-{number:03d}" for number in (0, 1, 4, 7, 9)]
+    result = ug.run(method="fedavg", options={"able": able}, out=str(tmp_path), **{**SMALL, "epochs": 1, **setting})
+    assert {row.child for row in result.ledger.rows() if row.child.startswith("device")} <= set(able)
+    assert result.ledger.bytes_up > 0
+
+
 def test_random_epochs_run_from_the_fewest_to_the_runs_and_change_with_the_round() -> None:
     server = FedProx(f_n=0.05, reduced_epochs=1, random_epochs=True).server
     counts: Counter[float] = Counter()

@@ -151,6 +151,14 @@ def test_sum_of_weights_is_the_sum_over_the_steps_of_sgd(momentum: float, steps:
     assert sum_of_weights(Sgd(momentum), steps) == pytest.approx(weights_of_gradients(steps, momentum))
 
 
+def test_sum_of_weights_of_dampened_steps_is_their_effect() -> None:
+    optimiser, parameters = Sgd(0.9, dampening=0.7), [torch.zeros(1, dtype=torch.float64)]
+    state = optimiser.init(parameters)
+    for _ in range(4):
+        parameters, state = optimiser.update(parameters, [torch.ones(1, dtype=torch.float64)], state, 0.1)
+    assert float(parameters[0]) == pytest.approx(-0.1 * sum_of_weights(optimiser, 4))
+
+
 def test_sum_of_weights_refuses_an_optimiser_whose_steps_are_no_sums() -> None:
     with pytest.raises(InputError, match=r"train\.optimiser 'adamw': this method needs sgd"):
         sum_of_weights(Adam(decoupled=True), 1)

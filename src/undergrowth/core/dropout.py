@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from undergrowth.core.errors import InputError
+
 NUMBER_OF_KEYS = 1 << 31
 LEVELS = 1 << 16  # of a random number: half a word of 32 bits
 
@@ -65,12 +67,17 @@ def kept(keys: Tensor, count: int, p: float) -> Tensor:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout with probability `p` in training steps. In other passes, also those in training mode, it does nothing."""
+    """Dropout with probability `p` in training steps. In other passes, also those in training mode, it does nothing.
+
+    Every place of a model needs its own layer: one that is used twice in a pass drops the same values both times.
+    """
 
     keys: Tensor | None
 
     def __init__(self, p: float) -> None:
         super().__init__()
+        if not 0 <= p < 1:
+            raise InputError(f"KeyedDropout: p is {p!r}; it must be a probability from 0 to below 1, such as 0.3")
         self.p = p
         self.keys = None  # set while a `Model` runs a step
 

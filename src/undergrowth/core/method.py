@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import getattr_static, signature
@@ -97,6 +97,9 @@ class Method:
 
     def check(self) -> None:
         """Raise an InputError if options contradict each other. The limits of each option were checked before."""
+
+    def check_devices(self, devices: Collection[str]) -> None:
+        """Raise an InputError if an option names a device that is not among those of the run."""
 
     def server_at(self, depth: int) -> Server:
         """The server of the nodes `depth` links below the root."""

@@ -134,10 +134,13 @@ def require_sgd(optimiser: Optimiser) -> Sgd:
 def sum_of_weights(optimiser: Optimiser, steps: int) -> float:
     """Σ a_j, if `steps` steps of SGD change the parameters by −lr·Σ a_j·g_j, where g_j is the gradient of step j.
 
-    Without momentum every a_j is 1. With momentum m, a_j = 1 + m + m² + … over the steps from j to the last.
+    Without momentum every a_j is 1. With momentum m, a_j = 1 + m + m² + … over the steps from j to the last; with
+    dampening d, all but the first are multiplied by 1 − d.
     """
-    m = require_sgd(optimiser).momentum
-    return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+    sgd = require_sgd(optimiser)
+    m, d = sgd.momentum, sgd.dampening if sgd.momentum else 0.0
+    total, first = (steps - m * (1 - m**steps) / (1 - m)) / (1 - m), (1 - m**steps) / (1 - m)
+    return total - d * (total - first)
 
 
 SCHEDULES = {

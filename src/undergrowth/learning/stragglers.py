@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,6 +47,11 @@ class StragglerOptions:
         if self.random_epochs and not self.reduced_epochs:
             raise InputError("method.random_epochs True needs method.reduced_epochs of at least 1, the fewest epochs")
 
+    def check_devices(self, devices: Collection[str]) -> None:
+        unknown = next((name for name in self.able if name not in devices), None)
+        if unknown is not None:
+            raise InputError(f"method.able: there is no device '{unknown}'; {suggest(unknown, devices)}")
+
     def averaging_server(self, lr: float = 1.0, accepts_partial: bool = False) -> AveragingServer:
         """The server that averages models and treats stragglers by these options."""
         if not self.chosen and not self.reduced_epochs:
@@ -71,9 +76,6 @@ class StragglerOptions:
             taking_part = len(order) if self.f_fs is None else round(self.f_fs * len(order))
             return order[:able], order[able : able + taking_part]
         if self.able:
-            unknown = next((name for name in self.able if not view.nodes and name not in devices), None)
-            if unknown is not None:
-                raise InputError(f"method.able: there is no device '{unknown}'; {suggest(unknown, devices)}")
             return [name for name in devices if name in self.able], [name for name in devices if name not in self.able]
         if deadline is None:
             return devices, ()

@@ -66,7 +66,10 @@ def plan_table(
     table: Table, scale: str, cells: Sequence[Cell], seeds: Mapping[Place, int], run: Raw, paths: DataPaths,
     index: RunIndex,
 ) -> TablePlan:  # fmt: skip
-    """The plan of `cells`. `seeds`: the number of seeds of cells that do not have the number of the scale."""
+    """The plan of `cells`. `seeds`: the number of seeds of cells that do not have the number of the scale.
+
+    A cell of a table whose columns are seeds always has one.
+    """
     usual = table.scale(scale).seeds
     counts = {cell.place: 1 if table.columns_are_seeds else seeds.get(cell.place, usual) for cell in cells}
     plans = tuple(plan_cell(cell, counts[cell.place], run, paths, index) for cell in cells)

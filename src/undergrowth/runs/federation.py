@@ -175,6 +175,7 @@ def federate(
         model = model.build  # checked without these settings
     engine = build_engine(experiment)
     population, public, notes = _population(experiment, method, data)
+    method.check_devices(population.devices)
     with_samples = [name for name in population.devices if population.size(name) > 0]
     sample = population.train(with_samples[0]).take(torch.arange(1))
     task = replace(
