@@ -43,9 +43,12 @@ def first_models() -> dict[str, nn.Module]:
     return {device: tiny.module_with(model.initial(seed), model) for device, model in MODELS.items()}
 
 
-def logits_of(module: nn.Module, x: Tensor) -> Tensor:
+def logits_of(module: nn.Module, x: Tensor, statistics: str = "running") -> Tensor:
+    before = tiny.weights_of(module)
     with torch.no_grad():
-        logits: Tensor = module.eval()(x)
+        parts = x.split(5) if statistics == "batch" else [x]  # ten samples in batches of four: two batches of five
+        logits = torch.cat([module.train(statistics == "batch")(part) for part in parts])
+    module.load_state_dict(before)
     module.train()
     return logits
 
@@ -56,8 +59,9 @@ def train_on_server(module: nn.Module, number: int, loss: tiny.Loss) -> None:
     tiny.descend(module, orders, loss, optimiser, batch=5)
 
 
+@pytest.mark.parametrize("statistics", ["running", "batch"])
 @pytest.mark.parametrize(("loss", "digest_batch"), [("l1", None), ("l2", None), ("ce", None), ("l1", 2), ("l1", 6)])
-def test_fedmd(loss: str, digest_batch: int | None) -> None:
+def test_fedmd(loss: str, digest_batch: int | None, statistics: str) -> None:
     """Digest: learn the last consensus. Revisit: train on the own data. Then send logits of new public samples."""
     devices, model = first_models(), tiny.module_with(tiny.initial())
     consensus = shown = None
@@ -78,7 +82,7 @@ def test_fedmd(loss: str, digest_batch: int | None) -> None:
                 digested[device] = {name: value.clone() for name, value in tiny.weights_of(module).items()}
             epochs = tiny.EPOCHS if number else PRETRAIN_EPOCHS
             tiny.descend(module, tiny.shuffles(context, len(shard), epochs), tiny.cross_entropy(shard), optimiser)
-            logits.append(logits_of(module, public_samples(number).x))
+            logits.append(logits_of(module, public_samples(number).x, statistics))
         shown, consensus = public_samples(number), sum(logits) / len(logits)
 
         def distil(module: nn.Module, rows: Tensor, t: Tensor = consensus, x: Tensor = shown.x) -> Tensor:
@@ -86,7 +90,7 @@ def test_fedmd(loss: str, digest_batch: int | None) -> None:
 
         train_on_server(model, number, distil)
     options = {"digest_epochs": DIGEST_EPOCHS, "digest_batch": digest_batch, "evaluated": "digested", **OPTIONS}
-    method = FedMD(loss=loss, **options)
+    method = FedMD(loss=loss, statistics=statistics, **options)
     state, own = tiny.simulate(method, 3, TWO_SIZES)
     tiny.assert_same(state["known"].tensors, {"consensus": consensus})
     tiny.assert_same(state["model"], tiny.weights_of(model))

@@ -6,8 +6,9 @@ those of the consensus, and those of this round. A device keeps its model w_k, w
 on this round's `samples` public samples. Server: consensus z = (1/K)·Σ z_k; a global model learns KD(z).
 KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z). For a regression it is the
 mean of (z − t)², whatever `loss` says.
-With l1, as in the sources, logits grow from round to round, and after many rounds the accuracy falls; with ce models
-do not learn their size (docs/decisions/0065).
+With l1, as in the sources, logits grow from round to round, and after many rounds the accuracy falls. They do not grow
+with `statistics: batch`, where BatchNorm normalises public samples by their own statistics instead of those of the
+device's data, and hardly with ce (docs/decisions/0065).
 
 The public data is `public: 0.1`; its labels are not used. Devices are assumed to have it: sending it is in no price.
 The global model is evaluated and, as "accuracy/devices", the mean of the devices' models: after local training, as in
@@ -38,7 +39,7 @@ from undergrowth.learning import Distillation, train_on_server
 from undergrowth.learning.distillation import LOSSES, check_same_shapes, draw_public, draw_seed, public_data
 from undergrowth.learning.ladder import assign_models, fit
 from undergrowth.learning.planning import ask_each
-from undergrowth.methods.fedmd.client import CONSENSUS, DIGESTED, DRAW, KEPT, Digestion, FedMDClient
+from undergrowth.methods.fedmd.client import BATCH, CONSENSUS, DIGESTED, DRAW, KEPT, RUNNING, Digestion, FedMDClient
 
 EVALUATED = ("trained", "digested")
 
@@ -59,6 +60,9 @@ class FedMDServer(Server):
         if self.options.digest_batch is not None:  # that of the run is checked when a device begins
             for each in task.ladder.values() or [task.model]:
                 each.check_batch("method.digest_batch", self.options.digest_batch)
+        if self.options.statistics == BATCH:
+            for each in task.ladder.values() or [task.model]:
+                each.check_batch("public samples", min(self.options.samples, len(public_data(task, "fedmd"))))
         known = Packet(scalars={SEED: context.float_key("device models")})
         return {**super().init(task, context), "known": known, EPOCHS: self.options.pretrain_epochs}
 
@@ -117,6 +121,9 @@ class FedMD(Method):
     server_epochs: int = option(5, "epochs of the global model", at_least=1)
     server_batch: int = option(64, "samples in a batch of the global model", at_least=1)
     pretrain_epochs: int = option(20, "epochs of every device in the first round; 0: the run's", at_least=0)
+    statistics: str = option(
+        RUNNING, "BatchNorm's statistics in the logits that devices send", choices=(RUNNING, BATCH)
+    )
     evaluated: str = option("trained", "devices' models: after local training, or before it", choices=EVALUATED)
 
     @property

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CONSENSUS = "consensus"  # tensor of a packet
 DIGESTED, DRAW = "digested", "draw"  # scalars: seeds of the public samples of the consensus, and of this round
 PUBLIC = "public"  # entry of a batch: whether a sample is public
+RUNNING, BATCH = "running", "batch"  # statistics of BatchNorm in the logits that are sent
 KEPT = "kept"  # entry of a carry and of a device's state: its model after learning the consensus
 
 
@@ -108,9 +109,13 @@ class FedMDClient(GradientClient):
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         task, weights = trained.task, dict(trained.tensors)
         public, drawn = self._draw(task, trained.down.scalars[DRAW])
+        size = task.train.batch  # a device that can train has enough memory for batches of about this size
         with torch.no_grad():
-            # In batches of the training size, so that a device that can train has enough memory for this too.
-            logits = torch.cat([task.model(weights, public.x[rows]) for rows in drawn.split(task.train.batch)])
+            if self.options.statistics == BATCH:
+                model, parts = task.model.with_precision(False), drawn.tensor_split(max(1, len(drawn) // size))
+                logits = torch.cat([model.run(weights, public.x[rows], training=True).logits for rows in parts])
+            else:
+                logits = torch.cat([task.model(weights, public.x[rows]) for rows in drawn.split(size)])
         own = {"model": trained.down.tags[MODEL_NAME], "weights": weights}
         return Packet({"logits": logits}, trained.scalars), own
 
