@@ -65,7 +65,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "fedsplit": {"method": {"clusters": 4, "meta_epochs": 5}},
     "fjord": {"method": {"distill": True, "ratios": [1.0, 0.5]}},
     "fedrolex": {"method": {"scaler": True, "masked": True, "ratios": [1.0, 0.5]}, "model": BATCH_NORM},
-    "fedmd": {"method": {**CONSENSUS, "evaluated": "digested"}, "model": LADDER, "public": 0.1},
+    "fedmd": {"method": {**CONSENSUS, "evaluated": "digested", "statistics": "batch"}, "model": LADDER, "public": 0.1},
     "fedkad": {"method": CONSENSUS, "model": LADDER, "public": 0.1},
     "fedat": {
         "method": {

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import undergrowth as ug
-from undergrowth.core.names import AUGMENT
+from undergrowth.core.names import AUGMENT, KEYS
 from undergrowth.engines.vector.recording import Recording
 from undergrowth.methods import METHODS
 
-from .conformance import RANDOM, experiment, run, start, weights
+from .conformance import RANDOM, experiment, random_experiment, run, start, weights
 from .double_precision import ATOL, RTOL
 from .stopping import facts, stopped_and_resumed
 
@@ -48,6 +48,20 @@ def method(request: pytest.FixtureRequest) -> str:
 def whole(method: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ug.Result]:
     folder = tmp_path_factory.mktemp(method)
     return {engine: start(experiment_on_a_gpu(method, engine, folder)) for engine in ENGINES_ON_A_GPU}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """The recordings that are made during a test."""
+    found: list[Recording] = []
+    plain = Recording._record
+
+    def record(self: Recording) -> torch.cuda.CUDAGraph:
+        found.append(self)
+        return plain(self)
+
+    monkeypatch.setattr(Recording, "_record", record)
+    return found
 
 
 def assert_equal_results(vector: ug.Result, serial: ug.Result, rtol: float, atol: float) -> None:
@@ -86,6 +100,34 @@ def test_the_engine_does_not_matter_with_augmentation(method: str, tmp_path: Pat
     assert_equal_results(vector, serial, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("method", RANDOM)
+def test_the_engine_does_not_matter_with_dropout(method: str, tmp_path: Path) -> None:
+    results = []
+    for engine in ENGINES_ON_A_GPU:
+        raw = random_experiment(method, tmp_path)
+        raw["run"] |= {"engine": engine, "device": "cuda"}
+        results.append(run(raw))
+    serial, vector = results
+    assert list(vector.ledger.rows()) == list(serial.ledger.rows())
+    assert_equal_results(vector, serial, RTOL, ATOL)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("method", ["fedavg", "fedfsc", "fedmd"])
+def test_a_run_with_dropout_is_stacked_recorded_and_resumed_bit_for_bit(
+    method: str, precision: str, tmp_path: Path, made: list[Recording]
+) -> None:
+    raw = random_experiment(method, tmp_path)
+    raw["data"]["train_samples"] = 600
+    raw["train"] |= {"rounds": ROUNDS, "batch": 8}
+    raw["run"] = {"engine": "vector", "device": "cuda", "precision": precision, "seed": 5}
+    whole = start({**raw, "run": {**raw["run"], "out": str(tmp_path / "whole")}})
+    assert whole.history[-1]["not_stacked"] == 0
+    assert any(KEYS in each.batch and each.possible for each in made)
+    resumed = stopped_and_resumed(raw, STOP, str(tmp_path / "stopped"))
+    assert facts(resumed) == facts(whole)
+
+
 def test_frozen_statistics_in_a_stack(tmp_path: Path) -> None:
     results = []
     for engine in ENGINES_ON_A_GPU:
@@ -97,20 +139,11 @@ def test_frozen_statistics_in_a_stack(tmp_path: Path) -> None:
     assert_equal_results(vector, serial, rtol=1e-3, atol=1e-4)
 
 
-def test_augmentation_is_recorded_and_does_not_make_the_cpu_wait(tmp_path: Path) -> None:
+def test_augmentation_is_recorded_and_does_not_make_the_cpu_wait(tmp_path: Path, made: list[Recording]) -> None:
     """A step that waits for the GPU cannot be recorded."""
-    made: list[Recording] = []
-    plain = Recording._record
-
-    def record(self: Recording) -> torch.cuda.CUDAGraph:
-        made.append(self)
-        return plain(self)
-
     raw = experiment_on_a_gpu("fedavg", "vector", tmp_path)
     raw["data"]["augment"] = "crop+flip+cutout:3"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recording, "_record", record)
-        start(raw)
+    start(raw)
     assert made and all(AUGMENT in each.batch and each.possible for each in made)
 
 
