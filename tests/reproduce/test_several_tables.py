@@ -80,12 +80,17 @@ def test_no_run_starts_after_the_time_limit(executed: list[str]) -> None:
         reproduce_table("9.3", minutes=0)
 
 
-def test_the_time_limit_stops_runs_after_their_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole = values(reproduce_table("9.3", only="FedAvg", out=str(tmp_path / "whole")))
+def stop_runs_after_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the time limit were reached in the first round of every run."""
     run_job = worker_pool.run_job
     monkeypatch.setattr(
         worker_pool, "run_job", lambda request, on_progress: run_job({**request, "until": 0.0}, on_progress)
     )
+
+
+def test_the_time_limit_stops_runs_after_their_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = values(reproduce_table("9.3", only="FedAvg", out=str(tmp_path / "whole")))
+    stop_runs_after_a_round(monkeypatch)
     unfinished = reproduce_table("9.3", only="FedAvg", minutes=10).unfinished
     (row,) = Store("runs").runs()
     (first,) = Store("runs").rounds(row["id"])
@@ -93,6 +98,17 @@ def test_the_time_limit_stops_runs_after_their_round(monkeypatch: pytest.MonkeyP
     assert row["status"] == "interrupted" and unfinished == {"FedAvg/digits, even": reached}
     # The last round is not stopped, so that the second sitting ends the run.
     assert values(reproduce_table("9.3", only="FedAvg", minutes=10)) == whole and len(Store("runs").runs()) == 1
+
+
+def test_a_column_that_is_a_seed_is_named_by_it_and_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {name: {"data": "digits", "run": {"seed": seed}} for seed, name in ((4, "digits, even"), (7, "other"))}
+    table = example_table(tables=["9.5"], columns=columns)
+    monkeypatch.setattr(catalogue, "load_tables", lambda: {"9.5": table})
+    with pytest.raises(InputError, match=r"seeds 2 has no effect on 9\.5: every column is one seed"):
+        reproduce_table("9.5", seeds=2)
+    stop_runs_after_a_round(monkeypatch)
+    (unfinished,) = reproduce_table("9.5", seeds=1, only="FedAvg/*", minutes=10).unfinished.values()
+    assert unfinished.startswith("1 of 1 seeds; seed 4: ")
 
 
 def job(seed: int = 0) -> Job:

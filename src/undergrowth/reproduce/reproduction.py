@@ -154,6 +154,10 @@ class Reproduction:
     def _check(self) -> None:
         if self.seeds is not None and self.seeds < 1:
             raise InputError(f"seeds {self.seeds} must be at least 1")
+        if self.seeds not in (None, 1) and all(table.columns_are_seeds for table in self.published.values()):
+            raise InputError(
+                f"seeds {self.seeds} has no effect on {', '.join(self.published)}: every column is one seed"
+            )
         if self.jobs != AUTO and (not isinstance(self.jobs, int) or self.jobs < 1):
             raise InputError(f"jobs {self.jobs!r} must be {AUTO}, or a number of at least 1")
         if self.minutes is not None and not self.minutes > 0:

@@ -86,7 +86,7 @@ def _failure(jobs: Sequence[Job], finished: JobResults) -> str:
 
 def _unfinished(store: Store, plan: CellPlan, finished: JobResults) -> str:
     """How many seeds of a cell the time limit left unfinished, and how far they got; empty if all are finished."""
-    jobs = {seed: job for seed, job in enumerate(plan.jobs) if job.key in finished.unfinished}
+    jobs = {job.experiment.run.seed: job for job in plan.jobs if job.key in finished.unfinished}
     if not jobs:
         return ""
     index = RunIndex(store)
