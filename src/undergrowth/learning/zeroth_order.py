@@ -30,6 +30,7 @@ CPU_CHUNK, GPU_CHUNK = 1 << 15, 1 << 21
 IGNORED_SETTINGS = frozenset(
     {
         "data.augment",
+        "model.dropout",
         "train.drop_last",
         "train.lr",
         "train.momentum",

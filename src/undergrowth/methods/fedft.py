@@ -66,7 +66,8 @@ class FedFTClient(LoopClient):
 
     @property
     def ignored_settings(self) -> frozenset[str]:
-        return self.upper.ignored_settings
+        # The lower part is in evaluation mode, and the last layer of a model has no dropout.
+        return self.upper.ignored_settings | ({"model.dropout"} if self.options.split == "head" else set())
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         if self.options.cache_features:

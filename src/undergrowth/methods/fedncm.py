@@ -61,7 +61,7 @@ class ClassSumsClient(LoopClient):
 
     @property
     def ignored_settings(self) -> frozenset[str]:
-        return frozenset({"data.augment", *(f"train.{name}" for name in _TRAINING)})
+        return frozenset({"data.augment", "model.dropout", *(f"train.{name}" for name in _TRAINING)})
 
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         weight = down.tensors[head_weight(task)]

@@ -9,7 +9,7 @@ from undergrowth.runs.config import Experiment
 
 
 def unused_settings(experiment: Experiment, method: Method, task: Task) -> list[str]:
-    """Notes about shifts of a stream that never come, and about changed settings that `method` does not use."""
+    """Notes about shifts of a stream that never come, unused dropout, and changed settings that `method` ignores."""
     notes = []
     stream = experiment.stream
     if stream.shift != "none" and stream.every >= experiment.max_rounds:
@@ -20,6 +20,9 @@ def unused_settings(experiment: Experiment, method: Method, task: Task) -> list[
     ignored = set(method.ignored_settings)
     if getattr(task.sampler, "deadline", None) is not None:
         ignored.discard("fleet.deadline")  # the sampler chooses devices by it, also where no round ends by it
+    if "model.dropout" in ignored and task.model.has_dropout:  # of a model of the package, or of the user's
+        notes.append(f"{experiment.method.name} does not use the dropout of the model; it has no effect")
+    ignored.discard("model.dropout")
     defaults = Experiment()
     values = {path: _value_at(experiment, path) for path in sorted(ignored)}
     changed = [f"{path} {value}" for path, value in values.items() if value != _value_at(defaults, path)]

@@ -50,6 +50,7 @@ from undergrowth.core import (
 from undergrowth.core.names import MODEL
 from undergrowth.learning import AveragingServer, GradientClient, Staleness
 from undergrowth.learning.node_models import at_level, check_levels
+from undergrowth.learning.stragglers import StragglerOptions
 from undergrowth.methods.bhfl.client import LeafClient
 from undergrowth.methods.bhfl.node_optimiser import NodeOptimiser
 from undergrowth.methods.bhfl.residuals import ResidualSelector
@@ -181,6 +182,11 @@ class BHFL(Method):
         leaf = METHODS[name](**given)
         check_options(leaf, "method.leaf")
         leaf.check()
+        if isinstance(leaf, StragglerOptions) and (leaf.chosen or leaf.reduced_epochs):
+            raise InputError(
+                f"method.leaf '{name}': f_n, able and reduced_epochs say what a server does with stragglers, and the "
+                "servers are those of bhfl; leave them out"
+            )
         # Such a server sends its model and averages those that come back.
         plain = type(leaf.server).plan is Server.plan and isinstance(leaf.server, AveragingServer)
         if not plain or not isinstance(leaf.client, GradientClient):
