@@ -14,6 +14,7 @@ from tests.fleet_files import fleet_file
 from undergrowth.core import Context, Model, Packet, Server, Shard, Task, Train, View
 from undergrowth.core.samplers import NoKnowledge
 from undergrowth.learning import StragglerOptions
+from undergrowth.learning.samplers import FedCSSampler
 from undergrowth.methods import METHODS, FedAvg, FedFSC, FedFSCPlus, FedProx, FSCProx, Moon
 
 DEVICES = tuple(f"device-{number:02d}" for number in range(20))
@@ -77,6 +78,26 @@ def test_named_devices_may_be_elsewhere_without_samples_or_away(setting: dict[st
     result = ug.run(method="fedavg", options={"able": able}, out=str(tmp_path), **{**SMALL, "epochs": 1, **setting})
     assert {row.child for row in result.ledger.rows() if row.child.startswith("device")} <= set(able)
     assert result.ledger.bytes_up > 0
+
+
+@pytest.mark.parametrize(("f_n", "f_fs", "light"), [(0.5, 0.5, 5), (0.25, 0.75, 7), (0.25, 0.5, 5), (0.1, 0.1, 1)])
+def test_nobody_is_lost_by_rounding(f_n: float, f_fs: float, light: int) -> None:
+    devices = DEVICES[:9]
+    options = StragglerOptions(f_n=f_n, f_fs=f_fs)
+    able, slow = options.split_devices(TASK, View(devices), Context(3, "server", 1), Packet())
+    assert len(slow) == light and not set(able) & set(slow)
+    assert f_n + f_fs < 1 or {*able, *slow} == set(devices)
+
+
+def test_a_sampler_knows_the_time_of_the_smaller_update() -> None:
+    class SlowUnlessLight(NoKnowledge):
+        def seconds(self, device: str, down: Packet) -> float:
+            return 1.0 if device < "device-10" or down.scalars else 10.0
+
+    task = Task(TASK.model, 2, Train(epochs=10, deadline=5.0), sampler=FedCSSampler(deadline=5.0))
+    plan = asked(FedAvg(reduced_epochs=1).server, 1, task=task, knowledge=SlowUnlessLight())
+    assert {device for device, packet in plan.items() if packet.scalars} == set(DEVICES[10:])
+    assert set(plan) == set(DEVICES)
 
 
 def test_random_epochs_run_from_the_fewest_to_the_runs_and_change_with_the_round() -> None:

@@ -185,9 +185,11 @@ def loss_on(weights: tiny.Weights, shard: Shard) -> float:
         return float(functional.cross_entropy(tiny.module_with(weights).eval()(shard.x), shard.y))
 
 
-@pytest.mark.parametrize("lr", [0.1, 3.0], ids=["improving", "diverging"])
-def test_a_device_keeps_its_best_model_and_stops(lr: float) -> None:
-    rounds, patience = 6, 2
+@pytest.mark.parametrize(
+    ("lr", "patience"), [(0.1, 2), (3.0, 2), (3.0, 0)], ids=["improving", "diverging", "diverging to the end"]
+)
+def test_a_device_keeps_its_best_model_and_stops(lr: float, patience: int) -> None:
+    rounds = 6
     task = replace(tiny.TASK, train=replace(tiny.TASK.train, lr=lr))
     method = Adapt(validation=0.25, patience=patience)
     state, own = tiny.simulate(method, rounds, task=task)
@@ -196,7 +198,7 @@ def test_a_device_keeps_its_best_model_and_stops(lr: float) -> None:
         training, held_out = parts(device, 0.25)
         weights = best = tiny.initial()
         lowest, waited, done = loss_on(best, held_out), 0, 0
-        while done < rounds and waited < patience:
+        while done < rounds and (waited < patience or not patience):
             module = tiny.module_with(weights)
             optimiser = torch.optim.SGD(module.parameters(), lr, 0.5)
             orders = tiny.shuffles(tiny.device_context(device, done), len(training), tiny.EPOCHS)
@@ -206,7 +208,7 @@ def test_a_device_keeps_its_best_model_and_stops(lr: float) -> None:
             best, lowest, waited = (weights, found, 0) if found < lowest else (best, lowest, waited + 1)
         asked.append(done)
         tiny.assert_same(method.personal(task, state, own[device], device), best)
-    assert min(asked) < rounds or lr == 0.1  # with the large rate, a device has stopped early
+    assert (min(asked) < rounds) == (patience > 0)  # whether a device has stopped early
 
 
 @pytest.mark.parametrize("how", ["fine-tune", "ditto"])

@@ -127,6 +127,14 @@ def test_only_devices_below_their_local_model_adapt(tmp_path: Path) -> None:
     assert any("personal: 2 of 5 devices adapt" in note for note in result.notes)
 
 
+def test_without_early_stopping_devices_still_compare_models_on_their_validation_samples(tmp_path: Path) -> None:
+    settings = {"epochs": 2, "validation": 0.3, "patience": 0, "only": "below"}
+    result = start(raw(tmp_path, personal=settings))
+    with closing(Store(result.folder / "personal")) as store:
+        local = store.devices(next(iter(store.runs()))["id"])
+    assert all(each["rounds"] == 2 and each["validation"] > 0 for each in local)
+
+
 def test_the_devices_furthest_below_adapt_first() -> None:
     local = {"a": 0.9, "b": 0.5, "c": 0.6, "d": 0.7, "e": 0.4}
     federated = {"a": 0.5, "b": 0.6, "c": 0.5, "d": 0.3, "e": 0.4}

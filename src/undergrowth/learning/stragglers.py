@@ -10,7 +10,7 @@ import torch
 from undergrowth.core import Context, InputError, Packet, Plan, Server, State, Task, View, option, suggest
 from undergrowth.core.names import EPOCHS, MODEL
 from undergrowth.core.samplers import count_of
-from undergrowth.learning.planning import group_by_packet
+from undergrowth.learning.planning import ask_each
 from undergrowth.learning.servers import AveragingServer
 
 EACH_ROUND, FIXED = "each-round", "fixed"
@@ -73,8 +73,9 @@ class StragglerOptions:
             at = context._replace(round=0 if fixed else context.round, turn=0)
             order = sorted(devices, key=lambda device: at._replace(node=device).key("straggler"))
             able = count_of(self.f_n, len(order))
-            taking_part = len(order) if self.f_fs is None else round(self.f_fs * len(order))
-            return order[:able], order[able : able + taking_part]
+            # Rounded together, so that everybody takes part if both fractions add up to 1.
+            taking_part = len(order) if self.f_fs is None else round((self.f_n + self.f_fs) * len(order))
+            return order[:able], order[able:taking_part]
         if self.able:
             return [name for name in devices if name in self.able], [name for name in devices if name not in self.able]
         if deadline is None:
@@ -104,14 +105,12 @@ class StragglerOptions:
         light: None leaves the stragglers out.
         """
         able, slow = self.split_devices(task, view, context, full)
-        candidates = {*able, *(slow if light else ())}
-        idle = tuple(child for child in view.idle if child in view.nodes or child in candidates)
-        plan = server.ask(task, replace(view, idle=idle), context, full)
-        if light is None:
-            return plan
-        stragglers = set(slow)
-        sends = {child: light(child) if child in stragglers else full for child in plan.packets}
-        return replace(plan, packets=group_by_packet(sends, (full, *sends.values())))
+        packets = {
+            **dict.fromkeys((*view.nodes, *able), full),
+            **({name: light(name) for name in slow} if light else {}),
+        }
+        idle = tuple(child for child in view.idle if child in packets)
+        return ask_each(server, task, replace(view, idle=idle), context, packets)
 
 
 @dataclass(frozen=True)

@@ -115,11 +115,11 @@ class PersonalPhase:
 def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> Experiment:
     """The experiment of one step: all devices take part, and are always there.
 
-    An epoch is a round, after which devices may stop early. Without early stopping, all epochs are one round.
+    With validation, an epoch is a round, after which devices compare models and may stop early. Without, all epochs are
+    one round.
     """
     section, train = experiment.personal, experiment.train
-    stops_early = section.validation and section.patience
-    rounds, epochs = (section.epochs, 1) if stops_early else (1, section.epochs)
+    rounds, epochs = (section.epochs, 1) if section.validation else (1, section.epochs)
     given = {key: value for key in _TRAINING_KEYS if (value := getattr(section, key)) is not None}
     model = {key: value for key, value in experiment.model.model_dump().items() if key != "ladder"}
     if weights is not None:

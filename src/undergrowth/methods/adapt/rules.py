@@ -2,8 +2,8 @@
 
 The device trains in one job after the other, usually an epoch each. With `validation` it holds out a part of its
 training samples. After every job it measures the loss on that part and remembers the model with the lowest loss, the
-received model included. After `patience` jobs without a lower loss it stops. A device whose every epoch made the loss
-worse is left with the received model.
+received model included. After `patience` jobs without a lower loss it stops; with `patience: 0` it never does. A device
+whose every epoch made the loss worse is left with the received model.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class AdaptationClient(GradientClient):
 
     def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
         carries = check_models(loops)
-        if not self.options.patience or not self.held_out:
+        if not self.held_out:
             return carries
         loops = [loop._replace(carry=carry) for loop, carry in zip(loops, carries, strict=True)]
 

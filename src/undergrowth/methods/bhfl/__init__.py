@@ -50,7 +50,6 @@ from undergrowth.core import (
 from undergrowth.core.names import MODEL
 from undergrowth.learning import AveragingServer, GradientClient, Staleness
 from undergrowth.learning.node_models import at_level, check_levels
-from undergrowth.learning.stragglers import StragglerOptions
 from undergrowth.methods.bhfl.client import LeafClient
 from undergrowth.methods.bhfl.node_optimiser import NodeOptimiser
 from undergrowth.methods.bhfl.residuals import ResidualSelector
@@ -182,17 +181,13 @@ class BHFL(Method):
         leaf = METHODS[name](**given)
         check_options(leaf, "method.leaf")
         leaf.check()
-        if isinstance(leaf, StragglerOptions) and (leaf.chosen or leaf.reduced_epochs):
-            raise InputError(
-                f"method.leaf '{name}': f_n, able and reduced_epochs say what a server does with stragglers, and the "
-                "servers are those of bhfl; leave them out"
-            )
         # Such a server sends its model and averages those that come back.
         plain = type(leaf.server).plan is Server.plan and isinstance(leaf.server, AveragingServer)
         if not plain or not isinstance(leaf.client, GradientClient):
             raise InputError(
-                f"method.leaf '{name}': its devices exchange something else than models; write fedavg, fedprox, moon "
-                "or another method whose devices receive a model and send one"
+                f"method.leaf '{name}': its devices exchange something else than models, or its server treats "
+                "stragglers differently; write fedavg, fedprox, moon or another method whose devices receive a model "
+                "and send one, without options about stragglers"
             )
         return leaf.client
 
