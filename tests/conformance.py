@@ -132,11 +132,11 @@ def experiment(method: str, folder: Path, topology: str = "star", **run: Any) ->
     extra = EXTRA.get(method, {})
     return {
         "method": {"name": method, **extra.get("method", {})},
-        "data": {"clients": 6, "partition": "dirichlet:1", "train_samples": 300},
+        "data": {"clients": 6, "partition": "dirichlet:1", "train_samples": 180},
         "model": extra.get("model", MODEL),
         "fleet": "mixed-edge",
         "topology": topology,
-        "train": {"rounds": extra.get("rounds", ROUNDS), "lr": 0.05, "batch": 32},
+        "train": {"rounds": extra.get("rounds", ROUNDS), "lr": 0.05, "batch": 20},
         "run": {"engine": "serial", "out": str(folder), "seed": 5, **run},
         **({"public": extra["public"]} if "public" in extra else {}),
     }
