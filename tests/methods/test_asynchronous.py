@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -162,17 +163,27 @@ def test_fedbuff_leaves_statistics_out_of_the_servers_rate(lr):
         assert one["1.num_batches_tracked"] > 0
 
 
-def test_an_old_change_makes_no_variance_negative_and_no_counter_smaller():
+def test_an_old_update_moves_statistics_towards_its_own_and_makes_no_counter_smaller():
     task = replace(TASK, model=Model(lambda: nn.BatchNorm1d(2)))
-    server, model = FedBuff(staleness="constant").server, task.model.initial(0)
+    server, model = FedBuff(staleness="polynomial:0.5").server, task.model.initial(0)
     model = {**model, "num_batches_tracked": torch.tensor(9)}
     change = {name: torch.full_like(value, -2) for name, value in model.items()}
-    change["num_batches_tracked"] = torch.tensor(4)
+    change |= {"running_var": torch.tensor([0.25, 4.0]), "num_batches_tracked": torch.tensor(4)}
     one = {"samples": 1.0}
     up = Packet.join({"change": Packet(change, one), "count": Packet(scalars=one)})
     after = server.step(task, {"model": model}, server.reducer.lift("a", up, 3), Context(0, "root", 1))["model"]
-    assert after["weight"].tolist() == [-1, -1] and after["running_mean"].tolist() == [-2, -2]
-    assert after["running_var"].tolist() == [0, 0] and after["num_batches_tracked"] == 9
+    assert after["weight"].tolist() == [0, 0] and after["running_mean"].tolist() == [-1, -1]
+    assert after["running_var"].tolist() == [0.625, 2.5] and after["num_batches_tracked"] == 9
+
+
+def test_stale_updates_leave_statistics_between_those_of_devices_and_the_model_usable():
+    """With changes of statistics in place of their means, variances fell to 0."""
+    layers = (nn.Flatten(), nn.AvgPool1d(4), nn.BatchNorm1d(1), nn.Linear(1, 3))  # means of 4 have variance 1/4
+    train = replace(TASK.train, batch=3, epochs=10)
+    task = replace(TASK, model=Model(lambda: nn.Sequential(*copy.deepcopy(layers))), train=train)
+    paces = {name: 1.0 + 0.3 * number for number, name in enumerate("defghijk")}
+    found = versions(simulate(FedBuff(buffer=2, concurrency=8, staleness="constant"), 12, paces, task=task))
+    assert all(0.05 < float(model["2.running_var"]) <= 1 for model in found)
 
 
 def test_fedasync_leaves_out_a_model_that_was_trained_on_no_sample():

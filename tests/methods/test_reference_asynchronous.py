@@ -50,7 +50,7 @@ def test_fedasync(kind: str) -> None:
 @STALENESS
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_fedbuff(kind: str, weighting: str) -> None:
-    """w ← w + η·Σ p_k·s(age_k)·Δ_k over a buffer of two; statistics of BatchNorm take η = 1."""
+    """w ← w + η·Σ p_k·s(age_k)·Δ_k over a buffer of two; statistics b of BatchNorm: b ← b + Σ p_k·s·(b_k − b)."""
     versions, asked = [initial()], Counter[str]()
     for version, arrivals in enumerate(IN_PAIRS):
         model, changes = versions[-1], []
@@ -64,9 +64,10 @@ def test_fedbuff(kind: str, weighting: str) -> None:
         def step(name: str, value: Tensor) -> Tensor:
             if not value.is_floating_point():
                 return torch.stack([value, *(trained[name] for _, _, trained, _ in changes)]).amax(0)  # noqa: B023
-            change = sum(p / total * s * (trained[name] - start[name]) for p, s, trained, start in changes)  # noqa: B023
-            moved: Tensor = value + (0.5 if name in TASK.model.parameters else 1.0) * change
-            return moved.clamp_min(0) if name.endswith("running_var") else moved
+            if name in TASK.model.parameters:
+                change = sum(p / total * s * (trained[name] - start[name]) for p, s, trained, start in changes)  # noqa: B023
+                return value + 0.5 * change
+            return value + sum(p / total * s * (trained[name] - value) for p, s, trained, _ in changes)  # noqa: B023
 
         versions.append({name: step(name, value) for name, value in model.items()})
     method = FedBuff(buffer=2, concurrency=3, server_lr=0.5, staleness=kind, weighting=weighting)

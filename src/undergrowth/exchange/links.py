@@ -13,7 +13,7 @@ _NOBODY = Context(0, "", 0)  # no stage of a downlink, and no price, draws rando
 class Links:
     """The uplink and the downlink of all devices. Between servers packets cross as they are.
 
-    `measured` and `one_model`: see `CodecStage`.
+    `measured` and `one_model`: see `ChangeStage` and `CodecStage`.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Links:
         self.uplink, self.downlink = Link(), Link()
         if up != "none":
             codec = CodecStage(build_codec("links.up", up), feedback, measured, one_model)
-            self.uplink = Link((SignStage(), ChangeStage(), codec))
+            self.uplink = Link((SignStage(), ChangeStage(measured), codec))
         if down != "none":
             self.downlink = Link((CodecStage(build_codec("links.down", down), feedback=False),))
         self._latest: tuple[Packet, Packet, int] | None = None

@@ -6,6 +6,7 @@ reverse order and gets what can be recovered. A stage sees the upload of one dev
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,15 +66,28 @@ class ChangeStage(Stage):
 
     Changes are small, so the same number of bits carries them more finely, and a value that top-k leaves out stays as
     it was instead of becoming zero. Other tensors cross as they are.
+
+    measured: names of tensors that have their counterpart in the reference also if they are in a part of the packet,
+    such as BatchNorm statistics beside the changes of parameters.
     """
 
+    measured: frozenset[str] = frozenset()
+
     def apply(self, packet: Packet, reference: Weights, memory: State, context: Context) -> tuple[Packet, State]:
-        changes = {k: v - reference[k] if _has_counterpart(k, v, reference) else v for k, v in packet.tensors.items()}
-        return replace(packet, tensors=changes), memory
+        changes = {name: value - other for name, value, other in self._pairs(packet, reference)}
+        return replace(packet, tensors={**packet.tensors, **changes}), memory
 
     def remove(self, packet: Packet, reference: Weights) -> Packet:
-        whole = {k: v + reference[k] if _has_counterpart(k, v, reference) else v for k, v in packet.tensors.items()}
-        return replace(packet, tensors=whole)
+        whole = {name: value + other for name, value, other in self._pairs(packet, reference)}
+        return replace(packet, tensors={**packet.tensors, **whole})
+
+    def _pairs(self, packet: Packet, reference: Weights) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """The name of each tensor that has a counterpart, the tensor, and its counterpart."""
+        for name, value in packet.tensors.items():
+            last = name.rpartition("/")[2]
+            key = last if last in self.measured and name not in reference else name
+            if _has_counterpart(key, value, reference):
+                yield name, value, reference[key]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 Down: w. A device: E epochs of SGD. Up: Δ_k = w_k − w and n_k. `concurrency` devices are at work at any time; a device
 that answers is replaced at once. With K changes in the buffer: w ← w + server_lr·Σ p_k·s(age_k)·Δ_k, where the age is
 the number of versions since the device was sent w. The paper gives all devices equal weight (weighting="uniform"); here
-p_k = n_k / Σ n by default, so that K = concurrency = all devices, equally fast, is FedAvg. BatchNorm statistics take
-their mean change, independent of server_lr, and its counters the maximum.
+p_k = n_k / Σ n by default, so that K = concurrency = all devices, equally fast, is FedAvg. BatchNorm statistics
+b are averaged, not added to: b ← b + Σ p_k·s(age_k)·(b_k − b), independent of server_lr. Their changes would move them
+away from any batch's: several jobs that began with the first statistics would each subtract these. Counters take the
+maximum.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="fedbuff", options={"buffer": 5, "concurrency": 10}, rounds=4)
@@ -28,8 +30,9 @@ class FedBuffClient(GradientClient):
     """Sends the change of the model: the server no longer has the version that this device started from."""
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
+        parameters = trained.task.model.parameters  # statistics and counters of BatchNorm cross as they are
         change = {
-            name: value - trained.down.tensors[name] if value.is_floating_point() else value  # counters unchanged
+            name: value - trained.down.tensors[name] if name in parameters else value
             for name, value in trained.tensors.items()
         }
         count = Packet(scalars={SAMPLES: trained.scalars[SAMPLES]})
@@ -71,14 +74,13 @@ class FedBuffServer(Server):
         discount = change.scalars[weight] / undiscounted
         updated = {}
         for name, value in state[MODEL].items():
-            if not value.is_floating_point():
-                updated[name] = torch.maximum(value, change.tensors[name])
-            elif name in task.model.parameters:
-                updated[name] = value + (self.options.server_lr * discount * change.tensors[name]).to(value.dtype)
+            found = change.tensors[name].to(value.dtype)
+            if name in task.model.parameters:
+                updated[name] = value + self.options.server_lr * discount * found
+            elif value.is_floating_point():
+                updated[name] = torch.lerp(value, found, discount)
             else:
-                # server_lr is for parameters only. A stale change must not make a variance negative.
-                after = value + (discount * change.tensors[name]).to(value.dtype)
-                updated[name] = after.clamp_min(0) if name.endswith("running_var") else after
+                updated[name] = torch.maximum(value, found)
         return {**state, MODEL: updated}
 
 
