@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from undergrowth.core import InputError, Method, Named, Packet, Plan, RunError, Server, Sum, WeightedMean
 from undergrowth.learning import AveragingServer, GradientClient
@@ -97,6 +99,9 @@ class WrongServer(AveragingServer):
     def step(self, *arguments: Any) -> Any:
         return self._or("step", *arguments)
 
+    def ready(self, *arguments: Any) -> Any:
+        return self._or("ready", *arguments)
+
 
 def wrong(**functions: Any) -> Method:
     return Given(server=WrongServer(wrong=functions))
@@ -113,14 +118,14 @@ def divide(task: Any, state: Any, combined: Any, context: Any) -> Any:
 NO_MODEL = "method: the server's state has no 'model', only 'weights'; return one from `init`, `adopt` and `step`"
 SERVERS = [
     (InputError, wrong(init=lambda task, context: {"weights": {}}), NO_MODEL),
-    (InputError, wrong(step=lambda task, state, combined, context: {"weights": {}}), NO_MODEL),
+    (RunError, wrong(step=lambda task, state, combined, context: {"weights": {}}), NO_MODEL),
     (
         InputError,
         wrong(init=lambda task, context: None),
         "method: WrongServer.init returned nothing; it must return the",
     ),
     (
-        InputError,
+        RunError,
         wrong(step=lambda *_: []),
         "method: WrongServer.step returned a list; it must return the server's state",
     ),
@@ -133,10 +138,15 @@ SERVERS = [
     (
         RunError,
         wrong(step=look_up),
-        "WrongServer.step failed at 'server' in round 1: KeyError: it looked up 'change/head.weight', which is not "
-        "there; the packet has head.weight, head.bias, samples",
+        "WrongServer.step failed at 'server' in round 1: KeyError: there is no key 'change/head.weight'; "
+        "the packet has head.weight, head.bias, samples",
     ),
     (RunError, wrong(step=divide), "WrongServer.step failed at 'server' in round 1: division by zero"),
+    (
+        RunError,
+        wrong(ready=lambda progress: progress.nobody),
+        "WrongServer.ready failed at 'server' in round 1: 'Progress' object has no attribute 'nobody'",
+    ),
 ]
 
 
@@ -159,10 +169,46 @@ def test_a_node_that_is_taken_for_a_device_is_named(run):
 
     found = sentence(run, RunError, wrong(plan=plan), topology="tree:2x2")
     node = "edge-00"
-    assert (
-        f"WrongServer.plan failed at 'server' in round 1: KeyError: it looked up '{node}', which is not there" in found
-    )
+    assert f"WrongServer.plan failed at 'server' in round 1: KeyError: there is no key '{node}'" in found
     assert f"'{node}' is a node of the topology, and `view.devices` has the children that are devices" in found
+
+
+@dataclass(frozen=True)
+class FailingClient(GradientClient):
+    """Looks up what is not there, in one of its functions, once its work has been priced."""
+
+    where: str = ""
+
+    def _fail(self, where: str, is_real: bool) -> None:
+        if where == self.where and is_real:
+            raise KeyError("nope")
+
+    def begin(self, task: Any, down: Any, shard: Any, own: Any, context: Any) -> Any:
+        self._fail("begin", not shard.x.is_meta)
+        return super().begin(task, down, shard, own, context)
+
+    def before_steps(self, task: Any, loops: Any) -> Any:
+        self._fail("before_steps", not loops[0].shard.x.is_meta)
+        return super().before_steps(task, loops)
+
+    def step(self, task: Any, carry: Any, batch: Any) -> Any:
+        self._fail("step", not batch["x"].is_meta and batch["x"].dtype == torch.float32)
+        return super().step(task, carry, batch)
+
+    def after_steps(self, task: Any, loops: Any) -> Any:
+        self._fail("after_steps", not loops[0].shard.x.is_meta)
+        return super().after_steps(task, loops)
+
+    def upload(self, trained: Any) -> Any:
+        self._fail("upload", not trained.shard.x.is_meta)
+        return super().upload(trained)
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes", "vector"])
+@pytest.mark.parametrize("where", ["begin", "before_steps", "step", "after_steps", "upload"])
+def test_an_error_in_a_client_names_the_device_on_every_engine(run, where, engine):
+    text = sentence(run, RunError, Given(FailingClient(where=where)), engine=engine)
+    assert re.match(r"device-\d+ failed in round 1 with \d+ samples: KeyError: there is no key 'nope'; `", text)
 
 
 # Uploads -------------------------------------------------------------------------------------------------------
@@ -201,7 +247,7 @@ def test_tensors_outside_of_all_parts_are_named(run):
 
 def test_a_server_that_expects_other_names_says_which_there_are(run):
     found = sentence(run, RunError, Given(client=RenamingClient(), server=PartServer()))
-    assert "PartServer.step failed at 'server' in round 1: KeyError: it looked up 'my.head.weight'" in found
+    assert "PartServer.step failed at 'server' in round 1: KeyError: there is no key 'my.head.weight'" in found
     assert "the packet has my.head.weight, my.head.bias, samples" in found
 
 
@@ -225,20 +271,20 @@ def some(state: Any) -> Any:
 
 
 EVALUATED = [
-    (InputError, Shown(shown=lambda state: {}), "method: Shown.models must return at least one model by name, not {}"),
+    (RunError, Shown(shown=lambda state: {}), "method: Shown.models must return at least one model by name, not {}"),
     (
-        InputError,
+        RunError,
         Shown(shown=lambda state: {"global": some(state)}),
         "method: the model 'global' to evaluate lacks 1 of 2 tensors, such as 'head.bias'",
     ),
-    (RunError, Shown(shown=lambda state: state["best"]), "Shown.models failed: KeyError: it looked up 'best'"),
+    (RunError, Shown(shown=lambda state: state["best"]), "Shown.models failed: KeyError: there is no key 'best'"),
     (
         RunError,
         Shown(own_model=lambda state, device: state[device]),
-        "Shown.personal failed for device-000: KeyError: it looked up 'device-000', which is not there",
+        "Shown.personal failed for device-000: KeyError: there is no key 'device-000'",
     ),
     (
-        InputError,
+        RunError,
         Shown(own_model=lambda state, device: some(state)),
         "method: the model 'devices/device-000' to evaluate lacks 1 of 2 tensors, such as 'head.bias'",
     ),

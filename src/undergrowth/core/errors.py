@@ -37,7 +37,7 @@ class RunWarning(UserWarning):
 def describe_error(error: Exception) -> str:
     """What an exception in a method's code says, for the end of a sentence."""
     if isinstance(error, KeyError):  # its text is only the key
-        return f"KeyError: it looked up {error}, which is not there"
+        return f"KeyError: there is no key {error}"
     return str(error) or type(error).__name__
 
 

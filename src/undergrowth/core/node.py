@@ -195,7 +195,7 @@ class Node:
         packet = content.packet if isinstance(content, Partial) else content
         problem = find_non_finite(packet)
         if problem is None and not isinstance(content, Partial):
-            problem = self.server.check(self.task, packet)
+            problem = call_server(self.server, "check", self.task, packet, context=self.context())
         if problem is not None:
             return problem
         try:
@@ -215,9 +215,9 @@ class Node:
     def advance(self, waits: bool = True) -> list[Command]:
         """All commands that follow from what happened since the last call.
 
-        Ends every round that can end, so a node never waits for nobody. One exception: a node whose children are all
-        `away` asks nobody. Its driver calls again when that has changed, or with `waits` False if it never will; the
-        remaining rounds then end without arrivals.
+        Ends every round that can end, so a node never waits without an open ask. Exception: if all children are
+        `away`, the node asks none of them. Its driver calls again when that has changed, or with `waits` False if it
+        never will; the remaining rounds then end without arrivals.
         """
         commands: list[Command] = []
         while self.left:
@@ -251,8 +251,8 @@ class Node:
     def _ready(self) -> bool:
         if self.training:
             return False
-        lost = len(self._lost)
-        return self.server.ready(Progress(len(self._arrived), lost, len(self._out), self._expired, self._enough))
+        progress = Progress(len(self._arrived), len(self._lost), len(self._out), self._expired, self._enough)
+        return bool(call_server(self.server, "ready", progress, context=self.context()))
 
     def _ask(self, commands: list[Command]) -> None:
         idle = self.children

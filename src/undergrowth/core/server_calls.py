@@ -20,14 +20,15 @@ from undergrowth.core.task import Task
 MAX_NAMES = 6  # of the names that an error lists
 
 
-def call_server(server: Server, function: str, *arguments: Any) -> Any:
-    """The result of a function of the server. Its last argument is always the context."""
+def call_server(server: Server, function: str, *arguments: Any, context: Context | None = None) -> Any:
+    """The result of a function of the server. `context`: of the call; by default its last argument."""
     try:
         return getattr(server, function)(*arguments)
     except (InputError, RunError):
         raise
     except Exception as error:
-        context: Context = arguments[-1]
+        context = arguments[-1] if context is None else context
+        assert context is not None
         where = f"{_name(server)}.{function} failed at '{context.node}' in round {context.round + 1}"
         raise RunError(f"{where}: {describe_error(error)}{_hint(error, arguments)}") from error
 

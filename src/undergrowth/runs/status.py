@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from undergrowth.core import RunError
+from undergrowth.core import InputError, RunError
 from undergrowth.runs.store import Store
 
 
@@ -20,7 +20,8 @@ def record_status(store: Store, run: str, notes: Sequence[str]) -> Iterator[None
     except Exception as error:
         with suppress(RunError):  # the store cannot be written either if the disk is full; resuming works all the same
             store.set_status(run, "failed", notes)
-        if isinstance(error, RunError) and store.in_place:
+        # What was wrong in the input, such as a result of the user's own server, was found after the run had begun.
+        if isinstance(error, RunError | InputError) and store.in_place:
             command = store.resume_command(run)
             raise RunError(f"{error}; `{command}` continues after the last finished round") from error
         raise

@@ -9,12 +9,12 @@ counted.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from undergrowth.core import InputError, Packet, State
+from undergrowth.core import InputError, Packet, RunError, State
 from undergrowth.core.client import Carry, LoopClient, Updates, join_updates, split_limit
 from undergrowth.core.names import FINISH, STEPS_DONE
 from undergrowth.engines.jobs import FinishedJob, job_error, run_job, send_up
@@ -81,25 +81,36 @@ class StackRunner(StackedSteps):
 
     def _run_wave(self, wave: Sequence[tuple[Job, list[Begun]]]) -> Iterator[Iterable[tuple[Job, FinishedJob]]]:
         """Jobs that can be stacked, most steps first, then the others in their order."""
-        groups: defaultdict[int, list[Begun]] = defaultdict(list)
+        groups: dict[int, list[Begun]] = {}
         for _, begun in wave:
             for each in begun:
-                groups[each.kind].append(each)
+                groups.setdefault(each.kind, []).append(each)
         stackable = {each.job.device for group in groups.values() for each in group}
         for kind, group in groups.items():
             group.sort(key=lambda each: -each.count)
             if not self.can_stack(kind, group):
                 stackable.difference_update(each.job.device for each in group)
-        left = Counter(each.job.device for group in groups.values() for each in group)  # unfinished updates
-        for kind, group in groups.items():
-            group = [each for each in group if each.job.device in stackable]
-            for chunk, carries in self.compute(kind, group):
-                yield self._finish(chunk, carries, left)
+        groups = {kind: [each for each in group if each.job.device in stackable] for kind, group in groups.items()}
+        try:
+            yield from self._run_stacks(groups)
+        except (InputError, RunError):
+            raise
+        except Exception:
+            for job, _ in wave:  # the first one that fails alone, too, raises an error that names its device
+                run_job(self.world, job)
+            raise
         self.counts["stacked"] += len(stackable)
         self.counts["not_stacked"] += len(wave) - len(stackable)
         rest = [job for job, _ in wave if job.device not in stackable]
         if rest:
             yield ((job, run_job(self.world, job)) for job in rest)
+
+    def _run_stacks(self, groups: Mapping[int, list[Begun]]) -> Iterator[FinishedStack]:
+        """The jobs of groups of one kind each, in the order in which they finish."""
+        left = Counter(each.job.device for group in groups.values() for each in group)  # unfinished updates
+        for kind, group in groups.items():
+            for chunk, carries in self.compute(kind, group):
+                yield self._finish(chunk, carries, left)
 
     def _begin(self, job: Job) -> list[Begun]:
         """All updates of a job; none if the client is not made of steps."""

@@ -26,8 +26,6 @@ from undergrowth.engines.vector.recording import (
 from undergrowth.engines.vector.stack import Batches, Begun, width_for
 from undergrowth.engines.vector.stack_size import StackSize
 
-STACKING_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)  # raised by steps in a stack
-
 
 class StackedSteps:
     """Computes loops of a task in stacks. A kind of loop is tested once against the plain step.
@@ -157,10 +155,12 @@ class StackedSteps:
             pair = [copy(each) for each in islice((each for each in group if each.count), 2)]
             if not pair:
                 return False
-            self.prepare(pair)
-            if len(pair) == 1:
-                pair.append(pair[0].altered)
-            with full_precision():
+            self._stackable[kind] = False
+            # What raises an error in a stack runs alone, and an error that it raises there names the device.
+            with suppress(Exception), full_precision():
+                self.prepare(pair)
+                if len(pair) == 1:
+                    pair.append(pair[0].altered)
                 self._stackable[kind] = self._agrees(kind, pair, width_for(group))
         return self._stackable[kind]
 
@@ -169,12 +169,10 @@ class StackedSteps:
 
         In double precision if the model supports it: otherwise rounding could decide, and differently after a resume.
         """
-        with suppress(*STACKING_ERRORS):
-            self._measure_step(kind, pair, width)
-            for dtype in (torch.float64, torch.float32):
-                with suppress(*STACKING_ERRORS):
-                    return self._agrees_in(dtype, pair)
-        return False
+        self._measure_step(kind, pair, width)
+        with suppress(Exception):
+            return self._agrees_in(torch.float64, pair)
+        return self._agrees_in(torch.float32, pair)
 
     def _measure_step(self, kind: int, pair: list[Begun], width: int) -> None:
         """On a GPU, runs a step as it will be run later, to find out how much memory it takes and what it changes."""
