@@ -18,7 +18,7 @@ from undergrowth.core.names import MODEL
 from undergrowth.core.packet import Packet, Weights
 from undergrowth.core.pytree import State
 from undergrowth.core.reducers import Reducer
-from undergrowth.core.samplers import View, count_of
+from undergrowth.core.samplers import View, ceil_of, count_of
 from undergrowth.core.task import Task
 
 
@@ -119,12 +119,12 @@ class Server:
         """
         train, devices = task.train, len(view.devices)
         needed = count_of(train.sample, devices) if count is None else max(0, min(count, devices))
-        asked = min(devices, _ceil(needed * train.over_select)) if count is None else needed
+        asked = train.count_to_ask(devices) if count is None else needed
         chosen = task.sampler.choose(asked, view, down, context) if asked else ()
         children = [*(child for child in view.idle if child in view.nodes), *chosen]
         if self.asynchronous:  # without rounds, there is nothing for a deadline or a quorum to end
             return Plan(dict.fromkeys(children, down))
-        enough = max(1, _ceil(train.quorum * needed)) + len(children) - len(chosen)
+        enough = max(1, ceil_of(train.quorum * needed)) + len(children) - len(chosen)
         return Plan(dict.fromkeys(children, down), train.deadline, enough if enough < len(children) else None)
 
     def check(self, task: Task, up: Packet) -> str | None:
@@ -210,11 +210,6 @@ def model_in(state: State) -> Weights:
         )
     weights: Weights = state[MODEL]
     return weights
-
-
-def _ceil(number: float) -> int:
-    """The next whole number. Rounded to 9 digits first: 1.1 · 10 is 11, although floats give a little more."""
-    return math.ceil(round(number, 9))
 
 
 def find_non_finite(up: Packet) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from undergrowth.core.augmentation import Augmentation
 from undergrowth.core.model import Model
-from undergrowth.core.samplers import Sampler, UniformSampler
+from undergrowth.core.samplers import Sampler, UniformSampler, ceil_of, count_of
 from undergrowth.core.selector import AllSelector, Selector
 from undergrowth.core.shard import Shard
 from undergrowth.core.task_kind import Classification, TaskKind
@@ -35,6 +35,10 @@ class Train:
     quorum: float = 1.0  # fraction of the needed devices whose answers end a round
     drop_last: bool = False  # leave out the last, smaller batch of an epoch, unless it is the only one
     evaluate_every: int = 1  # rounds from one evaluation of the model to the next
+
+    def count_to_ask(self, devices: int) -> int:
+        """How many of these devices a round asks: `sample` of all × `over_select`."""
+        return min(devices, ceil_of(count_of(self.sample, devices) * self.over_select))
 
     def is_evaluated(self, round: int) -> bool:
         """Whether the model is evaluated after `round`, counted from 0. The first and the last round always are."""

@@ -11,6 +11,7 @@ import torch
 from undergrowth.core import Context, InputError, Packet, Sampler, Train, UniformSampler, View
 from undergrowth.core.names import LOSS
 from undergrowth.core.notation import Form, Number, parse
+from undergrowth.core.samplers import ceil_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class PowerOfChoiceSampler(Sampler):
     needs_loss: bool = True
 
     def choose(self, count: int, view: View, down: Packet, context: Context) -> Sequence[str]:
-        drawn = DataSampler().choose(math.ceil(self.candidates * count), view, down, context)
+        drawn = DataSampler().choose(ceil_of(self.candidates * count), view, down, context)
         return sorted(drawn, key=lambda device: -_last_loss(view, device))[:count]
 
 

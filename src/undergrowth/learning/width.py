@@ -7,7 +7,6 @@ which channels belong together. The channels of the input and the classes are ne
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import InputError, Model, Output, Weights
+from undergrowth.core.samplers import ceil_of
 from undergrowth.learning.channels import Found, cannot, find_channels
 from undergrowth.learning.dependencies import find_dependencies
 from undergrowth.learning.features import ModelView
@@ -43,7 +43,7 @@ class Channels:
     def kept(self, ratio: float) -> int:
         """The number of channels in a slice: this fraction of them, rounded up."""
         # round() first, so that float error does not make 0.1 · 30 a little more than 3.
-        return self.grain * max(1, math.ceil(round(ratio * self.count / self.grain, 9)))
+        return self.grain * max(1, ceil_of(ratio * self.count / self.grain))
 
     def window(self, ratio: float, offset: int) -> Tensor:
         """The channels of a slice: a window that starts `offset` grains after the first one and wraps around."""

@@ -55,8 +55,8 @@ def count_facts(federation: Federation) -> Facts:
 
 def _clients_in_a_round(federation: Federation) -> int:
     """The devices that are asked; with an asynchronous server, the uploads after which it ends a round."""
-    server = federation.method.server
-    asked = math.ceil(federation.task.train.sample * len(federation.population.devices))
+    server, population = federation.method.server, federation.population
+    asked = federation.task.train.count_to_ask(sum(population.size(device) > 0 for device in population.devices))
     if not server.asynchronous:
         return asked
     uploads = range(1, asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from undergrowth.core import Client, InputError, Method, Model, Progress, Train
-from undergrowth.core.samplers import count_of
 from undergrowth.data import Dataset, Population
 from undergrowth.devices import Tracer
 from undergrowth.exchange import ROUND_COSTS, TIMED
@@ -159,8 +157,8 @@ def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, 
         rates = {each.device: 1 / max(each.seconds, 1e-9) if everybody else 1.0 for each in able}
         return {device: train.rounds * needed * rate / sum(rates.values()) for device, rate in rates.items()}
     devices = sum(federation.population.size(device) > 0 for device in federation.population.devices)
-    sampled = min(devices, math.ceil(round(count_of(train.sample, devices) * train.over_select, 9)))
-    return {each.device: train.rounds * sampled / len(priced) for each in priced if each.device in asked}
+    jobs = train.rounds * train.count_to_ask(devices) / len(priced)
+    return {each.device: jobs for each in priced if each.device in asked}
 
 
 def _round_seconds(federation: Federation, rows: Sequence[Row]) -> float | None:

@@ -20,7 +20,6 @@ stage 1 learned, so only they are tuned; `layers: ["*"]` are all linear layers b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,6 +43,7 @@ from undergrowth.core import (
     option,
 )
 from undergrowth.core.names import MODEL
+from undergrowth.core.samplers import ceil_of
 from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, model_mismatch
 from undergrowth.methods.lora import LoraOptions
@@ -134,7 +134,7 @@ class SLoRA(LoraOptions, Method):
 
     def first_rounds(self, task: Task) -> int:
         """The number of rounds of stage 1."""
-        return math.ceil(round(self.stage1_share * task.train.rounds, 9))
+        return ceil_of(self.stage1_share * task.train.rounds)
 
     def stage_model(self, task: Task, state: State) -> Model:
         """The model whose weights are in the server's state."""
