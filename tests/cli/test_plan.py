@@ -9,6 +9,7 @@ import pytest
 
 import undergrowth as ug
 from tests.cli.conftest import last_json
+from tests.data.loaders.test_idx import write
 from tests.packed_pages import figures_of
 from undergrowth.core import InputError
 from undergrowth.report.tables import duration, size
@@ -108,6 +109,14 @@ def test_missing_data(type_command, monkeypatch, tmp_path: Path) -> None:
         with pytest.raises(InputError):
             population_or_outline(parse_experiment({"data": {"name": "cifar10", **section}}))
     assert isinstance(population_or_outline(parse_experiment({"data": "cifar10"})), Outline)
+
+
+def test_an_outline_hides_no_error_about_data_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDERGROWTH_DATA", str(tmp_path))
+    write(tmp_path / "mnist")
+    for section in ({"clients": 70_000}, {"partition": "classes:50"}):
+        with pytest.raises(InputError, match=r"clients|classes"):
+            population_or_outline(parse_experiment({"data": {"name": "mnist", **section}}))
 
 
 @pytest.mark.parametrize(

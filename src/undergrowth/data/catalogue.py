@@ -96,7 +96,8 @@ def load(name: str, path: str | os.PathLike[str] | None = None, **options: Any) 
         file = Path(os.path.expanduser(name))
         if not file.is_file():
             where = "" if file.is_absolute() else f"; the path is relative to '{Path.cwd()}'"
-            raise InputError(f"data '{name}': there is no such file{where}")
+            problem = "it is a folder, not a file" if file.is_dir() else f"there is no such file{where}"
+            raise InputError(f"data '{name}': {problem}")
         path = name
     for option in options:
         if option not in entry.options:
@@ -151,7 +152,7 @@ def _load_files(entry: DatasetEntry, path: str | os.PathLike[str] | None, option
         where = f"; or give another path, or set {FOLDER_VARIABLE} to a folder that contains {entry.name}"
         where = where if path is None else ""
         # The absolute path, because a run resumed from another folder resolves a relative path differently.
-        raise InputError(
+        raise MissingFilesError(
             f"data set '{entry.name}' is not in {folder.absolute()} ({error}): {entry.how_to_get}{where}"
         ) from None
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from undergrowth.core import TASKS, InputError, Shard
-from undergrowth.data import Population, describe, device_names, parse_rule
+from undergrowth.core import TASKS, Shard
+from undergrowth.data import MissingFilesError, Population, describe, device_names, parse_rule
 from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import is_reference
@@ -17,7 +17,7 @@ def population_or_outline(experiment: Experiment) -> Population:
     """The population; if the data set is not on this machine, an outline with its published size in equal parts."""
     try:
         return build_population(experiment, None)
-    except InputError:
+    except MissingFilesError:
         section = experiment.data
         if is_reference(section.name):
             raise
