@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+MAX_THRESHOLD = 2**31 - 1  # that Python takes
 COLLECTION_FACTOR = 20  # a full collection takes as long as some hundred steps of a small model
 MAX_FREE_BYTES = 1 << 26  # freed memory that a process keeps
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
@@ -26,7 +27,7 @@ def keep_freed_memory() -> None:
 def collect_garbage_less_often() -> Iterator[None]:
     """Makes full garbage collections rarer in the block: nearly everything they visit are imported modules."""
     before = gc.get_threshold()
-    gc.set_threshold(*before[:2], COLLECTION_FACTOR * before[2])
+    gc.set_threshold(*before[:2], min(COLLECTION_FACTOR * before[2], MAX_THRESHOLD))
     try:
         yield
     finally:

@@ -1,0 +1,40 @@
+"""Runs in several threads of one process: they share torch's settings and random state, so one waits for the other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import undergrowth as ug
+
+from .objects import digest
+
+
+def dropping() -> nn.Module:
+    """A model whose training draws from torch's own random state."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
+
+
+def run(folder: Path, seed: int) -> str:
+    settings = {"clients": 3, "rounds": 3, "engine": "serial", "data_options": {"train_samples": 90}}
+    return digest(ug.run(model=dropping, seed=seed, out=str(folder), **settings))  # type: ignore[arg-type]
+
+
+def test_runs_at_the_same_time_give_what_each_gives_alone(tmp_path: Path) -> None:
+    expected = [run(tmp_path / "alone", seed) for seed in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda seed: run(tmp_path / "together", seed), range(2))) == expected
+
+
+def test_settings_of_the_process_do_not_reach_a_run(tmp_path: Path) -> None:
+    expected, precision = run(tmp_path, 0), torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            assert run(tmp_path, 0) == expected
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(precision)
