@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from undergrowth.core import InputError, Method, tensors_in
 from undergrowth.learning import RandomSelector
 from undergrowth.runs import Store, checkpoint
 from undergrowth.runs.execution import resume, start
+from undergrowth.runs.ongoing_run import Execution
 from undergrowth.runs.stored_experiment import object_options
 
 from .objects import Own, dataset, digest, linear, normed, without_wall
@@ -188,6 +190,22 @@ def test_a_damaged_newest_checkpoint_is_noted_and_the_one_before_is_used(damage,
     assert done == [3]
     assert any(f"{kind}-00004" in note and "went back" in note for note in resumed.notes)
     assert_same(resumed, whole)
+
+
+def test_a_resume_that_is_stopped_at_once_keeps_the_notes_of_the_run(run_and_copy, out, monkeypatch):
+    _, killed = run_and_copy(CASES["fedavg"], 4)
+    shutil.copytree(killed, out)
+    with closing(Store(out, write=True)) as store:
+        store.set_status(store.find("last"), "interrupted", [*store.run(store.find("last"))["notes"], "an early note"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Execution, "restore", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            resume("last", out)
+    assert "an early note" in resume("last", out).notes
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

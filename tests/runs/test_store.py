@@ -15,6 +15,8 @@ import pytest
 from undergrowth.core import InputError, RunError
 from undergrowth.engines.states import States
 from undergrowth.runs.checkpoint import Checkpoints
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.listing import UNREADABLE, list_runs
 from undergrowth.runs.schema import migrate
 from undergrowth.runs.store import FILE, ROUND_COLUMNS, Store
 
@@ -162,6 +164,17 @@ def test_a_store_that_is_gone_is_noticed_at_the_next_write(tmp_path: Path, moved
     with pytest.raises(RunError, match="was moved or deleted while it was in use"):
         store.set_status(run, "running")
     store.close()
+
+
+@pytest.mark.parametrize("change", ["summary='[1]'", "experiment='{}'", "experiment='{'", "summary='{'"])
+def test_a_damaged_row_hides_no_other_run_in_a_list(tmp_path: Path, change: str) -> None:
+    store = Store(tmp_path, create=True)
+    good, bad = (store.create(FACTS, {"settings": parse_experiment({}).model_dump(mode="json")}) for _ in range(2))
+    with store.transaction() as connection:
+        connection.execute(f"UPDATE runs SET {change} WHERE id=?", (bad,))
+    store.close()
+    rows = {row["run"]: row for row in list_runs(tmp_path)}
+    assert rows[good]["problem"] is None and rows[bad]["status"] == UNREADABLE and "damaged" in rows[bad]["problem"]
 
 
 def test_a_run_with_objects_is_resumed_by_a_call(tmp_path: Path) -> None:

@@ -57,10 +57,9 @@ def describe_dead_units(model: ModelWeights, test: Shard, experiment: Experiment
     """A sentence about the first layer of which most units are dead, also in a model that is better than guessing."""
     for layer, (dead, units) in count_dead_units(model, test).items():
         if dead > _DEAD * units:
-            init = experiment.model.options.get("init")
-            other = f"another model.init than {init}" if init else "another start of the weights"
             rate = f"a smaller train.lr ({experiment.train.lr:g})"
-            return f"{dead} of {units} units of '{layer}' are dead (0 for every sample); {rate} or {other} helps"
+            dead_units = f"{dead} of {units} units of '{layer}' are dead (0 for every sample)"
+            return f"{dead_units}; {rate} or another start of the weights (model.init) helps"
     return None
 
 

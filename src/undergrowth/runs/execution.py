@@ -146,6 +146,8 @@ def resume(
         if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in sitting.callbacks.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
         check_same_data(row, federation)
+        # Whatever stops the run from here on, its notes so far stay.
+        federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
         with lock_run(store.folder / name), record_status(store, name, federation.notes):
             execution = Execution(store, name, experiment, federation)
             try:
@@ -155,7 +157,6 @@ def resume(
                 else:
                     federation.driver.start()
                 execution.restore()
-                federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
                 result = sitting.carry_out(execution)
             finally:
                 execution.federation.driver.close()
@@ -199,7 +200,8 @@ class _Sitting:
                 run = self.do_step(store, row, step.after(weights))
                 weights = store.folder / run / MODEL_FILE
                 notes = [note for note in store.run(run)["notes"] if not note.startswith(AUTO)]
-                federation.notes.extend(f"{step.name}: {note}" for note in notes)
+                named = [f"{step.name}: {note}" for note in notes]
+                federation.notes.extend(note for note in named if note not in federation.notes)
         started = self._federate_again(execution.experiment.with_population().starting_from(weights), federation)
         started.notes = federation.notes
         started.driver.start()
@@ -228,6 +230,7 @@ class _Sitting:
                 parts = {"": federation.present, **step.device_scores}
                 execution.final_models = FinalModels(federation, experiment.train.rounds, parts)
             if row is not None:
+                federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
                 execution.restore()
 
             def report(*_: Any) -> None:

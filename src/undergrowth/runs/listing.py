@@ -7,7 +7,7 @@ from contextlib import closing
 from os import PathLike
 from typing import Any
 
-from undergrowth.core import InputError
+from undergrowth.core import InputError, RunError, describe_error
 from undergrowth.runs.result import main_metric
 from undergrowth.runs.store import Store
 
@@ -44,8 +44,12 @@ def _row(store: Store, run: str) -> dict[str, Any]:
         options = {key: value for key, value in row["experiment"]["settings"]["method"].items() if key != "name"}
         rounds_done = row["summary"].get("rounds") or totals.get("round", 0)
         metric = main_metric(row).name
-    except InputError as error:
-        row["status"], problem = UNREADABLE, str(error)
+    except (InputError, RunError) as error:
+        problem = str(error)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:  # values of a damaged row
+        problem = f"its row in the store is damaged ({describe_error(error)})"
+    if problem is not None:
+        row["status"], totals, options, metric, rounds_done = UNREADABLE, {}, {}, None, None
     return {
         "run": run, "created": row["created"], "status": row["status"], "problem": problem,
         **{key: row[key] for key in RUN_FACTS},
