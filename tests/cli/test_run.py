@@ -95,6 +95,14 @@ def test_options_of_another_method_are_dropped(type_command) -> None:
         pytest.param("train: {rounds: " + 5001 * "9" + "}", "a number has 5001 digits; write at most", id="digits"),
         pytest.param("train: " + 2000 * "[" + 2000 * "]", "are nested too deeply", id="nested"),
         ("train: {lr: &a [1, *a]}", "a list or a mapping in it contains itself"),
+        (
+            "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]\n"
+            + "".join(
+                f"{new}: &{new} [{','.join(10 * ['*' + old])}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)
+            ),
+            "by its aliases it has more than 2,000,000 values",
+        ),
+        ("trian:", "trian is not a known key; did you mean 'train'?"),
         ("- a\n- list\n", "not a list"),
         ("just a text", "not a text"),
         ("trian: {rounds: 3}", "trian is not a known key; did you mean 'train'?"),

@@ -156,6 +156,12 @@ def test_a_wrong_number_of_devices_is_refused_with_both_numbers(written):
         ("devices: [{profile: phone-low, spraed: 0.1}]", "unknown key 'spraed'; did you mean 'spread'"),
         ("devices: [{profile: {name: mine, flops: 0}}]", "memory is missing"),
         ("devices: [phone-low]", "must have a 'profile'"),
+        (
+            "devices:\n"
+            "- profile: {name: a, flops: 1.0e+9, memory: 1, down: 1, up: 1, compute_watts: 1, radio_watts: 1}\n"
+            "- profile: {name: a, flops: 2.0e+9, memory: 1, down: 1, up: 1, compute_watts: 1, radio_watts: 1}\n",
+            "entry 2: another profile is named 'a'; rename one",
+        ),
         ("devices: []", "a list of at least one entry"),
         ("phones: 3", "must have one key, 'devices'"),
         ("devices: [", "cannot be read"),

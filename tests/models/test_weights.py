@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from undergrowth.core.errors import InputError
-from undergrowth.models import builder, load_weights
+from undergrowth.models import builder, check_weights, load_weights
 
 SHAPE = (1, 8, 8)
 
@@ -65,6 +65,12 @@ def test_a_file_without_a_head_needs_skip_head(trained: nn.Module, tmp_path: Pat
     with pytest.raises(InputError, match=r"head.weight \(4×64\) is not in the file.*skip_head=True"):
         fresh(weights=path)
     fresh(weights=path, skip_head=True)
+
+
+def test_a_file_of_which_only_another_head_fits_is_refused(tmp_path: Path) -> None:
+    torch.save(builder("logistic", SHAPE, 7)().state_dict(), tmp_path / "w.pt")
+    with pytest.raises(InputError, match="has nothing but a head for this model, and the model keeps its own head"):
+        check_weights(builder("logistic", SHAPE, 4)(), tmp_path / "w.pt", skip_head=None)
 
 
 def test_skip_head_needs_a_model_that_names_its_head(trained: nn.Module, tmp_path: Path) -> None:

@@ -238,6 +238,21 @@ class Pair(nn.Linear):
         return super().forward(x), x
 
 
+class Whole(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).long()
+
+
+class Detached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+class OneRow(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).mean(0, keepdim=True)
+
+
 MODELS = [
     (lambda: nn.Linear(6, 2), "model: its output for one sample has shape (2,); the data needs (3,)"),
     (
@@ -247,6 +262,10 @@ MODELS = [
     (lambda: nn.Linear(5, 3), "model: it cannot take an input of shape (6,)"),
     (lambda: nn.Conv2d(1, 3, 3), "model: it cannot take an input of shape (6,)"),
     (lambda: Pair(6, 3), "model: its output is a tuple; it must be a tensor"),
+    (lambda: Whole(6, 3), "model: its output holds int64; it must hold floats"),
+    (lambda: Detached(6, 3), "model: its output has no gradient; do not detach it from the parameters"),
+    (lambda: OneRow(6, 3), "model: its output for 3 samples has 1 rows; it must have one for each sample"),
+    (lambda: nn.Linear(6, 3, dtype=torch.complex64), "model: 'weight' holds complex numbers; a model must hold floats"),
     (lambda: 3, "model: the callable returned a int; it must return an nn.Module"),
     (nn.Identity, "model: it has no parameters; there is nothing to train"),
     (lambda: nn.LazyLinear(3), "model: 'weight' has no shape yet; give its layer the size of its input"),

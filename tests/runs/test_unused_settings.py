@@ -37,6 +37,17 @@ def test_a_shift_after_the_last_round_is_noted() -> None:
     assert notes(stream=stream, train={"rounds": 4}) == []
 
 
+def test_public_data_and_momentum_that_nothing_uses_are_noted() -> None:
+    (note,) = notes(public=0.2)
+    assert note.startswith("fedavg uses no public data") and note.endswith("taken from the devices all the same")
+    assert notes(method={"name": "bhfl", "proxy": "before"}, public=0.2) == []
+    assert notes(method="fedmd", public=0.2) == []
+    assert notes(train={"optimiser": "adam", "momentum": 0.9}) == [
+        "train.momentum 0.9 has no effect: it is for train.optimiser sgd"
+    ]
+    assert notes(train={"optimiser": "adam"}) == notes(train={"momentum": 0.9}) == []
+
+
 def test_a_deadline_that_the_sampler_uses_is_used() -> None:
     assert notes(method="fedbuff", fleet={"deadline": 60}, train={"sampler": "fedcs"}) == []
 

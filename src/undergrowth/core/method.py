@@ -57,6 +57,7 @@ class Method:
 
     pooled: ClassVar[bool] = False  # True: one device holds the samples of all (the centralised bound)
     needs_public: ClassVar[bool] = False  # True: the server must hold data
+    may_use_public: ClassVar[bool] = False  # True: the server trains on data if it holds any
     needs_all_classes: ClassVar[bool] = False  # True: the run warns of classes that no device holds
     keeps_model: ClassVar[bool] = False  # True: `model` of a device's own state is the model that it uses
     one_model_part: ClassVar[bool] = False  # True: an upload is one model, as a part whose name may change

@@ -71,6 +71,10 @@ def _read_file(path: Path) -> tuple[FleetEntry, ...]:
 
 def _read_entries(rows: list[Any], file: str) -> tuple[FleetEntry, ...]:
     entries = tuple(_read_entry(row, f"{file}, entry {number}") for number, row in enumerate(rows, start=1))
+    known: dict[str, Profile] = {}
+    for number, entry in enumerate(entries, start=1):
+        if known.setdefault(entry.profile.name, entry.profile) != entry.profile:
+            raise InputError(f"{file}, entry {number}: another profile is named '{entry.profile.name}'; rename one")
     with_fraction = [entry.fraction for entry in entries if entry.fraction is not None]
     with_count = [entry for entry in entries if entry.count is not None]
     if len(with_fraction) not in (0, len(entries)) or len(with_count) not in (0, len(entries)):

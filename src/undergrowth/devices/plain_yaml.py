@@ -12,6 +12,7 @@ import yaml
 from undergrowth.core.errors import InputError
 
 MAX_DIGITS = 1000  # of a whole number
+MAX_VALUES = 2_000_000  # of a file, with those of every alias
 
 
 class DuplicateKeyError(yaml.MarkedYAMLError):
@@ -56,12 +57,29 @@ def load_yaml(text: str) -> Any:
     """The value of a YAML text. Raises `DuplicateKeyError`, or another `yaml.YAMLError` if it is not YAML."""
     try:
         value = yaml.load(text, Loader=_Loader)  # a SafeLoader: it runs no code from the text
+        _check_size(value)
         json.dumps(value, default=repr, skipkeys=True)
     except RecursionError:
         raise yaml.MarkedYAMLError(problem="its lists and mappings are nested too deeply") from None
-    except ValueError:  # by an anchor and an alias, such as &a [*a]
-        raise yaml.MarkedYAMLError(problem="a list or a mapping in it contains itself") from None
     return value
+
+
+def _check_size(value: Any) -> None:
+    """Raises a `yaml.YAMLError` if aliases, such as *a, make the value very large or, as in &a [*a], infinite."""
+    values = [value]
+    for count in range(MAX_VALUES):
+        if not values:
+            return
+        found = values.pop()
+        if isinstance(found, dict):
+            values.extend(found.values())
+        elif isinstance(found, list):
+            values.extend(found)
+        if count + len(values) > MAX_VALUES:
+            break
+    raise yaml.MarkedYAMLError(
+        problem=f"by its aliases it has more than {MAX_VALUES:,} values, or a list or a mapping in it contains itself"
+    )
 
 
 def load_shipped(name: str) -> Any:

@@ -81,6 +81,8 @@ def check_tensors(
             raise InputError("skip_head: this model has no level 'head'")
         found = {name: tensor for name, tensor in found.items() if not name.startswith(head)}
         wanted = {name: tensor for name, tensor in wanted.items() if not name.startswith(head)}
+        if not found:
+            raise InputError(f"{origin} has nothing but a head for this model, and the model keeps its own head")
 
     misfits = _misfits(found, wanted)
     if misfits:

@@ -250,6 +250,9 @@ def _check_parameters(parameters: Mapping[str, nn.Parameter]) -> None:
     lazy = [name for name, value in parameters.items() if isinstance(value, nn.parameter.UninitializedParameter)]
     if lazy:
         raise InputError(f"model: '{lazy[0]}' has no shape yet; give its layer the size of its input")
+    cannot = [name for name, value in parameters.items() if value.is_complex()]
+    if cannot:
+        raise InputError(f"model: '{cannot[0]}' holds complex numbers; a model must hold floats")
     if not any(value.requires_grad for value in parameters.values()):
         raise InputError(
             f"model: none of its {len(parameters)} parameters requires a gradient; there is nothing to train"
@@ -272,17 +275,7 @@ def check_models(task: Task, sample: Shard) -> Task:
 
 def _check_model(task: Task, sample: Shard) -> Model:
     x, model, weights = sample.x, task.model, task.model.initial(0)
-    try:
-        with torch.no_grad():
-            copy = x.clone()
-            output = task.model(weights, copy)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
-    if copy._version:
-        raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
-    if not isinstance(output, torch.Tensor):
-        raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
+    output = _outputs(model, weights, x)
     needed = task.kind.output_problem(tuple(output.shape[1:]), tuple(sample.y.shape[1:]), task.classes)
     if needed is not None:
         raise InputError(
@@ -294,6 +287,32 @@ def _check_model(task: Task, sample: Shard) -> Model:
         model = model.with_not_alone(frozenset((None, *above)))
     model.binding.levels.used.clear()  # by these checks; what the method uses is noted
     return model
+
+
+def _outputs(model: Model, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    """The output for the single sample `x`. Raises `InputError` if outputs for several cannot be trained on."""
+    trained = {name: weights[name].detach().requires_grad_() for name in model.parameters}
+    try:
+        with torch.no_grad():
+            copy = x.clone()
+            output = model(weights, copy)
+        several = model({**weights, **trained}, x.expand(3, *x.shape[1:]).clone())
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        if not x.is_floating_point():
+            reason += "; whole numbers are read as tokens, so features must be floats"
+        raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
+    if copy._version:
+        raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
+    if not isinstance(output, torch.Tensor):
+        raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
+    if not output.is_floating_point():
+        raise InputError(f"model: its output holds {str(output.dtype).removeprefix('torch.')}; it must hold floats")
+    if len(several) != 3:
+        raise InputError(f"model: its output for 3 samples has {len(several)} rows; it must have one for each sample")
+    if not several.requires_grad:
+        raise InputError("model: its output has no gradient; do not detach it from the parameters")
+    return output
 
 
 def _trains(model: Model, weights: Weights, x: torch.Tensor, part: str | bool) -> bool:

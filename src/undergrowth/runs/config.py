@@ -186,8 +186,10 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _empty_sections(cls, value: Any) -> Any:
-        """Removes empty sections, such as `train:`, so that they get their defaults."""
-        return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+        """Removes empty sections, such as `train:`, so that they get their defaults. Unknown ones are refused later."""
+        if not isinstance(value, dict):
+            return value
+        return {key: inner for key, inner in value.items() if inner is not None or key not in cls.model_fields}
 
     @property
     def max_rounds(self) -> int:

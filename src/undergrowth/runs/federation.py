@@ -167,9 +167,9 @@ def federate(
 ) -> Federation:
     """Builds what the experiment names; objects stand in for names. A `Model` was checked before."""
     method = method or build_method(experiment.method.name, experiment.method.options)
-    check_parts(method)
     check_options(method, "method")
     method.check()
+    check_parts(method)
     experiment = with_model_settings(experiment, method)
     if method.model_settings and isinstance(model, Model):
         model = model.build  # checked without these settings
@@ -273,9 +273,11 @@ def _own_training(method: Method, population: Population) -> tuple[Client, dict[
 
 def _missing_classes(population: Population) -> list[str]:
     """A note about the classes of which no device has a training sample; or no note."""
-    if not hasattr(population, "counts"):
-        return []
-    missing = [str(number) for number, count in enumerate(population.counts().sum(0)) if not count]
+    if hasattr(population, "counts"):
+        held = {number for number, count in enumerate(population.counts().sum(0)) if count}
+    else:
+        held = {label for device in population.devices for label in population.train(device).y.unique().tolist()}
+    missing = [str(number) for number in range(population.classes) if number not in held]
     if not missing:
         return []
     listed, them = (f"class {missing[0]}", "it") if len(missing) == 1 else (f"classes {', '.join(missing)}", "them")

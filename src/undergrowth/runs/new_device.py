@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from undergrowth.core import Context, InputError, Packet, RunError, Shard, Task, Weights
@@ -21,7 +22,7 @@ from undergrowth.learning.adaptation import ALONE, HOW
 from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.adapt.rules import STOPPED, adapted_model
 from undergrowth.runs.atomic_files import check_target, replace_file
-from undergrowth.runs.config import Experiment, FleetSection, LinksSection
+from undergrowth.runs.config import Experiment, FleetSection, LinksSection, explain
 from undergrowth.runs.evaluation import evaluate
 from undergrowth.runs.federation import federate
 from undergrowth.runs.new_device_data import read_data
@@ -132,8 +133,8 @@ def _experiment(experiment: Experiment, epochs: int | None, lr: float | None, se
     given = {key: value for key, value in {"epochs": epochs, "lr": lr}.items() if value is not None}
     try:
         personal = PersonalSection.model_validate({**experiment.personal.model_dump(), **given})
-    except ValueError:
-        raise InputError(f"epochs {epochs!r} must be a whole number of at least 1, and lr {lr!r} above 0") from None
+    except ValidationError as error:
+        raise InputError(explain(error, PersonalSection, "personal")) from None
     run: dict[str, Any] = {"engine": "serial", "device": "cpu", "workers": None, "precision": "float32"}
     run |= {} if seed is None else {"seed": seed}
     return experiment.model_copy(

@@ -59,7 +59,7 @@ def _load(path: Path, experiment: Experiment) -> Dataset:
         )
     if path.suffix == ".npz" or (path.is_dir() and any(path.glob("*.npz"))):
         return load("npz", path)
-    if path.is_file():
+    if not path.is_dir():
         raise InputError(f"data '{path}' is not an .npz file; give one, or a folder")
     section = experiment.data
     if not is_reference(section.name) and not is_table_file(section.name):

@@ -26,6 +26,9 @@ def wire_servers(topology: Topology, fleet: FleetSection) -> tuple[Topology, dic
             "give one for each level, from the root down, or one for all"
         )
     by_depth = dict(enumerate(map(find_link, given), 1))
+    if not levels:
+        for link in fleet.server_link if isinstance(fleet.server_link, list) else [fleet.server_link]:
+            find_link(link)  # has no effect in a star, but must be right all the same
     own = {node: topology.of(node).link for node in topology.parents}
     links = {
         node: by_depth[topology.depth[node]] if link is None else find_link(link, f"topology: link of node '{node}'")

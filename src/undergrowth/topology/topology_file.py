@@ -32,6 +32,7 @@ from undergrowth.devices.plain_yaml import load_file
 from undergrowth.topology.topology import ROOT, Groups, NodeSettings, Topology, build_levels, check_names
 
 REST = "rest"
+MAX_DEPTH = 100  # of nodes below the root
 _SETTINGS = tuple(field.name for field in fields(NodeSettings))
 
 
@@ -137,6 +138,8 @@ def _place(what: str, rows: Mapping[str, Mapping[str, Any]], devices: Sequence[s
         for child in [name for name, parent in parents.items() if parent == node]:
             order.append(child)
             depth[child] = depth[node] + 1
+    if max(depth.values()) > MAX_DEPTH:
+        raise InputError(f"{what}: its nodes are nested {max(depth.values())} levels deep; {MAX_DEPTH} are possible")
     lost = [name for name in nodes if name not in depth]
     if lost:
         raise InputError(f"{what}: node '{lost[0]}' is below itself: its parents form a cycle; one must be '{ROOT}'")

@@ -32,7 +32,7 @@ def load(
     label: str | int | Sequence[str | int] | None = None,
     group: str | int | None = None,
     ignore: str | int | Sequence[str | int] = (),
-    missing: str | None = None,
+    missing: str = "refuse",
     standardise: bool = True,
     standardise_label: bool = False,
     header: bool | None = None,
@@ -86,8 +86,10 @@ def load(
 
 
 def _check_options(missing: Any, standardise: Any, header: Any, test_by: Any, group: Any) -> None:
-    if missing not in (None, "drop", "mean"):
-        raise InputError(f"missing is {missing!r}; it must be drop (leave such rows out) or mean (of the column)")
+    if missing not in ("refuse", "drop", "mean"):
+        raise InputError(
+            f"missing is {missing!r}; it must be refuse, drop (leave such rows out) or mean (of the column)"
+        )
     if not isinstance(standardise, bool):
         raise InputError(f"standardise is {standardise!r}; it must be true or false")
     if header is not None and not isinstance(header, bool):
@@ -158,10 +160,10 @@ def _complete_rows(
     features: int,
     matrix: np.ndarray,
     columns: dict[str, TextColumn],
-    missing: str | None,
+    missing: str,
     notes: list[str],
 ) -> np.ndarray:
-    """Indices of the rows to use. Without `missing`, a cell without a value is refused; a label always needs one.
+    """Indices of the rows to use. A label always needs a value.
 
     names: of the columns of the matrix; the first `features` are features, and the others labels.
     """
@@ -173,7 +175,7 @@ def _complete_rows(
     if missing != "drop" and holes[:, features:].any():
         row, column = np.argwhere(holes[:, features:])[0]
         raise _no_value(table, int(row), names[features + column], "drop (leave such rows out)")
-    if missing is None and holes.any():
+    if missing == "refuse" and holes.any():
         row, column = np.argwhere(holes)[0]
         raise _no_value(table, int(row), names[column], "drop (leave such rows out) or mean (of the column)")
     if missing == "mean":

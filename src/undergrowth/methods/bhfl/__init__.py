@@ -79,6 +79,7 @@ class BHFL(Method):
 
     node_settings: ClassVar[frozenset[str]] = frozenset({"rounds", "asynchronous", "proxy"})
     keeps_model: ClassVar[bool] = True
+    may_use_public: ClassVar[bool] = True  # as proxy data
 
     def check(self) -> None:
         check_levels(
