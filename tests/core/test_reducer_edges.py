@@ -55,19 +55,6 @@ def test_a_mean_per_coordinate_of_doubles_is_as_exact_as_doubles() -> None:
     torch.testing.assert_close(total.tensors["value/w"], expected, rtol=1e-15, atol=0)
 
 
-def test_a_slice_is_spread_to_its_place() -> None:
-    def spread(packet: Packet) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        width = packet.tensors["w"].shape[0]
-        full, mask = torch.zeros(4), torch.zeros(4, dtype=torch.bool)
-        full[:width], mask[:width] = packet.tensors["w"], True
-        return {"w": full}, {"w": mask}
-
-    reducer = PerCoordinateMean(weight=None, spread=spread)
-    total = add_upload(reducer, add_upload(reducer, None, "a", up([1.0, 2.0])), "b", up([3.0, 3.0, 3.0]))
-    assert total.tensors["value/w"].tolist() == [2.0, 2.5, 3.0, 0.0]
-    assert total.tensors["coverage/w"].tolist() == [2.0, 2.0, 1.0, 0.0]
-
-
 def test_the_order_of_names_does_not_hang_on_a_hash() -> None:
     names = [f"layer{i}" for i in range(12)]
     packet = Packet({name: torch.ones(1) for name in names}, {"samples": 1.0})

@@ -18,18 +18,14 @@ def devices(count: int) -> list[str]:
     return [f"device-{number}" for number in range(count)]
 
 
-def test_always_on():
-    found = build_availability("always", devices(3), 0)
-    assert found.on(1e9).tolist() == [True, True, True]
-    assert found.until("device-1", 5.0) == math.inf
-    assert found.next_on(7.0) == 7.0
+def test_devices_that_are_always_on_need_no_availability():
+    assert build_availability("always", devices(3), 0) is None
 
 
-@pytest.mark.parametrize("text", ["always", "diurnal"])
-def test_a_fleet_without_devices_is_never_on(text):
-    found = build_availability(text, [], 0)
+def test_a_fleet_without_devices_is_never_on():
+    found = build_availability("diurnal", [], 0)
     assert found.on(0.0).tolist() == []
-    assert found.next_on(0.0) == math.inf
+    assert found.next_on(0.0, []) == math.inf
 
 
 @pytest.mark.parametrize(("text", "fraction"), [("diurnal", 0.5), ("diurnal:0.1", 0.1), ("diurnal: 0.75", 0.75)])
@@ -76,7 +72,7 @@ def test_on_until_and_next_on_agree_to_the_last_bit(time, fraction, seed):
             continue
         assert time < end <= time + DAY
         assert found.on(math.nextafter(end, 0))[place] and not found.on(end)[place]
-    soon = found.next_on(time)
+    soon = found.next_on(time, names)
     assert found.on(soon).any()
     if found.on(time).any():
         assert soon == time
@@ -87,10 +83,10 @@ def test_on_until_and_next_on_agree_to_the_last_bit(time, fraction, seed):
 
 def test_next_on_continues_after_midnight():
     found = build_availability("diurnal:0.001", ["lonely"], 0)
-    opens = found.next_on(0.0)
+    opens = found.next_on(0.0, ["lonely"])
     end = found.until("lonely", opens)
     assert end == pytest.approx(opens + 86.4, abs=0.001)
-    assert found.next_on(end) == opens + DAY
+    assert found.next_on(end, ["lonely"]) == opens + DAY
 
 
 def test_the_memory_of_a_large_fleet_is_one_number_per_device():

@@ -36,19 +36,19 @@ def test_a_trace_has_the_windows_of_its_file(written):
     assert [found.until("phone", time) for time in (10, 19, 100)] == [20, 20, math.inf]
     assert [found.until("watch", time) for time in (3, 15, 55, 70)] == [3, 15, 60.5, 70]
     assert found.until("camera", 12.0) == 12.0
-    assert [found.next_on(time) for time in (0, 7, 20, 55, 61, 1e9)] == [5, 7, 50, 55, 100, 1e9]
+    assert [found.next_on(time, DEVICES) for time in (0, 7, 20, 55, 61, 1e9)] == [5, 7, 50, 55, 100, 1e9]
 
 
 def test_no_device_is_on_after_the_last_window(written):
     found = read_trace(written("device,on,off\nphone,0,10\n"), DEVICES)
-    assert found.next_on(10.0) == math.inf
+    assert found.next_on(10.0, DEVICES) == math.inf
     assert not found.on(math.inf).any()
 
 
 def test_a_window_may_end_when_another_opens(written):
     found = read_trace(written("device,on,off\nphone,0,10\nwatch,10,20\n"), DEVICES)
     assert found.on(10.0).tolist() == [False, True, False]
-    assert found.next_on(10.0) == 10.0
+    assert found.next_on(10.0, DEVICES) == 10.0
 
 
 def test_adjacent_windows_are_merged(written):
@@ -85,7 +85,7 @@ def test_queries_agree_with_a_search_of_all_windows(edges, for_good):
         assert [found.until(name, time) for name in names] == [open_now.get(p, time) for p in range(len(names))]
     for place, time in enumerate(moments):
         later = (moment for moment, state in zip(moments[place:], states[place:], strict=True) if any(state))
-        assert found.next_on(time) == next(later, math.inf)
+        assert found.next_on(time, names) == next(later, math.inf)
 
 
 def test_a_long_trace_of_many_devices():

@@ -48,6 +48,8 @@ def test_the_draw_is_the_same_for_every_method_and_another_in_every_round() -> N
 def test_fixed_stragglers_are_the_same_in_every_round() -> None:
     server = FedAvg(f_n=0.4, stragglers="fixed").server
     assert set(asked(server, 0)) == set(asked(server, 1)) == set(asked(server, 9)) and len(asked(server, 5)) == 8
+    again = FedAvg(f_n=0.4, stragglers="each-round").server
+    assert len({frozenset(asked(again, number)) for number in (0, 1, 9)}) == 3
     plus = FedProx(f_n=0.4, stragglers="fixed", reduced_epochs=1, random_epochs=True).server
     plan = asked(plus, 7)
     assert set(plan) == set(DEVICES)

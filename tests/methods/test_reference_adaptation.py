@@ -108,7 +108,9 @@ def test_terms_compare_with_the_federated_model_in_every_round(how: str, loss_of
         tiny.assert_same(found[device], expected[device])
 
 
-@pytest.mark.parametrize(("form", "weights"), [("cited", (0.4, 0.6 * 4)), ("printed", (0.6 * 4, 0.4))])
+@pytest.mark.parametrize(
+    ("form", "weights"), [("cited", (0.4, 0.6 * 4)), ("printed", (0.6 * 4, 0.4)), ("averaged", (0.4, 0.6 * 4 / 3))]
+)
 def test_distillation(form: str, weights: tuple[float, float]) -> None:
     found, expected = adapted(Adapt("kd:2:0.6", form=form)), reference(distillation(*weights))
     for device in tiny.SHARDS:

@@ -17,7 +17,9 @@ SHOTS, FEW_SHOT_EPOCHS = 2, 3
 FEW_SHOT = {"shots": SHOTS, "few_shot_epochs": FEW_SHOT_EPOCHS}
 
 
-def few_shot_classifier(base: tiny.Weights, device: str, context: Context, dampening: float = 0.0) -> dict[str, Tensor]:
+def few_shot_classifier(
+    base: tiny.Weights, device: str, context: Context, lr: float = 0.01, dampening: float = 0.0
+) -> dict[str, Tensor]:
     """θ_fs,k: the last layer, trained on `SHOTS` samples of every class on frozen features."""
     shard, generator = tiny.SHARDS[device], context.generator("order")
     orders = []
@@ -26,7 +28,7 @@ def few_shot_classifier(base: tiny.Weights, device: str, context: Context, dampe
         drawn = torch.cat([shuffled[shard.y[shuffled] == label][:SHOTS] for label in range(3)]).sort().values
         orders.append(drawn[torch.randperm(len(drawn), generator=generator)])
     module = tiny.module_with(base).eval()
-    optimiser = torch.optim.SGD(module.head.parameters(), 0.01, 0.9, dampening, weight_decay=1e-3)
+    optimiser = torch.optim.SGD(module.head.parameters(), lr, 0.9, dampening, weight_decay=1e-3)
     tiny.descend(module, orders, tiny.cross_entropy(shard), optimiser, batch=4)
     return {name: module.state_dict()[name].clone() for name in HEAD}
 
@@ -45,7 +47,7 @@ def assert_equals_loop(
     reduced: int = 0,
     mu: float = 0.0,
     towards: str = "",
-    dampening: float = 0.0,
+    **few_shot: float,
 ) -> None:
     """Runs `method` and the loop. `everybody`: all devices do both updates; else stragglers do the few-shot update."""
     base, composed, anchor = tiny.initial(), tiny.initial(), None
@@ -70,7 +72,7 @@ def assert_equals_loop(
                 full.append(tiny.train(base, device, context, loss, epochs=epochs))
                 sizes.append(len(shard))
             if does_few_shot:
-                classifiers.append(few_shot_classifier(base, device, context, dampening))
+                classifiers.append(few_shot_classifier(base, device, context, **few_shot))
         if classifiers:
             anchor = tiny.mean(classifiers)
             composed = {**base, **anchor}
@@ -82,10 +84,11 @@ def assert_equals_loop(
         tiny.assert_same(models["few-shot"] if "few-shot" in models else models["global"], composed)
 
 
-@pytest.mark.parametrize("dampening", [0.0, 0.9])
-def test_fedfsc(dampening: float) -> None:
+@pytest.mark.parametrize(("lr", "dampening"), [(0.01, 0.0), (0.3, 0.9)])
+def test_fedfsc(lr: float, dampening: float) -> None:
     """Global model {θ_fs, φ}: θ_fs has equal weights, and φ is that of the base model it was trained on."""
-    assert_equals_loop(FedFSC(**FEW_SHOT, few_shot_dampening=dampening), 3, everybody=True, dampening=dampening)
+    method = FedFSC(**FEW_SHOT, few_shot_lr=lr, few_shot_dampening=dampening)
+    assert_equals_loop(method, 3, everybody=True, lr=lr, dampening=dampening)
 
 
 @pytest.mark.parametrize("reduced", [0, 1], ids=["few-shot only", "and one full epoch"])

@@ -1,4 +1,4 @@
-"""`undergrowth topology`: draws who is below whom."""
+"""`undergrowth topology`: draws a tree of servers and devices."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from undergrowth.core.asks import Answer, Ask, AskId
 
 
 class Drop(NamedTuple):
-    """Nobody waits for the answer to this ask any more."""
+    """The node no longer waits for the answer to this ask."""
 
     id: AskId
 

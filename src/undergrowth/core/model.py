@@ -96,7 +96,7 @@ class Model:
     def for_another_thread(self) -> Model:
         """The same model with layers of its own: while it runs, a model writes the weights into its layers."""
         shared = {id(tensor): tensor for tensor in chain(self.module.parameters(), self.module.buffers())}
-        bound = BoundModule(copy.deepcopy(self.module, shared))
+        bound = BoundModule(copy.deepcopy(self.module, shared), self.binding.levels)
         return Model(self.build, self.torch_device, self.mixed, self.not_alone, bound)
 
     def with_precision(self, mixed: bool) -> Model:

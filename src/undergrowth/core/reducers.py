@@ -184,13 +184,11 @@ class TiltedMean(Reducer):
 class PerCoordinateMean(Reducer):
     """The mean of each coordinate over the uploads that trained it.
 
-    `spread` turns an upload into full-sized tensors and masks of the trained coordinates, by the same names. Without
-    it, an upload brings its masks as ``mask/NAME`` (no mask: all coordinates). The result has ``value/NAME`` and
-    ``coverage/NAME``, the weight behind each coordinate: 0 if no upload trained it.
+    An upload brings its masks of the trained coordinates as ``mask/NAME`` (no mask: all coordinates). The result has
+    ``value/NAME`` and ``coverage/NAME``, the weight behind each coordinate: 0 if no upload trained it.
     """
 
     weight: str | None = "samples"
-    spread: Callable[[Packet], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]] | None = None
 
     @property
     def summable(self) -> bool:
@@ -198,7 +196,7 @@ class PerCoordinateMean(Reducer):
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         weight = 1.0 if self.weight is None else _weight(up.scalars[self.weight])
-        values, masks = self.spread(up) if self.spread else _own_masks(up)
+        values, masks = _own_masks(up)
         result: dict[str, Tensor] = {}
         for name, value in values.items():
             wide = _wide(value)
@@ -234,13 +232,17 @@ class PerCoordinateMean(Reducer):
         return Packet(result, union(a.scalars, b.scalars, lambda x, y: x + y))
 
     def to_sum(self, partial: Packet) -> Packet:
-        coverages = {k.removeprefix("coverage/"): v for k, v in partial.tensors.items() if k.startswith("coverage/")}
-        sums = {f"value/{k}": _summand(partial.tensors[f"value/{k}"], v) for k, v in coverages.items()}
-        return replace(partial, tensors={**partial.tensors, **sums})
+        sums: dict[str, Tensor] = {}
+        for key, coverage in partial.tensors.items():
+            if key.startswith("coverage/"):
+                value = partial.tensors[f"value/{key.removeprefix('coverage/')}"]
+                sums[key] = coverage.expand_as(value)  # that of an upload without a mask is one number
+                sums[f"value/{key.removeprefix('coverage/')}"] = _summand(value, coverage)
+        return replace(partial, tensors=sums)
 
     def from_sum(self, total: Packet, like: Packet) -> Packet:
         tensors = dict(total.tensors)
-        for name, value in like.tensors.items():
+        for name, value in _own_masks(like)[0].items():
             coverage = total.tensors[f"coverage/{name}"]
             mean = total.tensors[f"value/{name}"] / torch.where(coverage > 0, coverage, 1.0)
             tensors[f"value/{name}"] = _typed_like(mean, value)

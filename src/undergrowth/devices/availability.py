@@ -34,25 +34,9 @@ class Availability(Protocol):
         """When the window that is open at `time` ends: infinity if never, `time` itself if no window is open."""
         ...
 
-    def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
-        """The earliest moment from `time` on at which one of `devices` (default: any device) is on, or infinity."""
+    def next_on(self, time: float, devices: Sequence[str]) -> float:
+        """The earliest moment from `time` on at which one of `devices` is on, or infinity."""
         ...
-
-
-class AlwaysOn:
-    """Every device is on all the time."""
-
-    def __init__(self, devices: Sequence[str]) -> None:
-        self._count = len(devices)
-
-    def on(self, time: float) -> np.ndarray:
-        return np.ones(self._count, dtype=np.bool_)
-
-    def until(self, device: str, time: float) -> float:
-        return math.inf
-
-    def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
-        return time if (self._count if devices is None else devices) else math.inf
 
 
 class Diurnal:
@@ -84,8 +68,8 @@ class Diurnal:
             return midnight + closes
         return time
 
-    def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
-        opens = self._opens if devices is None else self._opening_times(devices)
+    def next_on(self, time: float, devices: Sequence[str]) -> float:
+        opens = self._opening_times(devices)
         if self._on(time, opens).any():
             return time
         if not len(opens):
@@ -107,12 +91,15 @@ class Diurnal:
         return Context(self._seed, device, 0).key("diurnal") % int(DAY * _TICKS) / _TICKS
 
 
-def build_availability(text: str, devices: Sequence[str], seed: int) -> Availability:
-    """The availability that a setting describes: `always`, `diurnal[:FRACTION]` (of each day) or `trace:FILE.csv`."""
+def build_availability(text: str, devices: Sequence[str], seed: int) -> Availability | None:
+    """The availability that a setting describes: `diurnal[:FRACTION]` (of each day) or `trace:FILE.csv`.
+
+    None for `always`: every device is on all the time.
+    """
     kind, numbers, file = parse_with_word("fleet.availability", text, _FORMS)
     if kind == "trace":
         return read_trace(file, devices)
-    return AlwaysOn(devices) if kind == "always" else Diurnal(numbers[0], devices, seed)
+    return None if kind == "always" else Diurnal(numbers[0], devices, seed)
 
 
 @dataclass(frozen=True)

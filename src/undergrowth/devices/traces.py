@@ -38,7 +38,6 @@ class Trace:
         self._times = times[order]
         self._owners = np.concatenate([owners, owners[ends]])[order]
         self._turns_on = order < len(opens)
-        self._count_on = np.cumsum(np.where(self._turns_on, 1, -1))  # devices that are on after each event
         self._stride = max(1, len(index))
         self._snapshots = np.zeros((len(times) // self._stride + 1, len(index)), dtype=np.bool_)
         for number in range(1, len(self._snapshots)):
@@ -56,14 +55,8 @@ class Trace:
         # Of the windows that have opened, only the last can still be open.
         return max(time, float(closes[opened - 1])) if opened else time
 
-    def next_on(self, time: float, devices: Sequence[str] | None = None) -> float:
-        if devices is not None:
-            return min((self._next_on(device, time) for device in devices), default=math.inf)
-        stop = int(np.searchsorted(self._times, time, side="right"))
-        if stop and self._count_on[stop - 1]:
-            return time
-        # While no device is on, the next event can only be the start of a window.
-        return float(self._times[stop]) if stop < len(self._times) else math.inf
+    def next_on(self, time: float, devices: Sequence[str]) -> float:
+        return min((self._next_on(device, time) for device in devices), default=math.inf)
 
     def _next_on(self, device: str, time: float) -> float:
         opens, closes = self._windows(device)

@@ -18,7 +18,7 @@ EACH_ROUND, FIXED = "each-round", "fixed"
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerOptions:
-    """Options of a method in which stragglers do less than other devices, and the rule for who is a straggler.
+    """Options of a method in which stragglers do less than other devices, and the rule that chooses stragglers.
 
     A straggler is a device that would miss the deadline with the full update. With `f_n` devices are drawn instead:
     that fraction of them are no stragglers, `f_fs` of them are stragglers that take part, and the rest is not asked.
@@ -60,7 +60,7 @@ class StragglerOptions:
 
     @property
     def chosen(self) -> bool:
-        """Whether these options decide who is a straggler, and not the deadline."""
+        """Whether these options choose the stragglers. Otherwise the deadline does."""
         return self.f_n is not None or bool(self.able)
 
     def split_devices(

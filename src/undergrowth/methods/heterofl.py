@@ -5,11 +5,11 @@ are never sliced), r and an offset of 0. A device: E epochs of SGD on that small
 Server: every coordinate i ← Σ n_k·w_k,i / Σ n_k over the devices k whose slice has it; a coordinate in no slice keeps
 its value.
 
-r is the largest of `ratios` whose slice has about the fraction of the weights that the device has of the fastest one's
-speed, so that all take about as long. Devices of equal speed are assigned the ratios in turn. The fastest device is
-that of the same server: in a tree every edge server compares its own. A device that has too little memory for that
-slice, or cannot download, train and upload it by the deadline, gets the next smaller one that it can do, or else the
-smallest. Layers of GroupNorm are sliced by whole groups.
+r is the largest of `ratios` for which (weights of the slice) / (weights of w) is at most about (speed of the device) /
+(speed of the fastest device), so that all take about as long. Devices of equal speed are assigned the ratios in turn.
+The fastest device is that of the same server: in a tree every edge server compares its own. A device that has too
+little memory for that slice, or cannot download, train and upload it by the deadline, gets the next smaller one that it
+can do, or else the smallest. Layers of GroupNorm are sliced by whole groups.
 
 statistics (static BatchNorm): devices normalise by their batch while they train and do not send running statistics. In
 a round after which the model is evaluated, the devices whose slices arrived are asked a second time: with the new whole

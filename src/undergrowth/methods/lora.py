@@ -33,7 +33,9 @@ class LoraOptions:
 
     rank: int = option(8, "rank of the adapters", at_least=1)
     alpha: float = option(16.0, "adapters are scaled by alpha / rank", above=0)
-    layers: tuple[str, ...] = option((), "names or patterns of the layers with adapters; none: attention")
+    layers: tuple[str, ...] = option(
+        (), "names or patterns of the layers with adapters; none: projections of attention, or else all linear layers"
+    )
 
     @property
     def model_settings(self) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 The backbone is what AutoModel makes of it; a new linear head for the task replaces any other. Texts are classified by
 the mean over their tokens or by the first token, images by the pooled features or the first token. Dropout is off,
 because engines do not share the random state from which it would draw. A pooling layer that the head does not use is
-left out, so that nobody trains or sends it.
+left out, so that it is neither trained nor sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What each device did in a run: outcome counts for the whole run, and single exchanges of the first rounds.
+"""What each device did in a run: outcome counts for the whole run, and single asks of the first rounds.
 
-The store of a long run has millions of exchanges, so only as many are read one by one as a timeline can show.
+The store of a long run has millions of entries, so only as many are read one by one as a timeline can show.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from undergrowth.exchange import Entry
 from undergrowth.runs import Store
 
-_MIN_ROUNDS = 12  # in a run without common rounds: exchanges per device
+_MIN_ROUNDS = 12  # in a run without common rounds: asks per device
 _ENOUGH_ENTRIES = 600  # fill a timeline
 _MAX_ENTRIES = 100_000  # the round in which this number is reached is read to its end
 

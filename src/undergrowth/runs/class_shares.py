@@ -1,4 +1,4 @@
-"""Tests devices on the central test set, in which a class counts as much as among the samples of the device."""
+"""Tests every device on the central test set, weighted by how frequent a class is in its training samples."""
 
 from __future__ import annotations
 

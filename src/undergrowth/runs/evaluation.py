@@ -274,7 +274,7 @@ def score_on_devices(
         statistics = measure_samples(kind, used.model, used.weights, test.x, test.y).rows[:, 2:].cpu()
         owners = [name for name in devices if population.size(name)]
         weighed = {name: (test_weights(name)[:, None] * statistics).sum(0) for name in owners}
-        return {name: dict(kind.scores(sums, test.y)) for name, sums in weighed.items()}
+        return {name: _finite(kind.scores(sums, test.y)) for name, sums in weighed.items()}
     for first in range(0, len(devices), MAX_DEVICES_PER_PASS):
         shards = {name: population.test(name) for name in devices[first : first + MAX_DEVICES_PER_PASS]}
         shards = {name: shard for name, shard in shards.items() if len(shard)}

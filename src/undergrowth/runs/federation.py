@@ -334,9 +334,7 @@ def build_clock(
 ) -> FleetClock:
     """The clock of the experiment's fleet: speed, availability and failures of its devices."""
     section = experiment.fleet
-    availability = None
-    if section.availability != "always":
-        availability = build_availability(section.availability, population.devices, experiment.run.seed)
+    availability = build_availability(section.availability, population.devices, experiment.run.seed)
     failures = Failures(section.dropout, section.failure) if section.dropout or section.failure else None
     return FleetClock(
         fleet, world.task, world.client, population, world.states, dtype, availability, failures, world.links

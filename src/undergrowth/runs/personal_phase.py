@@ -113,7 +113,7 @@ class PersonalPhase:
 
 
 def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> Experiment:
-    """The experiment of one step: all devices take part, and are always there.
+    """The experiment of one step: all devices take part, and are always available.
 
     With validation, an epoch is a round, after which devices compare models and may stop early. Without, all epochs are
     one round.

@@ -1,7 +1,7 @@
-"""A rehearsal: the simulation of a few rounds in which packets have their sizes and nobody trains.
+"""A rehearsal: a few rounds of a run without training, in which packets have sizes but no values.
 
-It prices a tree. The nodes, the clock and the simulation are those of a run, so who is waited for, what is given up and
-which transfer delays whom are not described a second time.
+It prices a tree. It uses the nodes, the clock and the simulation of a run, so that the rules for waiting, dropping and
+transfers exist once.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def rehearse(federation: Federation) -> Rehearsal:
 
 @dataclass
 class RehearsedNode(Node):
-    """A node that notes how long it takes for an ask of its parent, whom it asks, and who is late."""
+    """A node that records how long it works on an ask of its parent, how many children it asks, and which are late."""
 
     time: Callable[[], float] = float  # the present moment
     seconds: float = 0.0  # from an ask of its parent to its answer, or until it is given up; the longest
@@ -127,8 +127,8 @@ class RehearsedNode(Node):
             self.seconds = max(self.seconds, self.time() + then - self._began)
 
 
-class Senders(Reducer):
-    """Collects the names of those who sent something, as tags without a value."""
+class SendersReducer(Reducer):
+    """Collects the names of the senders, as tags without a value."""
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
         return Packet(tags={sender: ""})
@@ -151,7 +151,7 @@ class RehearsedServer(Server):
     server: Server
     uploads: Uploads
     steady: State | None = None
-    reducer = Senders()
+    reducer = SendersReducer()
 
     @property
     def accepts_partial(self) -> bool:
@@ -185,7 +185,7 @@ class RehearsedServer(Server):
         return state if self.steady is None else self.steady
 
     def report(self, task: Task, state: State, partial: Packet | None, context: Context) -> Packet | None:
-        """A packet with the size of the answer. It is no float tensor, so that nobody looks for its values."""
+        """A packet with the size of the answer. Its type is uint8: only floats are checked for finite values."""
         if partial is None:
             return None
         size = self.uploads.answer_bytes(self.name, self.server, tuple(partial.tags))

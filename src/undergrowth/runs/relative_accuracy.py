@@ -1,4 +1,4 @@
-"""What the accuracies of all devices say together: mean, spread, the best and the worst tenth, who is below zero.
+"""Statistics of the accuracies of all devices: mean, variance, best and worst tenth, number below zero.
 
 Relative accuracy is the accuracy of a model on a device minus that of the model which the device trained alone, both on
 the test samples of the device. The best and the worst tenth of n devices are ⌈n/10⌉ devices each, so at least one; with

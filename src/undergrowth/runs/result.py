@@ -30,7 +30,7 @@ _TABLES = ("history", "clients", "ledger")
 
 @dataclass(kw_only=True)
 class LedgerView(Totals):
-    """The total costs of a run; `rows()` reads its exchanges from the store.
+    """The total costs of a run; `rows()` reads its entries from the store.
 
     `start`: the costs of the phase before the first round, which the other figures do not contain; None without one.
     `personal`: those of the phase after the last round, by model; empty without one.
@@ -42,7 +42,7 @@ class LedgerView(Totals):
     _run: str
 
     def rows(self) -> Iterator[Entry]:
-        """Every exchange of the run, by round."""
+        """The entries of the ledger, by round: one for every ask over a link."""
         with closing(Store(self._folder)) as store:
             yield from store.links(self._run)
 

@@ -132,7 +132,7 @@ def with_first_method(experiment: Experiment, method: Method) -> Experiment:
 
 
 def _warm_rounds(experiment: Experiment) -> Experiment:
-    """FedAvg by all devices, which are always there, do not fail and have no deadline."""
+    """FedAvg by all devices, which are always available, do not fail and have no deadline."""
     start, fleet = experiment.start, experiment.fleet
     rounds = {"rounds": start.warm_rounds, "epochs": start.warm_epochs, "schedule": "constant"}
     update = {

@@ -76,16 +76,24 @@ class Store:
             if not os.access(self.folder, os.W_OK):
                 raise PermissionError("it is read-only")
         self._connection = sqlite3.connect(self._address, SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, uri=True)
+        try:
+            self._prepare(create or write)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self, write: bool) -> None:
+        """Checks the format of the store, migrates it if it is old, and sets the connection up."""
         version = schema_version(self._connection)
         check_format(f"the run store '{self.folder / FILE}'", version, SCHEMA_VERSION)
         current = is_current(self._connection)
-        if not current and (create or write):
+        if not current and write:
             migrate_when_free(self._connection, SECONDS_TO_WAIT_FOR_WRITERS)
         elif not current:
             found, self._connection = self._connection, migrated_copy(self._connection)
             found.close()
         self._connection.row_factory = sqlite3.Row
-        if not (create or write):
+        if not write:
             self._connection.execute("PRAGMA query_only=ON")
         self._path = (self.folder / FILE).resolve()
         self._identity = file_identity(self._path)
@@ -156,7 +164,7 @@ class Store:
         checkpoint: tuple[int, str, int] | None,
         device_scores: Mapping[int, Mapping[str, float]] | None = None,
     ) -> None:
-        """Stores rounds, the exchanges that ended in them and a checkpoint (round, file, checksum).
+        """Stores rounds, the entries of asks that ended in them and a checkpoint (round, file, checksum).
 
         `device_scores`: by round, the score of each device that was evaluated in it.
         """

@@ -1,4 +1,4 @@
-"""How devices whose samples change fare over time, and how long they need to recover from a shift.
+"""Scores of devices whose samples change, over the rounds, and the rounds that they need to recover from a shift.
 
 Every score is that of the model that a device would use, on test samples of its distribution in that round.
 """

@@ -33,8 +33,8 @@ from undergrowth.simulation.work import Work
 class Simulation:
     """A driver in virtual time. `parents` maps every node but the root to its parent.
 
-    `server_links` maps nodes to the links to their parents; a link that is not there takes no time. `server_training`
-    says what the training of a node's server costs; if it is not there, it takes no time.
+    `server_links` maps nodes to the links to their parents. The link of a node without an entry takes no time.
+    `server_training` maps nodes to what the training of their servers costs. Without an entry it takes no time.
     """
 
     def __init__(

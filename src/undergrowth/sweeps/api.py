@@ -9,7 +9,7 @@ from contextlib import closing
 from os import PathLike
 from typing import Any
 
-from undergrowth.core import InputError
+from undergrowth.core import InputError, RunWarning
 from undergrowth.report.run_record import check_accuracy_target, check_metric_target, load_records
 from undergrowth.runs import Store
 from undergrowth.sweeps.comparison import VariantRuns
@@ -45,7 +45,7 @@ def sweep(
     if result.failed:
         name, reason = next(iter(result.failed.items()))
         total = len(result.failed) + len(result.runs)
-        warnings.warn(f"{len(result.failed)} of {total} runs failed; {name}: {reason}", stacklevel=2)
+        warnings.warn(f"{len(result.failed)} of {total} runs failed; {name}: {reason}", RunWarning, stacklevel=2)
     return result
 
 

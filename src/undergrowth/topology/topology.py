@@ -1,4 +1,4 @@
-"""Topology: who is below whom, and what is special about single nodes."""
+"""Topology: the children of every node, and settings of single nodes."""
 
 from __future__ import annotations
 

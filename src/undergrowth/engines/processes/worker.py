@@ -30,7 +30,7 @@ from undergrowth.engines.vector.stack_runner import StackRunner
 from undergrowth.engines.world import EngineSettings, Job, World
 
 UNCHANGED, EMPTY = -1, 0  # instead of the address of a state
-MAX_SIZE_RATIO = 4  # a partial result more times larger than an upload is written at the end; before, uploads are
+MAX_SIZE_RATIO = 4  # a partial result larger than this many uploads is written once, after the last job
 MAX_CACHED_PACKETS = 16  # downloads kept on the worker's torch device
 SLOT_SLACK = 1024  # bytes by which a slot is larger than its first partial result: numbers in it may get longer
 

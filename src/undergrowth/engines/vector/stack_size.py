@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from undergrowth.core import RunError
+from undergrowth.core import RunError, RunWarning
 
 MAX_CPU_BYTES = 8 << 20  # of stacked weights on a CPU; more do not stay in its caches
 CPU_CLIENTS = (4, 16)  # the least and the most, whatever the weights
@@ -68,4 +68,5 @@ class StackSize:
         if clients == 1:
             raise RunError(f"one client of this model does not fit into the memory of {self._torch_device}")
         self._limits[kind] = clients // 2
-        warnings.warn(f"{clients} clients at once do not fit on the GPU; continuing with {clients // 2}", stacklevel=2)
+        text = f"{clients} clients at once do not fit on the GPU; continuing with {clients // 2}"
+        warnings.warn(text, RunWarning, stacklevel=2)

@@ -17,7 +17,7 @@ MAX_KNOWN = 16  # kinds of training whose recordings are kept
 
 
 class StackedLoops:
-    """A `LoopRunner` that computes loops of one kind at once, and others one by one.
+    """Computes loops of one kind at once, and others one by one; see `Task.run_loops`.
 
     It remembers what it has learned in earlier calls with an equal client and task, such as recorded steps. A client
     that holds tensors of one round is not equal to that of the next. `chunk` and `memory`: as in `StackedSteps`.

@@ -5,7 +5,8 @@ Down: w, once. A device: `train.rounds` rounds of `train.epochs` epochs from w o
 fine-tune:     L(v)
 freeze:        L(v), only above the split `head` (FreezeBase: only the last layer); the rest stays as in w
 ditto[:λ]:     L(v) + (λ/2)·‖v − w‖², λ = 0.1
-ewc[:λ]:       L(v) + Σ_i (λ/2)·F_i·(v_i − w_i)², λ = 5000; F is the diagonal empirical Fisher information of w
+ewc[:λ]:       L(v) + Σ_i (λ/2)·F_i·(v_i − w_i)², λ = 5000; F is the diagonal empirical Fisher information of w,
+               limited as in `pafl`
 kd[:T[:α]]:    (1 − α)·L(v) + α·T²·KL(softmax(w(x)/T) ‖ softmax(v(x)/T)), T = 6, α = 0.95
 alone:         L(v), from the run's initial weights instead of w: what a device can do without a federation
 

@@ -68,14 +68,16 @@ class BHFL(Method):
     rounds_per_level: int | tuple[int, ...] = option(1, "rounds of a node for one of its parent, by level", at_least=1)
     residuals: str = option("none", "models of devices for the root: norm:K, loss:K or cosine:K, also with :mean")
     residuals_down: str = option(
-        "none", "who gets the root's model as a residual", choices=("none", "nodes", "devices", "all")
+        "none", "receivers of the root's model as a residual", choices=("none", "nodes", "devices", "all")
     )
     residual_weight: float = option(0.5, "weight of the residuals in a merge", at_least=0, at_most=1)
     proxy: str = option("none", "training on proxy data", choices=("none", "before", "beside"))
-    proxy_epochs: int = option(1, "epochs of it in a round", at_least=1)
+    proxy_epochs: int = option(1, "epochs of training on proxy data in a round", at_least=1)
     execution: str | tuple[str, ...] = option("synchronous", "synchronous or asynchronous children, by level")
     buffer: int = option(1, "answers that end a round of an asynchronous node", at_least=1)
-    staleness: str = option("polynomial:0.5", "weight by age there: constant, polynomial:A or hinge:A:B")
+    staleness: str = option(
+        "polynomial:0.5", "weight of an answer by its age, at an asynchronous node: constant, polynomial:A or hinge:A:B"
+    )
 
     node_settings: ClassVar[frozenset[str]] = frozenset({"rounds", "asynchronous", "proxy"})
     keeps_model: ClassVar[bool] = True

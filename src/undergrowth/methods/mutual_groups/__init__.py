@@ -79,7 +79,9 @@ class MutualServer(Server):
         if mask and mask not in names:
             raise InputError(f"method.mask '{mask}' is not a group of devices; {suggest(mask, names)}")
         if mask and len(names) == 1:
-            raise InputError(f"method.mask '{mask}': all devices are in this group, so nobody could train")
+            raise InputError(
+                f"method.mask '{mask}': all devices are in this group, so no device could train in the first rounds"
+            )
         initial = group_task(task).model.initial(context.key("group model"))
         return {**super().init(task, context), GROUPS: {name: dict(initial) for name in names}}
 
@@ -137,9 +139,11 @@ def group_names(task: Task) -> list[str]:
 class MutualGroups(Method):
     global_weight: float = option(0.33, "weight of the group's predictions in the loss of the global model", at_least=0)
     group_weight: float = option(0.75, "weight of the global model's predictions in the loss of a group's", at_least=0)
-    group: str = option("auto", "field of the data set that says to which group a device belongs; auto: see above")
+    group: str = option(
+        "auto", "field of the data set that says to which group a device belongs; auto: modality, or else the label"
+    )
     mask: str = option("", "group whose devices are not asked in the first rounds; empty: none")
-    mask_rounds: int = option(5, "number of these rounds", at_least=0)
+    mask_rounds: int = option(5, "rounds in which the group `mask` is not asked", at_least=0)
 
     @property
     def group_field(self) -> str:
