@@ -69,7 +69,7 @@ def test_a_file_without_a_head_needs_skip_head(trained: nn.Module, tmp_path: Pat
 
 def test_a_file_of_which_only_another_head_fits_is_refused(tmp_path: Path) -> None:
     torch.save(builder("logistic", SHAPE, 7)().state_dict(), tmp_path / "w.pt")
-    with pytest.raises(InputError, match="has nothing but a head for this model, and the model keeps its own head"):
+    with pytest.raises(InputError, match="has nothing but another head for this model, which keeps its own"):
         check_weights(builder("logistic", SHAPE, 4)(), tmp_path / "w.pt", skip_head=None)
 
 

@@ -222,7 +222,7 @@ def test_the_best_model_is_that_of_the_lowest_perplexity(tmp_path: Path) -> None
         ({"task": "next-token"}, "the task next-token needs a token for each of the 5 positions"),
         (
             {"loss": lambda z, y: F.mse_loss(z, y)},
-            "it must return a loss for each sample, as the functions of torch do",
+            "it must return a loss for each sample, a float, as the functions of torch do",
         ),
         ({"loss": lambda z, y: torch.ones(len(y))}, "task.loss has no gradient; compute it from the outputs"),
         ({"loss": lambda z: z}, "task.loss failed with outputs of shape (2, 3) and labels of shape (2, 3): TypeError"),

@@ -76,13 +76,13 @@ def check_tensors(
     head = _head_prefixes(module, found)
     if skip_head is None:
         skip_head = head is not None and any(name.startswith(head) for name in _misfits(found, wanted))
+        if skip_head and all(name.startswith(head or ()) for name in found):
+            raise InputError(f"{origin} has nothing but another head for this model, which keeps its own")
     if skip_head:
         if head is None:
             raise InputError("skip_head: this model has no level 'head'")
         found = {name: tensor for name, tensor in found.items() if not name.startswith(head)}
         wanted = {name: tensor for name, tensor in wanted.items() if not name.startswith(head)}
-        if not found:
-            raise InputError(f"{origin} has nothing but a head for this model, and the model keeps its own head")
 
     misfits = _misfits(found, wanted)
     if misfits:

@@ -308,6 +308,8 @@ def _outputs(model: Model, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         raise InputError(f"model: its output is a {type(output).__name__}; it must be a tensor with a row per sample")
     if not output.is_floating_point():
         raise InputError(f"model: its output holds {str(output.dtype).removeprefix('torch.')}; it must hold floats")
+    if output.isnan().any() and x.isfinite().all():
+        raise InputError("model: its output for a sample is NaN before any training; check its weights and `forward`")
     if len(several) != 3:
         raise InputError(f"model: its output for 3 samples has {len(several)} rows; it must have one for each sample")
     if not several.requires_grad:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -33,6 +33,7 @@ from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.opening import run_facts
 from undergrowth.runs.personal_phase import personal_costs
 from undergrowth.runs.start_phase import FOLDER, start_costs
+from undergrowth.runs.status import fail_run
 from undergrowth.runs.stop_section import CALLBACK, ROUNDS
 from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stream_scores import OWN_SAMPLES, WORST_TENTH, stream_scores, worst_mean
@@ -134,8 +135,10 @@ class Execution:
         """Does the remaining rounds. Each is completely in the store before the next one starts."""
         driver, noted = self.federation.driver, 0
         self.folder.mkdir(parents=True, exist_ok=True)  # for the file of states that do not fit into memory
-        for ends in driver.rounds():
-            rows = self._rows(ends)
+        driver.root.initialise()
+        for ends in self._rounds():
+            with fail_run():
+                rows = self._rows(ends)
             last = rows[-1]["round"]
             entries = driver.ledger.take()
             self._note(ends[: len(rows)])
@@ -157,6 +160,12 @@ class Execution:
                     on_round(row, self)
             self._raise_problem(ends[: len(rows)], entries)
 
+    def _rounds(self) -> Iterator[Sequence[RoundEnd]]:
+        """The rounds of the driver, as they end."""
+        with fail_run():
+            yield from self.federation.driver.rounds()
+
+    @fail_run()
     def finish(self) -> None:
         """Evaluates, writes the model and marks the run as done."""
         federation = self.federation

@@ -91,9 +91,11 @@ def check_functions(task: Task, shard: Shard) -> None:
         differentiable = outputs.detach().requires_grad_(outputs.is_floating_point())
         values = _call("task.loss", kind.loss, differentiable, labels, shapes)
         if not isinstance(values, Tensor) or not values.is_floating_point() or values.shape[:1] != (2,):
-            got = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            got = type(values).__name__
+            if isinstance(values, Tensor):
+                got = f"{str(values.dtype).removeprefix('torch.')} values of shape {tuple(values.shape)}"
             raise InputError(
-                f"task.loss returns {got} for 2 samples; it must return a loss for each sample, "
+                f"task.loss returns {got} for 2 samples; it must return a loss for each sample, a float, "
                 'as the functions of torch do with reduction="none"'
             )
         if differentiable.requires_grad and not values.requires_grad:

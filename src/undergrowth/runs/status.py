@@ -20,8 +20,19 @@ def record_status(store: Store, run: str, notes: Sequence[str]) -> Iterator[None
     except Exception as error:
         with suppress(RunError):  # the store cannot be written either if the disk is full; resuming works all the same
             store.set_status(run, "failed", notes)
-        # What was wrong in the input, such as a result of the user's own server, was found after the run had begun.
-        if isinstance(error, RunError | InputError) and store.in_place:
+        if isinstance(error, RunError) and store.in_place:
             command = store.resume_command(run)
             raise RunError(f"{error}; `{command}` continues after the last finished round") from error
         raise
+
+
+@contextmanager
+def fail_run() -> Iterator[None]:
+    """Raises an `InputError` of the block as a `RunError`: the run has begun, so there is something to resume.
+
+    An example is the result of a user's own server that is wrong in a later round.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise RunError(str(error)) from error

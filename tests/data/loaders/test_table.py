@@ -117,7 +117,7 @@ REFUSED = {
     "no label": ("a,label\n1,x\n2,\n", {"missing": "mean"}, "row 3, column 'label' has no value"),
     "identifiers": ("a,id\n" + "".join(f"1,k{n}\n" for n in range(30)), {}, "has 30 different values in 30 rows"),
     "no class": ("a,label\n1,0.5\n2,1\n", {}, "row 2, column 'label': '0.5' is not a class"),
-    "missing": (TEXT, {"missing": "zero"}, "missing is 'zero'; it must be drop"),
+    "missing": (TEXT, {"missing": "zero"}, "missing is 'zero'; it must be refuse, drop"),
     "test_by": (TEXT, {"test_by": "user"}, "test_by is 'user'; it must be row or group"),
     "test_by alone": (TEXT, {"test_by": "group"}, "it needs the name of the column in group"),
     "test_share": (TEXT, {"label": "activity", "ignore": "user", "test_share": 1}, "test_share is 1"),

@@ -32,7 +32,7 @@ def load(
     label: str | int | Sequence[str | int] | None = None,
     group: str | int | None = None,
     ignore: str | int | Sequence[str | int] = (),
-    missing: str = "refuse",
+    missing: str | None = "refuse",
     standardise: bool = True,
     standardise_label: bool = False,
     header: bool | None = None,
@@ -86,7 +86,7 @@ def load(
 
 
 def _check_options(missing: Any, standardise: Any, header: Any, test_by: Any, group: Any) -> None:
-    if missing not in ("refuse", "drop", "mean"):
+    if missing not in (None, "refuse", "drop", "mean"):
         raise InputError(
             f"missing is {missing!r}; it must be refuse, drop (leave such rows out) or mean (of the column)"
         )
@@ -160,7 +160,7 @@ def _complete_rows(
     features: int,
     matrix: np.ndarray,
     columns: dict[str, TextColumn],
-    missing: str,
+    missing: str | None,
     notes: list[str],
 ) -> np.ndarray:
     """Indices of the rows to use. A label always needs a value.
@@ -175,7 +175,7 @@ def _complete_rows(
     if missing != "drop" and holes[:, features:].any():
         row, column = np.argwhere(holes[:, features:])[0]
         raise _no_value(table, int(row), names[features + column], "drop (leave such rows out)")
-    if missing == "refuse" and holes.any():
+    if missing in (None, "refuse") and holes.any():
         row, column = np.argwhere(holes)[0]
         raise _no_value(table, int(row), names[column], "drop (leave such rows out) or mean (of the column)")
     if missing == "mean":
