@@ -28,6 +28,7 @@ def sample(name: str, seed: int = 0) -> tuple[Model, dict[str, torch.Tensor], Sh
 def test_any_number_of_cores_gives_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, weights, shard = sample(name)
     torch.set_num_threads(1)
+    monkeypatch.setattr(evaluation, "BATCHES_PER_THREAD", 1)
     scores = []
     for cores in (1, 2, 3, 8):
         monkeypatch.setattr(evaluation, "cores", lambda cores=cores: cores)
@@ -38,6 +39,7 @@ def test_any_number_of_cores_gives_the_same_bits(name: str, monkeypatch: pytest.
 def test_scores_are_those_of_one_pass_over_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     model, weights, shard = sample("mlp")
     monkeypatch.setattr(evaluation, "cores", lambda: 2)
+    monkeypatch.setattr(evaluation, "BATCHES_PER_THREAD", 1)
     with torch.no_grad():
         logits = model(weights, shard.x)
     scores = evaluation.evaluate(Classification(), model, weights, shard)

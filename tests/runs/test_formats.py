@@ -77,7 +77,6 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(folder: Path, monkeyp
 
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, fail))
     monkeypatch.setattr(schema, "SCHEMA_VERSION", schema.SCHEMA_VERSION + 1)
-    monkeypatch.setattr("undergrowth.runs.store.SCHEMA_VERSION", schema.SCHEMA_VERSION)
     with pytest.raises(InputError, match=r"cannot be written to \(no luck\)"):
         Store(folder, write=True)
     monkeypatch.undo()

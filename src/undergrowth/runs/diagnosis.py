@@ -1,22 +1,38 @@
-"""Why a run has not learned anything, or less than it could, where that can be seen."""
+"""What goes wrong in a run, and why it has not learned anything, or less than it could, where that can be seen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undergrowth.core import ModelWeights, Shard, TaskKind
+from undergrowth.core import ModelWeights, RoundEnd, Shard, TaskKind
 from undergrowth.runs.config import Experiment
 
 DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
 PERSONAL_DIVERGED = "training has diverged; a smaller personal.lr may help"
 
+NOBODY_ASKED = "no device was asked any more"
+MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
 _SAMPLES = 512  # on which units are tried
 _DEAD = 0.8  # a layer with more dead units than this fraction learns little
+
+
+def note_rounds(notes: list[str], ends: Sequence[RoundEnd], loss: float) -> None:
+    """Adds to `notes` what went wrong in rounds: refused updates, no usable update, a loss that is not finite."""
+    for end in ends if len(notes) < MAX_NOTES else ():
+        for device, problem in list(end.refused.items())[:1]:
+            more = f" and {len(end.refused) - 1} more" if len(end.refused) > 1 else ""
+            notes.append(f"round {end.round + 1}: refused the update of {device}{more}: {problem}")
+        if end.abandoned and (end.lost or end.refused or end.dropped):  # a server may also ask no device
+            notes.append(f"round {end.round + 1}: abandoned, no usable update came back")
+        elif end.abandoned and not any(NOBODY_ASKED in note for note in notes):
+            notes.append(f"round {end.round + 1}: {NOBODY_ASKED}")
+    if not isfinite(loss) and not any(DIVERGED in note for note in notes):
+        notes.append(f"round {ends[-1].round + 1}: the loss is {loss}: {DIVERGED}")
 
 
 def describe_guessing(

@@ -41,6 +41,7 @@ Batch = TypeVar("Batch")
 Found = TypeVar("Found")
 DeviceMetrics = dict[str, dict[str, float | None]]  # device → metrics; None: not defined for its samples
 
+BATCHES_PER_THREAD = 4  # starting a thread takes as long as a batch of a small model
 CPU_BATCH = 128  # activations of larger batches leave the cache of a core
 GPU_BATCH = 512
 MAX_EVALUATED_DEVICES = 1000  # of more devices, evenly spaced ones are evaluated
@@ -102,11 +103,14 @@ def _for_each_batch(model: Model, batches: Sequence[Batch], work: Callable[[Mode
 
     The batches and the arithmetic of each, on one thread, do not depend on the number of cores; so neither do the bits.
     """
-    threads = min(cores(), len(batches)) if model.torch_device == "cpu" else 1
-    if threads == 1:
+    if model.torch_device != "cpu":
         return _in_turn(model, batches, work)
+    threads = max(1, min(cores(), len(batches) // BATCHES_PER_THREAD))
     before = torch.get_num_threads()
     try:
+        if threads == 1:
+            torch.set_num_threads(1)
+            return _in_turn(model, batches, work)
         with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
             # A model writes the weights into its module while it runs, so every thread needs a module of its own.
             futures = [

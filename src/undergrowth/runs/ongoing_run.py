@@ -18,7 +18,7 @@ from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.diagnosis import DIVERGED, PERSONAL_DIVERGED, describe_dead_units, describe_guessing
+from undergrowth.runs.diagnosis import DIVERGED, PERSONAL_DIVERGED, describe_dead_units, describe_guessing, note_rounds
 from undergrowth.runs.evaluation import (
     DeviceMetrics,
     digest,
@@ -40,8 +40,6 @@ from undergrowth.runs.stream_scores import OWN_SAMPLES, WORST_TENTH, stream_scor
 from undergrowth.runs.tree_evaluation import score_tree
 from undergrowth.simulation.own_training import OWN_TRAINING
 
-MAX_NOTES = 50  # a run that goes wrong in every round need not say so every time
-NOBODY_ASKED = "no device was asked any more"
 OnRound = Callable[[Mapping[str, Any], "Execution"], None]
 
 
@@ -141,7 +139,7 @@ class Execution:
                 rows = self._rows(ends)
             last = rows[-1]["round"]
             entries = driver.ledger.take()
-            self._note(ends[: len(rows)])
+            note_rounds(self.federation.notes, ends[: len(rows)], self.scores["loss"])
             checkpoint = None
             due = last % self.experiment.run.checkpoint_every == 0 or driver.root.done
             if due and self.final_models is None:
@@ -290,19 +288,6 @@ class Execution:
     def fraction(self, row: Mapping[str, Any]) -> float:
         """How much of the run is done after a row of its history, by its rounds and budgets."""
         return self.experiment.stop.fraction_done(row, self.experiment.max_rounds)
-
-    def _note(self, ends: Sequence[RoundEnd]) -> None:
-        notes = self.federation.notes
-        for end in ends if len(notes) < MAX_NOTES else ():
-            for device, problem in list(end.refused.items())[:1]:
-                more = f" and {len(end.refused) - 1} more" if len(end.refused) > 1 else ""
-                notes.append(f"round {end.round + 1}: refused the update of {device}{more}: {problem}")
-            if end.abandoned and (end.lost or end.refused or end.dropped):  # a server may also ask nobody
-                notes.append(f"round {end.round + 1}: abandoned, no usable update came back")
-            elif end.abandoned and not any(NOBODY_ASKED in note for note in notes):
-                notes.append(f"round {end.round + 1}: {NOBODY_ASKED}")
-        if not isfinite(self.scores["loss"]) and not any(DIVERGED in note for note in notes):
-            notes.append(f"round {ends[-1].round + 1}: the loss is {self.scores['loss']}: {DIVERGED}")
 
     def _note_weakness(self) -> None:
         """Notes that the final model is no better than guessing, or that most units of a layer are dead."""

@@ -11,8 +11,9 @@ import torch
 
 from undergrowth.core import Context, Method, RunError
 from undergrowth.data import Population, fixed_at
+from undergrowth.runs.diagnosis import NOBODY_ASKED
 from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with_model
-from undergrowth.runs.ongoing_run import NOBODY_ASKED, Execution
+from undergrowth.runs.ongoing_run import Execution
 from undergrowth.runs.personal_phase import (
     ACCURACY,
     FOLDER,

@@ -9,13 +9,17 @@ version: it is 0 for older entries, and older versions of the package ignore it.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from undergrowth.exchange import COLUMNS
+from undergrowth.runs.formats import check_format
 
+SECONDS_TO_WAIT_FOR_WRITERS = 60.0
 _TABLES = f"""
 CREATE TABLE runs (
   id TEXT PRIMARY KEY, created TEXT, status TEXT, method TEXT, data TEXT, model TEXT, seed INTEGER, rounds INTEGER,
@@ -117,6 +121,39 @@ def migrated_copy(connection: sqlite3.Connection) -> sqlite3.Connection:
     connection.backup(copy)
     migrate(copy)
     return copy
+
+
+def connect(path: Path, write: bool, what: str) -> sqlite3.Connection:
+    """Opens a store at `SCHEMA_VERSION`: to `write`, it is migrated; a reader of an older one gets a migrated copy.
+
+    `what`: begins the `InputError` about a store of a newer version.
+    """
+    connection = sqlite3.connect(_address(path), SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, uri=True)
+    try:
+        check_format(what, schema_version(connection), SCHEMA_VERSION)
+        current = is_current(connection)
+        if not current and write:
+            migrate_when_free(connection, SECONDS_TO_WAIT_FOR_WRITERS)
+        elif not current:
+            found, connection = connection, migrated_copy(connection)
+            found.close()
+        if not write:
+            connection.execute("PRAGMA query_only=ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _address(path: Path) -> str:
+    """In a folder without write permission, SQLite must not try to create its auxiliary files beside the store.
+
+    If they exist, another process may be writing, and SQLite must read them too.
+    """
+    if os.access(path.parent, os.W_OK):
+        return path.as_uri()
+    logged = path.with_name(f"{path.name}-wal").exists()
+    return f"{path.as_uri()}?{'mode=ro' if logged else 'immutable=1'}"
 
 
 def insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:

@@ -25,19 +25,10 @@ from undergrowth.runs.atomic_files import file_identity
 from undergrowth.runs.commands import resume_command
 from undergrowth.runs.formats import EXPERIMENT_FORMAT, check_format, upgrade_experiment
 from undergrowth.runs.lock import is_locked
-from undergrowth.runs.schema import (
-    SCHEMA_VERSION,
-    insert,
-    insertion,
-    is_current,
-    migrate_when_free,
-    migrated_copy,
-    schema_version,
-)
+from undergrowth.runs.schema import connect, insert, insertion
 
 FILE = "undergrowth.sqlite"
 MODEL_FILE = "model.safetensors"  # the final weights, in the folder of a run
-SECONDS_TO_WAIT_FOR_WRITERS = 60.0
 MAX_RUNS_IN_MESSAGE = 5
 
 DEVICE_SCORES = "device_scores"  # the key of the scores of devices in a row of `rounds`
@@ -75,40 +66,10 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self.folder, os.W_OK):
                 raise PermissionError("it is read-only")
-        self._connection = sqlite3.connect(self._address, SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, uri=True)
-        try:
-            self._prepare(create or write)
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def _prepare(self, write: bool) -> None:
-        """Checks the format of the store, migrates it if it is old, and sets the connection up."""
-        version = schema_version(self._connection)
-        check_format(f"the run store '{self.folder / FILE}'", version, SCHEMA_VERSION)
-        current = is_current(self._connection)
-        if not current and write:
-            migrate_when_free(self._connection, SECONDS_TO_WAIT_FOR_WRITERS)
-        elif not current:
-            found, self._connection = self._connection, migrated_copy(self._connection)
-            found.close()
-        self._connection.row_factory = sqlite3.Row
-        if not write:
-            self._connection.execute("PRAGMA query_only=ON")
         self._path = (self.folder / FILE).resolve()
+        self._connection = connect(self._path, create or write, f"the run store '{self.folder / FILE}'")
+        self._connection.row_factory = sqlite3.Row
         self._identity = file_identity(self._path)
-
-    @property
-    def _address(self) -> str:
-        """In a folder without write permission, SQLite must not try to create its auxiliary files beside the store.
-
-        If they exist, another process may be writing, and SQLite must read them too.
-        """
-        path = (self.folder / FILE).resolve()
-        if os.access(self.folder, os.W_OK):
-            return path.as_uri()
-        logged = path.with_name(f"{FILE}-wal").exists()
-        return f"{path.as_uri()}?{'mode=ro' if logged else 'immutable=1'}"
 
     def close(self) -> None:
         self._connection.close()
