@@ -17,9 +17,7 @@ class Entry(NamedTuple):  # a tuple, because a simulation makes millions of them
     round: int  # the root's round in which the ask ended, counted from 1
     parent: str
     child: str
-    outcome: (
-        str  # arrived | refused | lost | late; own training: without an ask, of a device between rounds or of a server
-    )
+    outcome: str  # arrived | refused | lost | late; own training: of a device between rounds, or of a server
     reason: str = ""
     bytes_down: int = 0
     bytes_up: int = 0
