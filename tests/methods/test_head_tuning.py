@@ -14,8 +14,11 @@ from torch.nn import functional
 import undergrowth as ug
 from tests.double_precision import DoubleDataset, double_data, double_model
 from tests.methods import tiny_federation as tiny
-from undergrowth.core import Answer, Ask, AskId, Context, InputError, Node, Packet
+from tests.runs.objects import Own, normed
+from undergrowth.core import Answer, Ask, AskId, Context, InputError, Node, Packet, Shard
 from undergrowth.methods import FT, LP, FedNCM, FedNCMFT
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.federation import federate
 
 
 def pooled_head(module: nn.Sequential, x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
@@ -97,6 +100,14 @@ def run(data: DoubleDataset, out: Path, method: str = "fedncm", **settings: Any)
         return ug.run(
             method, data, model=double_model(data, **CNN), data_options={"holdout": holdout}, out=str(out), **given
         )
+
+
+def test_a_class_that_no_device_of_an_own_population_holds_is_noted() -> None:
+    """Such a population may have no `counts`, so that its labels are read."""
+    population = Own(changes={f"phone-{number}": lambda shard: Shard(shard.x, shard.y % 2) for number in range(4)})
+    assert not hasattr(population, "counts")
+    notes = federate(parse_experiment({"method": "fedncm"}), None, population, normed).notes
+    assert "no device has a training sample of class 2, so the model cannot learn it" in notes
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -53,6 +54,12 @@ def test_a_copy_for_another_thread_has_other_layers_and_the_same_tensors() -> No
     assert copied.module is not model.module
     assert [id(each) for each in copied.module.parameters()] == [id(each) for each in model.module.parameters()]
     assert torch.equal(copied(weights, shard.x[:4]), model(weights, shard.x[:4]))
+
+
+def test_a_copy_for_another_thread_keeps_the_levels_that_a_user_named() -> None:
+    layers = nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10)
+    model = Model(lambda: nn.Sequential(*copy.deepcopy(layers))).with_levels({"mine": "1"})
+    assert model.for_another_thread().levels == {"mine": "1"}
 
 
 class Devices:

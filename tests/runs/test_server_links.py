@@ -159,6 +159,7 @@ def test_a_late_subtree_is_the_same_on_other_engines_and_after_a_resume(tmp_path
         ({"server_link": {"down": 1e6}}, "up is missing"),
         ({"server_link": {"down": 1e6, "up": 0}}, "up is 0 and must be a number above 0"),
         ({"server_link": {"down": 1e6, "up": 1, "delay": 1}}, "unknown field 'delay'"),
+        ({"server_link": {"delay": 1}, "topology": "star"}, "unknown field 'delay'"),
         ({"server_link": ["wan", "lan"]}, "has 2 links and the topology has 1 levels"),
         ({"node_deadlines": {"edge-07": 1.0}}, "no node or depth 'edge-07'"),
         ({"node_deadlines": {"1": -1.0}}, "fleet.node_deadlines.1 -1.0 should be greater than 0"),

@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import undergrowth as ug
-from undergrowth.core import Context, Packet
+from undergrowth.core import Context, InputError, Packet, RunError
 from undergrowth.data import load
 from undergrowth.methods import METHODS
+from undergrowth.runs import Store
 from undergrowth.runs.execution import start
 from undergrowth.runs.federation import federate
 
@@ -203,6 +204,9 @@ def test_a_phase_that_is_killed_is_resumed_bit_for_bit(stopped: Any, step: str, 
     for name, part in whole.start.items():
         assert digest(result.start[name]) == digest(part)
         assert list(result.start[name].ledger.rows()) == list(part.ledger.rows())
+        if name == step and done:  # a step that begins after the kill has the engine that was chosen before
+            assert part.notes and result.start[name].notes == part.notes
+    assert sorted(result.notes) == sorted(whole.notes), "notes are neither lost nor said twice"
     rounds = [("pretraining", number) for number in range(4)] + [("warm rounds", number) for number in range(3)]
     assert seen == rounds[rounds.index((step, done)) :], "what was finished is not done again"
 
@@ -220,6 +224,19 @@ def test_an_interrupt_in_the_phase_can_be_resumed(out: str) -> None:
     assert row["status"] == "interrupted"
     (record,) = ug.report.run_record.load_records(ug.runs.Store(out), ["last"])
     assert record.totals["start"]["bytes_up"] > 0 and record.rounds == []
+    assert digest(ug.resume("last", out)) == digest(start(raw(out)))
+
+
+def test_a_full_disk_in_the_phase_says_how_to_resume(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_store(folder: Path | str, **options: Any) -> Store:
+        if Path(folder).name == "start":
+            raise InputError(f"out '{folder}' cannot be written to (disk I/O error); name a folder that can")
+        return Store(folder, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ug.runs.execution, "Store", open_store)
+        with pytest.raises(RunError, match=r"disk I/O error.*`undergrowth resume \S+ --out"):
+            start(raw(out))
     assert digest(ug.resume("last", out)) == digest(start(raw(out)))
 
 

@@ -50,6 +50,12 @@ def test_nodes_with_parents_devices_and_settings(tmp_path: Path) -> None:
     [
         ("nodes: {a: {devices: 8}, a: {devices: 0}}", r"has 'a' twice \(line 1\); keep one of them"),
         ("nodes: {a: {parent: b}, b: {parent: a, devices: 8}}", "node 'a' is below itself: its parents form a cycle"),
+        (
+            "nodes: {n0: {}, "
+            + "".join(f"n{i}: {{parent: n{i - 1}}}, " for i in range(1, 149))
+            + "n149: {parent: n148, devices: 8}}",
+            "its nodes are nested 150 levels deep; 100 are possible",
+        ),
         ("nodes: {a: {parent: serve, devices: 8}}", "there is no parent 'serve'; did you mean 'server'"),
         ("nodes: {a: {devices: 7}}", "1 of 8 devices, such as 'd7', are below no node; give them to one with"),
         ("nodes: {a: {devices: 9}}", "node 'a' has 9 devices, and 8 of the 8 devices are left"),
