@@ -21,7 +21,8 @@ Without metadata (metadata_share=0) steps 2 and 3 are left out; `alignment` chan
 of a teacher are those of evaluation mode, computed once a round; all copies see the public data in the same order.
 
 Classes that only devices have: as above, the mean of the copies knows next to nothing of them (docs/decisions/0064).
-`metadata_of: all` gives every copy the metadata of all devices in step 2. `shared_start` gives the devices' models the
+With `metadata_of: all`, step 2 is one for all: the mean of the copies after step 1 learns the metadata of all devices
+together, and step 3 goes on with copies of the result. `shared_start` gives the devices' models the
 first weights of w wherever names and shapes agree, so that the maps of different models begin alike. With
 `upper_statistics: updated`, BatchNorm in the frozen part of step 3 normalises by the batch, and its statistics follow.
 
@@ -136,11 +137,7 @@ class FedATServer(OwnModelsServer):
     def teach(
         self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
     ) -> tuple[Weights, Mapping[str, Weights]]:
-        mean = None
-        copies = self._teach_copies(task, model, list(uploads.values()), context)
-        for (path, up), copy in zip(uploads.items(), copies, strict=True):
-            mean = add_upload(WeightedMean(), mean, path, Packet(copy, {SAMPLES: up.scalars[SAMPLES]}))
-        after = model if mean is None or has_no_samples(mean) else mean.tensors
+        after = _mean(model, uploads, self._teach_copies(task, model, uploads, context))
         maps = self._attention(task, after)
         taught: dict[str, Weights] = {}
         for senders in by_model(uploads):
@@ -151,31 +148,43 @@ class FedATServer(OwnModelsServer):
         return after, taught
 
     def _teach_copies(
-        self, task: Task, model: Weights, uploads: Sequence[Packet], context: Context
+        self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
     ) -> Sequence[Weights]:
         """For each upload, the global model after the three steps with it."""
-        options = self.options
-        maps = [self._attention(sender_task(task, up), uploaded_weights(up)) for up in uploads]
-        copies = self._transfer(task, [model] * len(uploads), maps, context)
-        metadata = [up.part("metadata").tensors for up in uploads]
-        with_metadata = [place for place, sent in enumerate(metadata) if sent]
-        if not with_metadata:
+        options, ups = self.options, list(uploads.values())
+        teachers = [self._attention(sender_task(task, up), uploaded_weights(up)) for up in ups]
+        copies: list[Weights] = [*self._transfer(task, [model] * len(ups), teachers, context)]
+        sent = {place: pairs for place, up in enumerate(ups) if (pairs := up.part("metadata").tensors)}
+        if not sent:
             return copies
-        upper = replace(task, model=UpperModel(task.model, options.level))
-        pairs = [{X: metadata[place]["maps"], Y: metadata[place]["labels"]} for place in with_metadata]
         if options.metadata_of == "all":
-            pairs = [{name: torch.cat([each[name] for each in pairs]) for name in (X, Y)}] * len(pairs)
-        training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
-        chosen, student = [copies[place] for place in with_metadata], server_client(TaskLoss(), *training)
-        learned = train_all_on_server(upper, student, chosen, pairs, context._replace(turn=1))
+            pairs = {name: torch.cat([each[name] for each in sent.values()]) for name in ("maps", "labels")}
+            learned = self._learn_metadata(task, [_mean(model, uploads, copies)], [pairs], context)
+            places, copies = list(range(len(ups))), [*learned] * len(ups)
+        else:
+            places = list(sent)
+            learned = self._learn_metadata(task, [copies[place] for place in places], list(sent.values()), context)
+            for place, weights in zip(places, learned, strict=True):
+                copies[place] = weights
         lower = LowerModel(task.model, options.level, options.upper_statistics)
-        if options.alignment != "none" and lower.trainable():  # not if the part below `level` is frozen
-            teachers = [maps[place] if options.alignment == "attention" else {} for place in with_metadata]
-            aligned = replace(task, model=lower)
-            learned = self._transfer(aligned, learned, teachers, context._replace(turn=2), lower.inside)
-        for place, weights in zip(with_metadata, learned, strict=True):
+        if options.alignment == "none" or not lower.trainable():  # the part below `level` may be frozen
+            return copies
+        maps = [teachers[place] if options.alignment == "attention" else {} for place in places]
+        chosen, turn = [copies[place] for place in places], context._replace(turn=2)
+        aligned = self._transfer(replace(task, model=lower), chosen, maps, turn, lower.inside)
+        for place, weights in zip(places, aligned, strict=True):
             copies[place] = weights
         return copies
+
+    def _learn_metadata(
+        self, task: Task, models: Sequence[Weights], metadata: Sequence[Mapping[str, Tensor]], context: Context
+    ) -> Sequence[Weights]:
+        """The weights of each model after the part above `level` has learned its metadata."""
+        options = self.options
+        upper = replace(task, model=UpperModel(task.model, options.level))
+        pairs = [{X: sent["maps"], Y: sent["labels"]} for sent in metadata]
+        training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
+        return train_all_on_server(upper, server_client(TaskLoss(), *training), models, pairs, context._replace(turn=1))
 
     def _attention(self, task: Task, weights: Weights) -> dict[str, Tensor]:
         x = public_data(task, "fedat").x
@@ -199,6 +208,14 @@ class FedATServer(OwnModelsServer):
         return train_all_on_server(task, student, models, data, context)
 
 
+def _mean(model: Weights, uploads: Mapping[str, Packet], copies: Sequence[Weights]) -> Weights:
+    """Σ p_k·copy_k; `model` if no device trained on a sample."""
+    total = None
+    for (path, up), copy in zip(uploads.items(), copies, strict=True):
+        total = add_upload(WeightedMean(), total, path, Packet(copy, {SAMPLES: up.scalars[SAMPLES]}))
+    return model if total is None or has_no_samples(total) else total.tensors
+
+
 @dataclass(frozen=True)
 class FedAT(Method):
     needs_public: ClassVar[bool] = True
@@ -213,7 +230,9 @@ class FedAT(Method):
     metadata_epochs: int = option(2, "epochs of training on metadata", at_least=1)
     server_batch: int = option(64, "samples in a batch of the server's training", at_least=1)
     alignment: str = option(ALIGNMENTS[0], "step 3: with attention, without, or left out", choices=ALIGNMENTS)
-    metadata_of: str = option(SENDERS[0], "step 2: whose metadata a copy learns, its device's or all", choices=SENDERS)
+    metadata_of: str = option(
+        SENDERS[0], "step 2: a copy learns its device's metadata, or their mean that of all", choices=SENDERS
+    )
     upper_statistics: str = option(
         STATISTICS[0], "step 3: BatchNorm's statistics of the part above", choices=STATISTICS
     )
