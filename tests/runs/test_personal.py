@@ -110,6 +110,12 @@ def test_an_interrupted_phase_is_resumed(result: ug.Result, tmp_path: Path) -> N
     again = ug.resume("last", tmp_path, progress=False)
     assert again.personal == result.personal and digest(again) == digest(result)
     assert "local" in seen and "freeze" not in seen
+    assert again.notes == result.notes and notes_of_steps(again) == notes_of_steps(result)
+
+
+def notes_of_steps(result: ug.Result) -> list[list[str]]:
+    with closing(Store(result.folder / "personal")) as store:
+        return [row["notes"] for row in store.runs()]
 
 
 def test_only_devices_below_their_local_model_adapt(tmp_path: Path) -> None:

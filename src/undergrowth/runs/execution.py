@@ -29,7 +29,7 @@ from undergrowth.runs.opening import check_same_data, check_same_files, check_sa
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_evaluation import evaluate_personal
-from undergrowth.runs.personal_phase import FOLDER, check_personal
+from undergrowth.runs.personal_phase import FOLDER, check_personal, chosen_by_auto
 from undergrowth.runs.result import Result, result_of
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
 from undergrowth.runs.status import fail_run, record_status
@@ -153,7 +153,8 @@ def resume(
             try:
                 # A run of an older version has done its warm rounds without a folder for them.
                 if has_phase and (execution.phase_folder.exists() or not store.checkpoints(name)):
-                    execution = sitting.do_phase(execution, phase_steps(experiment, federation.device_data))
+                    steps = phase_steps(_as_begun(experiment, federation), federation.device_data)
+                    execution = sitting.do_phase(execution, steps)
                 else:
                     federation.driver.start()
                 execution.restore()
@@ -162,6 +163,13 @@ def resume(
                 execution.federation.driver.close()
     sitting.callbacks.end(result)
     return result
+
+
+def _as_begun(experiment: Experiment, federation: Federation) -> Experiment:
+    """The stored experiment with the engine that it began with: `auto` chooses again for every step of the phase."""
+    if not chosen_by_auto(federation):
+        return experiment
+    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"engine": "auto"})})
 
 
 @dataclass(frozen=True)
