@@ -32,7 +32,7 @@ from undergrowth.runs.personal_evaluation import evaluate_personal
 from undergrowth.runs.personal_phase import FOLDER, check_personal, chosen_by_auto
 from undergrowth.runs.result import Result, result_of
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
-from undergrowth.runs.status import fail_run, record_status
+from undergrowth.runs.status import record_status
 from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
@@ -203,9 +203,7 @@ class _Sitting:
         federation = execution.federation
         federation.driver.close()
         weights: Path | None = None
-        with fail_run():  # a full disk, say
-            inner = Store(execution.phase_folder, create=True)
-        with closing(inner) as store:
+        with closing(Store(execution.phase_folder, create=True, in_run=True)) as store:
             for step, row in zip_longest(steps, store.runs()):
                 run = self.do_step(store, row, step.after(weights))
                 weights = store.folder / run / MODEL_FILE
