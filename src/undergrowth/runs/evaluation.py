@@ -274,9 +274,11 @@ def score_on_devices(
     """
     metrics: DeviceMetrics = {}
     if (test_weights := getattr(population, "test_weights", None)) is not None:
-        test = population.test(devices[0]).to(torch_device)
+        owners = [name for name in devices if population.size(name) and len(population.test(name))]
+        if not owners:
+            return {}
+        test = population.test(owners[0]).to(torch_device)
         statistics = measure_samples(kind, used.model, used.weights, test.x, test.y).rows[:, 2:].cpu()
-        owners = [name for name in devices if population.size(name)]
         weighed = {name: (test_weights(name)[:, None] * statistics).sum(0) for name in owners}
         return {name: _finite(kind.scores(sums, test.y)) for name, sums in weighed.items()}
     for first in range(0, len(devices), MAX_DEVICES_PER_PASS):
