@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from undergrowth.core import (
+    CODE_ERRORS,
     Client,
     Context,
     InputError,
@@ -68,7 +69,7 @@ class TracedJobBuilder:
                 result = attempt()
             except InputError:
                 raise
-            except Exception as error:  # reading a value that a meta tensor does not have can raise any error
+            except CODE_ERRORS as error:  # reading a value that a meta tensor does not have can raise any error
                 problem = error
                 continue
             if needs != VALUES:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import (
+    CODE_ERRORS,
     InputError,
     Method,
     Model,
@@ -196,7 +197,7 @@ def _explained(method: Method, function: str, device: str = "") -> Iterator[None
         yield
     except (InputError, RunError):
         raise
-    except Exception as error:
+    except CODE_ERRORS as error:
         where = f" for {device}" if device else ""
         raise RunError(f"{type(method).__name__}.{function} failed{where}: {describe_error(error)}") from error
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from undergrowth.core import InputError, RunError
+from undergrowth.core import CODE_ERRORS, InputError, RunError
 from undergrowth.runs.execution import Execution, resume, start
 
 SECONDS_BETWEEN_LOOKS = 0.2  # for the death of the parent
@@ -61,7 +61,7 @@ def run_job(request: Mapping[str, Any], on_progress: Callable[[float], None]) ->
         return {"stopped": True}
     except (InputError, RunError) as error:
         return {"failed": " ".join(str(error).split()), "input": isinstance(error, InputError)}
-    except Exception as error:
+    except CODE_ERRORS as error:
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {error}", "input": False}
     finally:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from undergrowth.core import InputError, Packet, RunError, State
+from undergrowth.core import CODE_ERRORS, InputError, Packet, RunError, State
 from undergrowth.core.client import Carry, LoopClient, Updates, join_updates, split_limit
 from undergrowth.core.names import FINISH, STEPS_DONE
 from undergrowth.engines.jobs import FinishedJob, job_error, run_job, send_up
@@ -95,7 +95,7 @@ class StackRunner(StackedSteps):
             yield from self._run_stacks(groups)
         except (InputError, RunError):
             raise
-        except Exception:
+        except CODE_ERRORS:
             for job, _ in wave:  # the first one that fails alone, too, raises an error that names its device
                 run_job(self.world, job)
             raise
@@ -127,7 +127,7 @@ class StackRunner(StackedSteps):
             ]
         except InputError:
             raise
-        except Exception as error:
+        except CODE_ERRORS as error:
             raise job_error(job, shard, error) from error
         for each in begun:
             each.kind = self.kind_of(each)
