@@ -41,12 +41,13 @@ class StackRunner(StackedSteps):
         self.settings = settings
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}  # jobs of the last call
         self._finished: defaultdict[str, list[tuple[Packet, State]]] = defaultdict(list)  # device → finished updates
-        self._job_bytes: dict[tuple[int, ...], int] = {}  # kinds of a job's updates → bytes that it holds
+        self._job_bytes: dict[tuple[int, ...], int] = {}  # kinds of a job's updates in this round → bytes that it holds
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, FinishedJob]]:
         """Runs all jobs, as many at a time as there is memory for."""
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}
         self.start_round()
+        self._job_bytes.clear()
         pending: deque[Iterable[tuple[Job, FinishedJob]]] = deque()
         for wave in self._waves(jobs):
             for finished in self._run_wave(wave):
