@@ -35,6 +35,7 @@ from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare
 from undergrowth.runs.status import record_status
 from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
+from undergrowth.runs.unused_settings import unused_engine_settings
 
 __all__ = ["Execution", "resume", "start"]
 
@@ -67,11 +68,12 @@ def start(
         experiment, federation = sitting.choose_interval(experiment, federation)
     try:
         steps = prepare_phase(experiment, federation, model, functions)
-        experiment = open_federation(experiment, federation)
+        given, experiment = experiment, open_federation(experiment, federation)
+        federation.notes.extend(unused_engine_settings(given, experiment.run.engine))
         check_personal(experiment, federation, model, functions)
         with closing(Store(experiment.run.out, create=True)) as store:
-            given = _given(method, data, model, functions)
-            run = enter_run(store, experiment, federation, given, sitting.callbacks.names)
+            objects = _given(method, data, model, functions)
+            run = enter_run(store, experiment, federation, objects, sitting.callbacks.names)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 execution = Execution(store, run, experiment, federation)
                 if steps:
@@ -207,7 +209,8 @@ class _Sitting:
             for step, row in zip_longest(steps, store.runs()):
                 run = self.do_step(store, row, step.after(weights))
                 weights = store.folder / run / MODEL_FILE
-                notes = [note for note in store.run(run)["notes"] if not note.startswith(AUTO)]
+                own = [note for note in store.run(run)["notes"] if note not in federation.notes]
+                notes = [note for note in own if not note.startswith(AUTO)]
                 named = [f"{step.name}: {note}" for note in notes]
                 federation.notes.extend(note for note in named if note not in federation.notes)
         started = self._federate_again(execution.experiment.with_population().starting_from(weights), federation)
