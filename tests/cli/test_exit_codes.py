@@ -64,14 +64,21 @@ def test_a_failed_run(type_command, fail_in_round_2) -> None:
     assert Store("kept").run(run)["status"] == "failed"
 
 
-@pytest.mark.parametrize("error", [RuntimeError("out of\nmemory"), OSError(errno.ENOSPC, "No space left on device")])
-def test_an_unexpected_exception(type_command, fail_in_round_2, error: Exception) -> None:
+UNEXPECTED = {
+    "out of memory": RuntimeError("out of\nmemory"),
+    "No space left on device": OSError(errno.ENOSPC, "No space left on device"),
+    "SystemExit: 0": SystemExit(0),  # of code of the user
+}
+
+
+@pytest.mark.parametrize(("said", "error"), UNEXPECTED.items())
+def test_an_unexpected_exception(type_command, fail_in_round_2, said: str, error: BaseException) -> None:
     fail_in_round_2(error)
     done = type_command("run", "--quiet", *TINY)
     run = Store("runs").find("last")
     assert done.exit_code == 3
     assert len(done.stderr.splitlines()) == 1
-    assert ("out of memory" if isinstance(error, RuntimeError) else "No space left on device") in done.stderr
+    assert said in done.stderr
     assert f"`undergrowth resume {run}`" in done.stderr
     assert "Traceback" in (Path("runs") / run / "error.log").read_text()
     assert Store("runs").run(run)["status"] == "failed"

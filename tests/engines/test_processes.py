@@ -56,7 +56,7 @@ def assert_equal(ours: ug.Result, serial: ug.Result) -> None:
     # Only the scalars of a partial result may differ in their last bits; the ledger may not.
     assert list(ours.ledger.rows()) == list(serial.ledger.rows())
     assert [row["rounds"] for row in ours.clients] == [row["rounds"] for row in serial.clients]
-    assert ours.notes == serial.notes
+    assert ours.notes == [note for note in serial.notes if not note.startswith("run.engine serial does not use")]
 
 
 @pytest.fixture(scope="module")

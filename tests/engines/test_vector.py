@@ -13,10 +13,12 @@ import undergrowth as ug
 from undergrowth.core import Batch, Carry, Context, LoopClient, Method, Model, Packet, Task, Train
 from undergrowth.data import partition_dataset
 from undergrowth.engines import EngineSettings, Job, Outcome, SerialEngine, VectorEngine, World
+from undergrowth.engines.vector import stacked_steps
 from undergrowth.engines.vector.carries import stack_carries
 from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.learning.reference import FisherClient, MeasuringClient
 from undergrowth.methods import Adapt, FedAvg, FedProx, Local
+from undergrowth.runs.execution import start
 
 from ..double_precision import double_data, double_model
 
@@ -273,3 +275,29 @@ def test_equal_tensors_are_stacked_like_shared_ones() -> None:
     assert carry["kept"].stride(0) == 0
     other = stack_carries([{"kept": value}, {"kept": value + 1}])
     assert other["kept"].stride(0) and torch.equal(other["kept"][1], value + 1)
+
+
+def test_kinds_that_no_longer_occur_are_forgotten(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every learning rate of a schedule is a kind. A kind that comes back is tested again, with the same result."""
+    known: list[int] = []
+
+    def look(row: Any, execution: Any) -> None:
+        runner = execution.federation.engine.stack_runner
+        known.append(len(runner._kinds))
+        assert runner._last_round.keys() == runner._stackable.keys() == set(runner._kinds.values())
+        assert len(runner._job_bytes) == 1
+
+    def run(schedule: str) -> str:
+        train = {"rounds": 8, "schedule": schedule, "sample": 0.5}
+        data = {"clients": 4, "train_samples": 60}
+        raw = {"model": "logistic", "data": data, "train": train, "run": {"engine": "vector", "out": str(tmp_path)}}
+        known.clear()
+        return str(start(raw, on_round=look).summary["model_digest"])
+
+    whole, constant = run("cosine"), run("constant")
+    assert known == [1] * 8
+    monkeypatch.setattr(stacked_steps, "MAX_UNUSED_ROUNDS", 2)
+    assert run("cosine") == whole
+    assert known == [1, 2, 3, 3, 3, 3, 3, 3]
+    monkeypatch.setattr(stacked_steps, "MAX_UNUSED_ROUNDS", 0)
+    assert run("constant") == constant

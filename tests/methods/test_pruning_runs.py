@@ -14,6 +14,7 @@ from torch.nn import functional
 import undergrowth as ug
 from tests.fleet_files import fleet_file
 from undergrowth.core import InputError, Model
+from undergrowth.data import Dataset
 from undergrowth.devices.inference import count_products
 from undergrowth.learning.pruning import prune, pruned_copy
 from undergrowth.models import builder
@@ -130,6 +131,20 @@ def test_modules_of_the_user_are_pruned_too(method: str, folder: Path) -> None:
     whole = 4 * sum(value.numel() for value in Own().parameters())
     assert min(row.bytes_down for row in result.ledger.rows()) < 0.7 * whole
     assert result.model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.filterwarnings("ignore::undergrowth.RunWarning")
+@pytest.mark.parametrize("selector", ["all", "random:0.5", "few-shot:2", "entropy:0.5"])
+def test_fl_pqsu_is_priced_with_its_upload_and_books_what_was_sent(selector: str, folder: Path) -> None:
+    """Also with a selector that reads labels or values, and on devices of which all inputs are 0."""
+    digits = ug.data.load("digits", train_samples=300)
+    blank = Dataset("blank", 0 * digits.x, digits.y, digits.test_x, digits.test_y, 10)
+    settings = {"data": blank, "data_options": {}, "public": None, "selector": selector}
+    every, none = (
+        list(run(folder, "fl-pqsu", {"threshold": threshold}, **settings).ledger.rows()) for threshold in (0.0, 100.0)
+    )
+    assert {row.bytes_up for row in none} == {8} and all(row.bytes_up > sizes(0.3) / 4 for row in every)
+    assert [row.seconds_up for row in none] == [row.seconds_up for row in every]  # those of the priced upload
 
 
 def test_a_model_without_channels_and_one_that_cannot_be_pruned_are_told(folder: Path) -> None:

@@ -66,6 +66,10 @@ def broken(**options):
     raise RuntimeError("no such thing")
 
 
+def ends(**options):
+    raise SystemExit(4)
+
+
 plain, number, module = Plain(), 3, Net()
 """
 NUMBERS = count()
@@ -181,6 +185,9 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "unknown argument": ("model", {"name": "M:Net", "hiden": 3}, "has no argument 'hiden'; did you mean 'hidden'?"),
     "failed": ("model", {"name": "M:broken", "a": 1}, r"M:broken\(a=1\) failed: RuntimeError: no such thing"),
     "failed data": ("data", "M:broken", r"data: M:broken\(\) failed: RuntimeError: no such thing"),
+    "ended": ("model", "M:ends", r"model: M:ends\(\) failed: SystemExit: 4"),
+    "ended data": ("data", "M:ends", r"data: M:ends\(\) failed: SystemExit: 4"),
+    "ended method": ("method", "M:ends", r"method: M:ends\(\) failed: SystemExit: 4"),
     "unknown option": ("method", {"name": "M:Plain", "sise": 3}, "method.sise is not a known key; did you mean 'size'"),
     "option out of limits": ("method", {"name": "M:Plain", "size": 0}, "method.size 0.0 must be a finite number above"),
     "option of an instance": ("method", {"name": "M:plain", "size": 1}, "is an object and takes no arguments"),

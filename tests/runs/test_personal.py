@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -110,6 +112,12 @@ def test_an_interrupted_phase_is_resumed(result: ug.Result, tmp_path: Path) -> N
     again = ug.resume("last", tmp_path, progress=False)
     assert again.personal == result.personal and digest(again) == digest(result)
     assert "local" in seen and "freeze" not in seen
+    assert again.notes == result.notes and notes_of_steps(again) == notes_of_steps(result)
+
+
+def notes_of_steps(result: ug.Result) -> list[list[str]]:
+    with closing(Store(result.folder / "personal")) as store:
+        return [row["notes"] for row in store.runs()]
 
 
 def test_only_devices_below_their_local_model_adapt(tmp_path: Path) -> None:
@@ -227,6 +235,40 @@ def test_by_class_weighs_the_central_test_set_by_the_classes_of_a_device(tmp_pat
         expected = sum((labels == each).double().mean() * right[test.y == each].mean() for each in range(10))
         assert accuracy == pytest.approx(float(expected))
     assert all(0 <= value <= 1 for value in found.personal.by_device("local").values())
+
+
+@pytest.mark.parametrize("only", ["all", "below"])
+def test_by_class_leaves_out_devices_without_a_tested_class(tmp_path: Path, only: str) -> None:
+    """They have no accuracy anywhere: in the result, the store, JSON, tables and the page."""
+    data = {**digits_of(tmp_path, range(10), range(5)), "partition": "classes:1"}
+    personal = {"epochs": 1, "test": "by-class", "only": only}
+    result = start(raw(tmp_path, data=data, personal=personal))
+    dataset = ug.data.load("npz", path=data["path"], train_samples=400)
+    population = ug.data.partition_dataset(dataset, "classes:1", 5, 3, 0)
+    tested = [device for device in population.devices if population.train(device).y[0] < 5]
+    assert 0 < len(tested) < 5 and result.personal is not None and list(result.personal.devices) == tested
+    note = f"personal: {5 - len(tested)} of 5 devices have no test samples and are left out"
+    assert note in result.notes
+    with closing(Store(result.folder / "personal")) as store:
+        scores = [device["accuracy"] for row in store.runs() for device in store.devices(row["id"])]
+    assert scores.count(None) >= 5 - len(tested) and all(0 <= score <= 1.001 for score in scores if score is not None)
+    ug.report.write_report([result.run], tmp_path, tmp_path / "page.html")
+    json.dumps([result.summary, result.history, result.clients, result.personal.rows()], allow_nan=False)
+
+
+def test_by_class_needs_a_device_with_a_tested_class(tmp_path: Path) -> None:
+    wrong = {"data": digits_of(tmp_path, range(9), range(9, 10)), "personal": {"test": "by-class"}}
+    with pytest.raises(ug.InputError, match=r"personal\.test by-class: no device has a class of the central test set"):
+        start(raw(tmp_path, **wrong))
+
+
+def digits_of(folder: Path, trained: range, tested: range) -> dict[str, Any]:
+    """Digits of some classes, and a test set of others."""
+    digits = ug.data.load("digits")
+    train, test = np.isin(digits.y, trained), np.isin(digits.test_y, tested)
+    parts = {"x": digits.x[train], "y": digits.y[train], "test_x": digits.test_x[test], "test_y": digits.test_y[test]}
+    np.savez(folder / "some.npz", **parts)
+    return {"name": "npz", "path": str(folder / "some.npz"), "clients": 5, "train_samples": 400, "holdout": 0}
 
 
 def test_training_that_diverges_names_the_phase_and_its_learning_rate(tmp_path: Path) -> None:

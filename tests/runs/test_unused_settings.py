@@ -10,11 +10,12 @@ import pytest
 import undergrowth as ug
 from tests.runs.conftest import Run
 from undergrowth.core import Method
+from undergrowth.engines import ENGINE_SETTINGS, ENGINES
 from undergrowth.learning import Adam, AveragingServer, GradientClient
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.federation import federate
-from undergrowth.runs.unused_settings import _value_at
+from undergrowth.runs.unused_settings import _value_at, unused_engine_settings
 
 TINY = {"data": {"clients": 4, "train_samples": 40}, "model": "logistic"}
 
@@ -46,6 +47,94 @@ def test_public_data_and_momentum_that_nothing_uses_are_noted() -> None:
         "train.momentum 0.9 has no effect: it is for train.optimiser sgd"
     ]
     assert notes(train={"optimiser": "adam"}) == notes(train={"momentum": 0.9}) == []
+
+
+WITHOUT_EFFECT: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
+    (
+        {"train": {"schedule": "step:10:0.5", "rounds": 10}},
+        "train.schedule step:10:0.5 has no effect: the learning rate would first fall in round 11, and the run has 10",
+        {"train": {"schedule": "step:10:0.5", "rounds": 11}},
+    ),
+    (
+        {"stop": {"rounds": 9}, "train": {"rounds": 8}},
+        "stop.rounds 9 has no effect: the run ends after train.rounds 8",
+        {"stop": {"rounds": 7}, "train": {"rounds": 8}},
+    ),
+    (
+        {"links": {"feedback": False}},
+        "links.feedback False has no effect: it is for a lossy links.up",
+        {"links": {"feedback": False, "up": "int8"}},
+    ),
+    (
+        {"run": {"precision": "tf32"}},
+        "run.precision tf32 has no effect: it is for a GPU",
+        {"run": {"precision": "bf16"}},
+    ),
+    (
+        {"personal": {"patience": 3, "validation": 0}},
+        "personal.patience 3 has no effect: without personal.validation nothing stops early",
+        {"personal": {"patience": 3}},
+    ),
+    (
+        {"personal": {"momentum": 0.5}, "train": {"optimiser": "adam"}},
+        "personal.momentum 0.5 has no effect: it is for train.optimiser sgd",
+        {"personal": {"momentum": 0.5}},
+    ),
+    (
+        {"method": "local", "links": {"up": "int8", "down": "int8", "feedback": False}},
+        "local does not use links.down int8, links.feedback False and links.up int8; they have no effect",
+        {"method": "local", "train": {"epochs": 3}},
+    ),
+    (
+        {"personal": {"form": "printed"}},
+        "personal.form printed has no effect: it is for personal.adapt kd",
+        {"personal": {"form": "printed", "adapt": "kd"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("raw", "note", "used"), WITHOUT_EFFECT)
+def test_settings_that_other_settings_leave_without_effect(
+    raw: dict[str, Any], note: str, used: dict[str, Any]
+) -> None:
+    assert notes(**raw) == [note] and notes(**used) == []
+
+
+@pytest.mark.parametrize(
+    ("run", "engine", "note"),
+    [
+        ({"engine": "serial", "address": "a:1"}, "serial", "run.engine serial does not use run.address a:1; it has"),
+        ({"engine": "auto", "address": "a:1"}, "serial", "run.engine serial does not use run.address a:1; it has"),
+        (
+            {"engine": "vector", "chunk": 4, "workers": 2, "stack": True},
+            "vector",
+            "run.engine vector does not use run.stack True and run.workers 2; they have",
+        ),
+        ({"engine": "processes", "chunk": 4}, "processes", "run.engine processes does not use run.chunk 4; it has"),
+        ({"engine": "processes", "chunk": 4, "stack": True, "workers": 2, "placement": "rr"}, "processes", None),
+        ({"engine": "auto", "chunk": 4}, "processes", None),
+        ({"engine": "ray", "address": "a:1", "workers": 3, "placement": "rr"}, "ray", None),
+        ({"engine": "serial"}, "serial", None),
+    ],
+)
+def test_settings_that_the_engine_does_not_use(run: dict[str, Any], engine: str, note: str | None) -> None:
+    found = unused_engine_settings(parse_experiment({**TINY, "run": run}), engine)
+    assert found == ([] if note is None else [f"{note} no effect"])
+
+
+def test_every_engine_says_which_settings_it_uses() -> None:
+    assert ENGINE_SETTINGS.keys() == ENGINES.keys()
+    assert all(hasattr(Experiment().run, key) for keys in ENGINE_SETTINGS.values() for key in keys)
+
+
+def test_a_note_about_the_engine_is_once_in_a_run_with_a_phase(out: str) -> None:
+    start = {"method": "fedncm", "warm_rounds": 1}
+    raw = {**TINY, "train": {"rounds": 1}, "links": {"feedback": False}, "start": start}
+    result = ug.runs.execution.start({**raw, "run": {"engine": "serial", "chunk": 2, "out": out}})
+    assert [note for note in result.notes if "no effect" in note] == [
+        "links.feedback False has no effect: it is for a lossy links.up",
+        "run.engine serial does not use run.chunk 2; it has no effect",
+    ]
 
 
 def test_a_deadline_that_the_sampler_uses_is_used() -> None:

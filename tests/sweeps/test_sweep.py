@@ -6,6 +6,9 @@ import io
 import json
 import os
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import undergrowth as ug
 from tests.fleet_files import fleet_file
 from undergrowth.core import InputError
 from undergrowth.runs import Store
+from undergrowth.runs.lock import lock_run
 from undergrowth.sweeps import worker, worker_pool
 from undergrowth.sweeps.api import run_sweep
 from undergrowth.sweeps.planned_sweep import plan_sweep
@@ -99,6 +103,7 @@ def test_several_runs_at_a_time_give_the_same(capfd: pytest.CaptureFixture[str])
     assert "2 of 2 runs: fedavg, seed" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("_handlers")
 def test_a_worker_without_its_sweep_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process of a sweep may be killed while its workers are starting, or during a run."""
     request = json.dumps({"raw": {**SMALL, "run": {"out": "alone"}}, "run": None, "out": "alone"})
@@ -108,6 +113,51 @@ def test_a_worker_without_its_sweep_starts_nothing(monkeypatch: pytest.MonkeyPat
     assert not Path("alone").exists()
 
 
+@pytest.fixture
+def _handlers() -> Iterator[None]:
+    """Restores the handlers of signals that a worker sets in its process, which is this one."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
+@pytest.mark.usefixtures("_handlers")
+def test_a_worker_ends_within_the_round_in_which_its_sweep_is_killed(
+    monkeypatch: pytest.MonkeyPatch, handler: Any
+) -> None:
+    finished = []
+
+    def start(raw: Any, **hooks: Any) -> None:
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        time.sleep(30)
+        finished.append(raw)
+
+    signal.signal(signal.SIGINT, handler)
+    monkeypatch.setattr(worker, "start", start)
+    monkeypatch.setattr("sys.stdin", [json.dumps({"raw": SMALL, "run": None, "out": "alone"})])
+    with pytest.raises(SystemExit, match="130"):
+        worker.main(parent=os.getppid())
+    assert not finished
+
+
+def test_a_sweep_waits_for_workers_of_a_killed_one(monkeypatch: pytest.MonkeyPatch, executed: list[Any]) -> None:
+    """They still hold the locks of their runs for a moment."""
+
+    def interrupt(job: Any, fraction: float) -> None:
+        if fraction:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(plan_sweep(SMALL), 1, None, interrupt)
+    with ExitStack() as orphan:
+        orphan.enter_context(lock_run(Path("runs", ug.list("runs")[0]["run"])))
+        monkeypatch.setattr("time.sleep", lambda seconds: orphan.close())
+        assert len(ug.sweep(SMALL).runs) == 1 and [kind for kind, _ in executed][-1] == "resume"
+
+
+@pytest.mark.usefixtures("_handlers")
 def test_a_run_whose_sweep_was_killed_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(io.StringIO):
         def flush(self) -> None:

@@ -126,7 +126,7 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort):
             raise
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             if _is_usage_error(error) or is_broken_pipe(error):
                 raise
             code, message = exit_code_and_message(error)

@@ -41,7 +41,7 @@ def track_run(quiet: bool = False) -> Iterator[dict[str, Any]]:
                 raise CommandError(INTERRUPTED, message) from error
             message = f"interrupted: run {started[0].run} {_how_to_resume(started[0])}"
             raise CommandError(INTERRUPTED, message) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not started:
                 raise
             execution, traceback_hint = started[0], _write_traceback(started[0])

@@ -7,7 +7,7 @@ from undergrowth.core.commands import Command, Deadline, Drop, RoundEnd
 from undergrowth.core.compound_reducers import Collect, Grouped, Named
 from undergrowth.core.context import Context
 from undergrowth.core.dropout import KeyedDropout
-from undergrowth.core.errors import InputError, RunError, RunWarning, describe_error, find_meant, suggest
+from undergrowth.core.errors import CODE_ERRORS, InputError, RunError, RunWarning, describe_error, find_meant, suggest
 from undergrowth.core.method import (
     Method,
     ModelWeights,
@@ -48,6 +48,7 @@ from undergrowth.core.task import Task, Train
 from undergrowth.core.task_kind import TASKS, Classification, Metric, MultiLabel, NextToken, Regression, TaskKind
 
 __all__ = [
+    "CODE_ERRORS",
     "MAX_NUMBER", "MAX_WHOLE_NUMBER", "TASKS", "AllSelector", "Answer", "Ask", "AskId", "Augmentation", "Batch",
     "Carry", "Classification", "Client", "Collect", "Command", "Context", "Deadline", "DeviceKnowledge", "Drop",
     "Grouped", "InnerServer", "InputError", "KeyedDropout", "LazyMapping", "LoopClient", "Lost", "Method", "Metric",

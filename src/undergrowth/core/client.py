@@ -100,6 +100,13 @@ class LoopClient:
         """
         return self
 
+    def for_price(self) -> LoopClient:
+        """The client to price, if values decide how much a device sends: one that sends all.
+
+        A price is counted on tensors without values, or of zeros.
+        """
+        return self
+
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         raise NotImplementedError("a LoopClient defines begin, step and finish")
 

@@ -30,14 +30,20 @@ class RunError(RuntimeError):
     """A run failed for a reason that is not the user's input: a full disk, a model that diverged."""
 
 
+# What code of the user may raise besides these two: also `sys.exit`, which must not end a command without a word.
+CODE_ERRORS = (Exception, SystemExit)
+
+
 class RunWarning(UserWarning):
     """A note of a run: something that the user should know and that does not end the run."""
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """What an exception in a method's code says, for the end of a sentence."""
     if isinstance(error, KeyError):  # its text is only the key
         return f"KeyError: there is no key {error}"
+    if isinstance(error, SystemExit):  # its text is only the exit code
+        return f"SystemExit: {error}"
     return str(error) or type(error).__name__
 
 

@@ -9,7 +9,7 @@ from inspect import getattr_static, signature
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from undergrowth.core.client import Client
-from undergrowth.core.errors import InputError
+from undergrowth.core.errors import CODE_ERRORS, InputError
 from undergrowth.core.model import Model
 from undergrowth.core.packet import Weights
 from undergrowth.core.pytree import State
@@ -207,7 +207,7 @@ def _part(method: Method, name: str) -> object:
         return getattr(method, name)
     except InputError:
         raise
-    except Exception as error:
+    except CODE_ERRORS as error:
         kind = f"{type(error).__name__}: {error}"
         raise InputError(f"method {type(method).__name__}: its {name} cannot be built: {kind}") from error
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from undergrowth.core.context import Context
-from undergrowth.core.errors import InputError, RunError, describe_error
+from undergrowth.core.errors import CODE_ERRORS, InputError, RunError, describe_error
 from undergrowth.core.packet import Packet
 from undergrowth.core.pytree import State
 from undergrowth.core.samplers import View
@@ -26,7 +26,7 @@ def call_server(server: Server, function: str, *arguments: Any, context: Context
         return getattr(server, function)(*arguments)
     except (InputError, RunError):
         raise
-    except Exception as error:
+    except CODE_ERRORS as error:
         context = arguments[-1] if context is None else context
         assert context is not None
         where = f"{_name(server)}.{function} failed at '{context.node}' in round {context.round + 1}"
@@ -69,7 +69,7 @@ def _type_of(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-def _hint(error: Exception, arguments: tuple[Any, ...]) -> str:
+def _hint(error: BaseException, arguments: tuple[Any, ...]) -> str:
     """What there was instead of the key that a KeyError names."""
     if not isinstance(error, KeyError) or not error.args:
         return ""

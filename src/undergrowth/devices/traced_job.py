@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from undergrowth.core import (
+    CODE_ERRORS,
     Client,
     Context,
     InputError,
@@ -68,7 +69,7 @@ class TracedJobBuilder:
                 result = attempt()
             except InputError:
                 raise
-            except Exception as error:  # reading a value that a meta tensor does not have can raise any error
+            except CODE_ERRORS as error:  # reading a value that a meta tensor does not have can raise any error
                 problem = error
                 continue
             if needs != VALUES:
@@ -101,9 +102,10 @@ class TracedJobBuilder:
 
     def _client(self) -> Client:
         """The client on its device; values that other jobs use must not change in place, and shapes do not."""
-        if isinstance(self.client, LoopClient) and self.needs != VALUES:
-            return self.client.on_device()
-        return self.client
+        if not isinstance(self.client, LoopClient):
+            return self.client
+        client = self.client.for_price()
+        return client if self.needs == VALUES else client.on_device()
 
     def _shard(self, size: int, counts: ClassCounts | None) -> Shard:
         """Inputs of zeros, and labels with the given counts or with all classes equally frequent."""

@@ -16,8 +16,15 @@ ENGINES: dict[str, Callable[[EngineSettings], Engine]] = {
     "vector": VectorEngine,
     "ray": RayEngine,
 }
+# The settings of the section `run` that only some engines use.
+ENGINE_SETTINGS: dict[str, tuple[str, ...]] = {
+    "serial": (),
+    "processes": ("workers", "placement", "stack", "chunk"),
+    "vector": ("chunk",),
+    "ray": ("workers", "placement", "address"),
+}
 
 __all__ = [
-    "ENGINES", "Engine", "EngineSettings", "Job", "Outcome", "ProcessesEngine", "RayEngine", "SerialEngine",
-    "States", "VectorEngine", "World", "restore_torch_settings", "set_torch",
+    "ENGINES", "ENGINE_SETTINGS", "Engine", "EngineSettings", "Job", "Outcome", "ProcessesEngine", "RayEngine",
+    "SerialEngine", "States", "VectorEngine", "World", "restore_torch_settings", "set_torch",
 ]  # fmt: skip

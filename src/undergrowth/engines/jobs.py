@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undergrowth.core import InputError, Packet, RunError, Shard, State, describe_error, find_non_finite
+from undergrowth.core import CODE_ERRORS, InputError, Packet, RunError, Shard, State, describe_error, find_non_finite
 from undergrowth.engines.samples import shards_at
 from undergrowth.engines.world import Job, World
 
@@ -31,7 +31,7 @@ def run_job(world: World, job: Job) -> FinishedJob:
         return send_up(world, job, up, kept, residual, check_finite=True)
     except InputError:
         raise
-    except Exception as error:
+    except CODE_ERRORS as error:
         raise job_error(job, shard, error) from error
 
 
@@ -42,7 +42,7 @@ def send_up(world: World, job: Job, up: Packet, kept: State, residual: State, ch
     return FinishedJob(up, size, kept, residual, problem)
 
 
-def job_error(job: Job, shard: Shard | None, error: Exception) -> RunError:
+def job_error(job: Job, shard: Shard | None, error: BaseException) -> RunError:
     """The error to raise for a client that raised `error`: names the device, the round and the number of samples."""
     samples = "" if shard is None else f" with {len(shard)} samples"
     return RunError(f"{job.device} failed in round {job.context.round + 1}{samples}: {describe_error(error)}")

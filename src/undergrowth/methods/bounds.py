@@ -27,6 +27,10 @@ from undergrowth.learning.kept_model import check_models, problem_tags
 class LocalClient(GradientClient):
     """Continues to train its own model; the seed in the packet gives its initial weights."""
 
+    @property
+    def ignored_settings(self) -> frozenset[str]:
+        return super().ignored_settings | {"links.down", "links.feedback", "links.up"}  # codecs are for tensors
+
     def start(self, task: Task, down: Packet, own: State) -> Weights:
         return own.get("model") or task.model.initial(int(down.scalars[SEED]))
 

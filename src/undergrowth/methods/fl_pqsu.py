@@ -17,7 +17,7 @@ because its pruned model keeps its shape. As for REFT, the first quarter of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,14 +41,15 @@ class SelectiveClient(GradientClient):
 
     options: FLPQSU
 
+    def for_price(self) -> SelectiveClient:
+        return replace(self, options=replace(self.options, threshold=0.0))
+
     def upload(self, trained: Trained) -> tuple[Packet, State]:
         received = trained.received
         changes = {name: value - received[name] for name, value in trained.tensors.items()}
         parameters = trained.task.model.parameters
         change, before = (_norm([each[name] for name in parameters]) for each in (changes, received))
-        # Prices are traced on inputs without values or of zeros; they are those of an update that is sent.
-        priced = change.is_meta or not bool(trained.shard.x.any())
-        if not priced and bool(change < self.options.threshold * before):
+        if self.options.threshold and bool(change < self.options.threshold * before):
             return Packet(scalars=trained.scalars), trained.own
         tensors: dict[str, Tensor] = {}
         for name, value in changes.items():

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from undergrowth.core import InputError, Model, NextToken, Shard, Task, Weights, suggest
+from undergrowth.core import CODE_ERRORS, InputError, Model, NextToken, Shard, Task, Weights, suggest
 from undergrowth.data import (
     Dataset,
     Population,
@@ -234,7 +234,7 @@ def _functional(model: Callable[[], nn.Module]) -> Model:
             built = model()
     except InputError:
         raise
-    except Exception as error:
+    except CODE_ERRORS as error:
         raise InputError(
             f"model: the callable failed ({describe_error(error)}); it is called without arguments"
         ) from error

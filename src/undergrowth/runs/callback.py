@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from undergrowth.core import InputError, Metric, RunError, Weights
+from undergrowth.core import CODE_ERRORS, InputError, Metric, RunError, Weights
 
 if TYPE_CHECKING:
     from undergrowth.runs.config import Experiment
@@ -108,7 +108,7 @@ class Callbacks:
                 function(*arguments)
             except (InputError, RunError):  # their message is complete
                 raise
-            except Exception as error:
+            except CODE_ERRORS as error:
                 what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 raise RunError(f"the callback {type(callback).__name__} failed in {hook}: {what}") from error
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import (
+    CODE_ERRORS,
     InputError,
     Method,
     Model,
@@ -196,7 +197,7 @@ def _explained(method: Method, function: str, device: str = "") -> Iterator[None
         yield
     except (InputError, RunError):
         raise
-    except Exception as error:
+    except CODE_ERRORS as error:
         where = f" for {device}" if device else ""
         raise RunError(f"{type(method).__name__}.{function} failed{where}: {describe_error(error)}") from error
 
@@ -274,9 +275,11 @@ def score_on_devices(
     """
     metrics: DeviceMetrics = {}
     if (test_weights := getattr(population, "test_weights", None)) is not None:
-        test = population.test(devices[0]).to(torch_device)
+        owners = [name for name in devices if population.size(name) and len(population.test(name))]
+        if not owners:
+            return {}
+        test = population.test(owners[0]).to(torch_device)
         statistics = measure_samples(kind, used.model, used.weights, test.x, test.y).rows[:, 2:].cpu()
-        owners = [name for name in devices if population.size(name)]
         weighed = {name: (test_weights(name)[:, None] * statistics).sum(0) for name in owners}
         return {name: _finite(kind.scores(sums, test.y)) for name, sums in weighed.items()}
     for first in range(0, len(devices), MAX_DEVICES_PER_PASS):

@@ -29,12 +29,13 @@ from undergrowth.runs.opening import check_same_data, check_same_files, check_sa
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_evaluation import evaluate_personal
-from undergrowth.runs.personal_phase import FOLDER, check_personal
+from undergrowth.runs.personal_phase import FOLDER, check_personal, chosen_by_auto
 from undergrowth.runs.result import Result, result_of
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
-from undergrowth.runs.status import fail_run, record_status
+from undergrowth.runs.status import record_status
 from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
+from undergrowth.runs.unused_settings import unused_engine_settings
 
 __all__ = ["Execution", "resume", "start"]
 
@@ -67,11 +68,12 @@ def start(
         experiment, federation = sitting.choose_interval(experiment, federation)
     try:
         steps = prepare_phase(experiment, federation, model, functions)
-        experiment = open_federation(experiment, federation)
+        given, experiment = experiment, open_federation(experiment, federation)
+        federation.notes.extend(unused_engine_settings(given, experiment.run.engine))
         check_personal(experiment, federation, model, functions)
         with closing(Store(experiment.run.out, create=True)) as store:
-            given = _given(method, data, model, functions)
-            run = enter_run(store, experiment, federation, given, sitting.callbacks.names)
+            objects = _given(method, data, model, functions)
+            run = enter_run(store, experiment, federation, objects, sitting.callbacks.names)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 execution = Execution(store, run, experiment, federation)
                 if steps:
@@ -153,7 +155,8 @@ def resume(
             try:
                 # A run of an older version has done its warm rounds without a folder for them.
                 if has_phase and (execution.phase_folder.exists() or not store.checkpoints(name)):
-                    execution = sitting.do_phase(execution, phase_steps(experiment, federation.device_data))
+                    steps = phase_steps(_as_begun(experiment, federation), federation.device_data)
+                    execution = sitting.do_phase(execution, steps)
                 else:
                     federation.driver.start()
                 execution.restore()
@@ -162,6 +165,13 @@ def resume(
                 execution.federation.driver.close()
     sitting.callbacks.end(result)
     return result
+
+
+def _as_begun(experiment: Experiment, federation: Federation) -> Experiment:
+    """The stored experiment with the engine that it began with: `auto` chooses again for every step of the phase."""
+    if not chosen_by_auto(federation):
+        return experiment
+    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"engine": "auto"})})
 
 
 @dataclass(frozen=True)
@@ -195,13 +205,12 @@ class _Sitting:
         federation = execution.federation
         federation.driver.close()
         weights: Path | None = None
-        with fail_run():  # a full disk, say
-            inner = Store(execution.phase_folder, create=True)
-        with closing(inner) as store:
+        with closing(Store(execution.phase_folder, create=True, in_run=True)) as store:
             for step, row in zip_longest(steps, store.runs()):
                 run = self.do_step(store, row, step.after(weights))
                 weights = store.folder / run / MODEL_FILE
-                notes = [note for note in store.run(run)["notes"] if not note.startswith(AUTO)]
+                own = [note for note in store.run(run)["notes"] if note not in federation.notes]
+                notes = [note for note in own if not note.startswith(AUTO)]
                 named = [f"{step.name}: {note}" for note in notes]
                 federation.notes.extend(note for note in named if note not in federation.notes)
         started = self._federate_again(execution.experiment.with_population().starting_from(weights), federation)

@@ -61,3 +61,10 @@ def is_locked(folder: Path) -> bool:
     except OSError:
         pass
     return True
+
+
+def wait_until_free(folder: Path, seconds: float) -> None:
+    """Waits, at most that long, until no process works on the run in `folder`."""
+    deadline = time.monotonic() + seconds
+    while fcntl is not None and is_locked(folder) and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_ATTEMPTS)

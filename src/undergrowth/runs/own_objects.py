@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from undergrowth.core import InputError, suggest
+from undergrowth.core import CODE_ERRORS, InputError, suggest
 from undergrowth.methods import METHODS
 from undergrowth.models import is_hugging_face_model
 from undergrowth.runs.config import Experiment
@@ -66,7 +66,7 @@ def _import(what: str, path: str) -> ModuleType:
         hint = suggest(path, files)
         end = f"; {hint}" if hint.startswith("did") else ""
         raise InputError(f"{what}: there is no module '{path}' in '{folder}', and none is installed{end}") from None
-    except (Exception, SystemExit) as error:
+    except CODE_ERRORS as error:
         raise InputError(f"{what}: importing '{path}' failed: {describe_error(error)}") from error
     here = Path(folder, *path.split("."))
     wanted = [each for each in (here / "__init__.py", here.with_suffix(".py")) if each.is_file()]
@@ -118,7 +118,7 @@ def call(section: str, name: str, found: Any, options: Mapping[str, Any], words:
         return found(**options)
     except InputError:
         raise
-    except Exception as error:
+    except CODE_ERRORS as error:
         written = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise InputError(f"{section}: {name}({written}) failed: {describe_error(error)}") from error
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.core import TASKS, InputError, Metric, NextToken, Shard, Task, TaskKind, suggest
+from undergrowth.core import CODE_ERRORS, TASKS, InputError, Metric, NextToken, Shard, Task, TaskKind, suggest
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.own_objects import describe_error, resolve
 from undergrowth.runs.store import ROUND_COLUMNS
@@ -117,5 +117,5 @@ def measure(name: str, function: Callable[..., Any], outputs: Tensor, labels: Te
 def _call(path: str, function: Callable[..., Any], outputs: Tensor, labels: Tensor, shapes: str) -> Any:
     try:
         return function(outputs, labels)
-    except Exception as error:
+    except CODE_ERRORS as error:
         raise InputError(f"{path} failed with {shapes}: {describe_error(error)}") from error

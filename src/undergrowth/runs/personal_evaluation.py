@@ -24,7 +24,6 @@ from undergrowth.runs.personal_phase import (
 )
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL, PERSONAL
 from undergrowth.runs.start_phase import Step, initial_weights
-from undergrowth.runs.status import fail_run
 from undergrowth.runs.store import Store
 
 # Does a step as a run in the store, or continues the run in the row; returns the id of the run.
@@ -49,9 +48,7 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
     last = max(0, federation.driver.root.round - 1)
     population = tested_population(experiment.personal, fixed_at(federation.device_data, last))
     phase = PersonalPhase(experiment, population, seed, initial, final)
-    with fail_run():  # a full disk, say
-        inner = Store(execution.folder / FOLDER, create=True)
-    with closing(inner) as store:
+    with closing(Store(execution.folder / FOLDER, create=True, in_run=True)) as store:
         steps = _Steps(execution, store, do_step)
         local = steps.do(phase.local())
         found = {LOCAL: steps.accuracies(local), **_method_models(execution, population)}

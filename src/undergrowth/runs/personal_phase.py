@@ -163,8 +163,9 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
         )
     population = tested_population(section, federation.population)
     if not any(len(population.test(device)) for device in population.devices if population.size(device)):
-        holdout = experiment.data.holdout
-        raise InputError(f"personal: data.holdout {holdout} leaves no device a test sample; give a larger one")
+        by_class = "personal.test by-class: no device has a class of the central test set; write own"
+        holdout = f"personal: data.holdout {experiment.data.holdout} leaves no device a test sample; give a larger one"
+        raise InputError(holdout if section.test == "own" else by_class)
     models = evaluated_models(federation.method, federation.task, federation.driver.root.state, {})
     if "global" not in models and section.adapt:
         raise InputError(f"personal.adapt: {name} has no model of all devices to adapt; write personal.adapt=[]")

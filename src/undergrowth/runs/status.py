@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from undergrowth.core import InputError, RunError
+from undergrowth.core import CODE_ERRORS, InputError, RunError
 from undergrowth.runs.store import Store
 
 
@@ -17,7 +17,7 @@ def record_status(store: Store, run: str, notes: Sequence[str]) -> Iterator[None
     except KeyboardInterrupt:
         store.set_status(run, "interrupted", notes)
         raise
-    except Exception as error:
+    except CODE_ERRORS as error:
         with suppress(RunError):  # the store cannot be written either if the disk is full; resuming works all the same
             store.set_status(run, "failed", notes)
         if isinstance(error, RunError) and store.in_place:

@@ -42,10 +42,12 @@ class Store:
     """Runs, rounds, devices and links of one output folder.
 
     A store of an older version is migrated when it is opened with `write` or `create`. A reader gets a migrated copy
-    and leaves the file as it is.
+    and leaves the file as it is. `in_run`: the folder is that of a run under way, which can be resumed after an error.
     """
 
-    def __init__(self, folder: str | PathLike[str], create: bool = False, write: bool = False) -> None:
+    def __init__(
+        self, folder: str | PathLike[str], create: bool = False, write: bool = False, in_run: bool = False
+    ) -> None:
         try:
             self.folder = Path(folder).expanduser()
         except (RuntimeError, TypeError) as error:  # ~name of an unknown user; or not a path
@@ -55,6 +57,8 @@ class Store:
                 raise InputError(f"out '{folder}' holds no runs; name the folder that a run wrote to")
             self._open(create, write)
         except (OSError, ValueError, sqlite3.Error) as error:
+            if in_run:  # a full disk, say
+                raise RunError(f"the run store '{self.folder / FILE}' could not be written: {error}") from error
             if isinstance(error, InputError) or getattr(error, "errno", None) == errno.ENAMETOOLONG:
                 raise
             if create or write:

@@ -24,12 +24,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any
 
 import torch
 
-from undergrowth.core import InputError, RunError
+from undergrowth.core import CODE_ERRORS, InputError, RunError
 from undergrowth.runs.execution import Execution, resume, start
+
+SECONDS_BETWEEN_LOOKS = 0.2  # for the death of the parent
 
 
 class OutOfTime(KeyboardInterrupt):
@@ -58,7 +61,7 @@ def run_job(request: Mapping[str, Any], on_progress: Callable[[float], None]) ->
         return {"stopped": True}
     except (InputError, RunError) as error:
         return {"failed": " ".join(str(error).split()), "input": isinstance(error, InputError)}
-    except Exception as error:
+    except CODE_ERRORS as error:
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {error}", "input": False}
     finally:
@@ -87,30 +90,46 @@ def _interrupt_once(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+@contextmanager
+def _interrupt_if_alone(parent: int) -> Iterator[None]:
+    """Interrupts the block when the process `parent` has died, with a signal that background processes get, too."""
+    ended = Event()
+
+    def watch() -> None:
+        while not ended.wait(SECONDS_BETWEEN_LOOKS):
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    signal.signal(signal.SIGTERM, _interrupt_once)
+    Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
 def main(parent: int) -> None:
     """Run jobs until standard input ends, or until the process `parent`, which started this one, has died."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell script
         signal.signal(signal.SIGINT, _interrupt_once)
     replies, sys.stdout = sys.stdout, sys.stderr  # what runs print must not mix with the replies
 
-    def stop_if_alone() -> None:
-        if os.getppid() != parent:
-            raise KeyboardInterrupt
-
     def send(reply: Mapping[str, Any]) -> None:
-        stop_if_alone()
         try:
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
-        except BrokenPipeError:  # it died just now
+        except BrokenPipeError:  # the parent died just now
             raise KeyboardInterrupt from None
 
     try:
-        for line in sys.stdin:
-            stop_if_alone()  # it may have died while this process was starting
-            request = json.loads(line)
-            with use_cores(request.get("cores")):
-                reply = run_job(request, lambda fraction: send({"fraction": fraction}))
-            send(reply)
+        with _interrupt_if_alone(parent):
+            for line in sys.stdin:
+                if os.getppid() != parent:  # it may have died while this process was starting
+                    raise KeyboardInterrupt
+                request = json.loads(line)
+                with use_cores(request.get("cores")):
+                    reply = run_job(request, lambda fraction: send({"fraction": fraction}))
+                send(reply)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -21,6 +21,7 @@ from typing import Any
 
 from undergrowth.core import RunWarning
 from undergrowth.runs import Store
+from undergrowth.runs.lock import wait_until_free
 from undergrowth.sweeps.jobs import Job, RunIndex
 from undergrowth.sweeps.worker import run_job
 
@@ -35,6 +36,7 @@ MPS_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a run that could not u
 INTERRUPTED = (130, -signal.SIGINT)  # exit codes of a worker process after Ctrl-C
 SECONDS_BETWEEN_LOOKS = 0.2  # for an interrupt, while jobs run
 SECONDS_FOR_INTERRUPT = 1.0
+SECONDS_FOR_ORPHANS = 10.0  # within which a worker process ends whose sweep was killed
 
 Reply = dict[str, Any]  # {"run": id}, {"failed": reason, "input": whether the input is invalid} or STOPPED
 STOPPED: Reply = {"stopped": True}  # the time limit was reached, or the user interrupted
@@ -224,7 +226,9 @@ class WorkerPool:
             *(self.index.weights_file(results.runs[start.key]) if start else None for start in starts)
         )
         unfinished = self.index.unfinished_run(described)
-        if not unfinished:  # a resumed run reports its first fraction after a round
+        if unfinished:
+            wait_until_free(self.index.folder / unfinished, SECONDS_FOR_ORPHANS)
+        else:  # a resumed run reports its first fraction after a round
             self.on_progress(job, 0.0)
         request: dict[str, Any] = {"raw": described.raw, "run": unfinished, "out": str(self.index.folder)}
         if job.sweep:

@@ -74,6 +74,13 @@ class Recordings:
         for key in [key for key, last in self._last_round.items() if self._round - last > MAX_UNUSED_ROUNDS]:
             del self._last_round[key], self._recordings[key]
 
+    def forget(self, kind: int) -> None:
+        self._patterns.pop(kind, None)
+        known: tuple[dict[Key, Any], ...] = (self._unrecorded, self._first_round, self._recordings, self._last_round)
+        for each in known:
+            for key in [key for key in each if key[0] == kind]:
+                del each[key]
+
     def clear(self) -> None:
         self._recordings.clear()
         self._last_round.clear()

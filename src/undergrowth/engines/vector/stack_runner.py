@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from undergrowth.core import InputError, Packet, RunError, State
+from undergrowth.core import CODE_ERRORS, InputError, Packet, RunError, State
 from undergrowth.core.client import Carry, LoopClient, Updates, join_updates, split_limit
 from undergrowth.core.names import FINISH, STEPS_DONE
 from undergrowth.engines.jobs import FinishedJob, job_error, run_job, send_up
@@ -41,12 +41,13 @@ class StackRunner(StackedSteps):
         self.settings = settings
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}  # jobs of the last call
         self._finished: defaultdict[str, list[tuple[Packet, State]]] = defaultdict(list)  # device → finished updates
-        self._job_bytes: dict[tuple[int, ...], int] = {}  # kinds of a job's updates → bytes that it holds
+        self._job_bytes: dict[tuple[int, ...], int] = {}  # kinds of a job's updates in this round → bytes that it holds
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, FinishedJob]]:
         """Runs all jobs, as many at a time as there is memory for."""
         self.counts = {"stacked": 0.0, "not_stacked": 0.0}
         self.start_round()
+        self._job_bytes.clear()
         pending: deque[Iterable[tuple[Job, FinishedJob]]] = deque()
         for wave in self._waves(jobs):
             for finished in self._run_wave(wave):
@@ -95,7 +96,7 @@ class StackRunner(StackedSteps):
             yield from self._run_stacks(groups)
         except (InputError, RunError):
             raise
-        except Exception:
+        except CODE_ERRORS:
             for job, _ in wave:  # the first one that fails alone, too, raises an error that names its device
                 run_job(self.world, job)
             raise
@@ -127,7 +128,7 @@ class StackRunner(StackedSteps):
             ]
         except InputError:
             raise
-        except Exception as error:
+        except CODE_ERRORS as error:
             raise job_error(job, shard, error) from error
         for each in begun:
             each.kind = self.kind_of(each)

@@ -34,6 +34,10 @@ class StackSize:
         """Forgets how many fit: others use the GPU's memory too."""
         self._fitting.clear()
 
+    def forget(self, kind: int) -> None:
+        self._measured.pop(kind, None)
+        self._limits.pop(kind, None)
+
     def clients(self, kind: int, width: int) -> int:
         """`width`: samples for which the batch of a client has room."""
         if kind in self._limits or self._given is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from copy import copy
-from itertools import islice
+from itertools import count, islice
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ from undergrowth.engines.vector.recording import (
 from undergrowth.engines.vector.stack import Batches, Begun, width_for
 from undergrowth.engines.vector.stack_size import StackSize
 
+# After which a kind is forgotten, and tested again if it comes back. Every learning rate of a schedule is a kind of its
+# own, which takes 10 to 20 kB.
+MAX_UNUSED_ROUNDS = 64
+
 
 class StackedSteps:
     """Computes loops of a task in stacks. A kind of loop is tested once against the plain step.
@@ -38,6 +42,9 @@ class StackedSteps:
         self.torch_device = torch_device
         self.cuda = torch.device(torch_device).type == "cuda"
         self._kinds: dict[Hashable, int] = {}  # what loops must have in common to be stacked → its number
+        self._numbers = count()
+        self._last_round: dict[int, int] = {}  # kind → round in which it was used
+        self._round = 0
         self._stackable: dict[int, bool] = {}
         model_bytes = 4 * sum(shape.numel() for shape in task.model.shapes.values())
         self._stack_size = StackSize(torch_device, chunk, model_bytes)
@@ -50,13 +57,24 @@ class StackedSteps:
         return self._recordings.cuda
 
     def start_round(self) -> None:
-        """Forgets how many clients fit into memory, and recordings that were not used for some rounds."""
+        """Forgets how many clients fit into memory, and recordings and kinds that were not used for some rounds."""
         self._stack_size.start_round()
         self._recordings.start_round()
+        self._round += 1
+        for signature, kind in list(self._kinds.items()):
+            if self._round - self._last_round[kind] > MAX_UNUSED_ROUNDS:
+                del self._kinds[signature], self._last_round[kind]
+                self._stackable.pop(kind, None)
+                self._stack_size.forget(kind)
+                self._recordings.forget(kind)
 
     def kind_of(self, begun: Begun) -> int:
         """The number of its kind. Loops of the same kind can be in one stack."""
-        return self._kinds.setdefault(begun.signature, len(self._kinds))
+        kind = self._kinds.get(signature := begun.signature)
+        if kind is None:
+            kind = self._kinds[signature] = next(self._numbers)
+        self._last_round[kind] = self._round
+        return kind
 
     def compute(self, kind: int, group: list[Begun]) -> Iterator[tuple[list[Begun], list[Carry]]]:
         """The final carries of a group, in chunks that fit into memory; a chunk that did not fit is halved."""
