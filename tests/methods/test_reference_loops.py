@@ -72,7 +72,7 @@ REFERENCE_LOOPS = {
     "prunefl": f"{PRUNING}::test_prunefl",
     "kmeans-clusters": "test_clusters::test_kmeans_clusters",
     "ifca": "test_clusters::test_ifca",
-    "auxo": "test_clusters::test_auxo",
+    "auxo": "test_auxo::test_auxo",
     "mutual-groups": "test_mutual_groups::test_mutual_groups",
 }
 
