@@ -160,3 +160,8 @@ def test_rewards_spread_over_the_tree_of_clusters() -> None:
     assert best_clusters({"010": -0.4}, names) == ["00", "011"]  # one step each
     assert best_clusters({"010": -0.4, "00": 0.1}, names) == ["00"]
     assert best_clusters({"01": 0.4}, names) == ["00", "010", "011"]  # it tried the cluster before it was split
+    # Half of 0.4 for a sibling, and a quarter two steps away.
+    assert best_clusters({"000": 0.4, "01": 0.19}, ["001", "01"]) == ["001"]
+    assert best_clusters({"000": 0.4, "01": 0.21}, ["001", "01"]) == ["01"]
+    assert best_clusters({"00": 0.4, "1": 0.09}, ["011", "1"]) == ["011"]
+    assert best_clusters({"00": 0.4, "1": 0.11}, ["011", "1"]) == ["1"]
