@@ -50,6 +50,14 @@ def test_a_table(type_command, tmp_path: Path) -> None:
     assert {ordering["pair"] for ordering in facts["orderings"]} >= {"FedAvg with FSCProx > FedAvg"}
 
 
+def test_the_page_of_a_figure_shows_its_plot(type_command) -> None:
+    words = ("reproduce", "figure-4.10", "--only", "CIFAR-10/1", "-o", "pages")
+    done = type_command(*words)
+    assert done.exit_code == 0, done.output
+    assert "![Figure 4.10, plot](figure-4.10.svg)" in Path("pages/figure-4.10.md").read_text(encoding="utf-8")
+    assert "CIFAR-10" in Path("pages/figure-4.10.svg").read_text(encoding="utf-8")
+
+
 def test_several_tables_and_a_time_limit(type_command) -> None:
     words = ("reproduce", "4.7", "4.8", "--only", "FedFSC+(FedAvg) | Without", "-o", "pages")
     done = type_command(*words, "--minutes", "1e-6")

@@ -1,4 +1,4 @@
-"""K-means clusters, IFCA and Auxo-like clusters: reference loops, and what the clusters share."""
+"""K-means clusters and IFCA: reference loops, and what all methods with clusters share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch.nn import functional
 
 import undergrowth as ug
 from tests.methods import tiny_federation as tiny
-from undergrowth.core import Collect, InputError, Method, Packet, add_upload
+from undergrowth.core import InputError, Method, Packet, add_upload
 from undergrowth.learning.cluster_models import MAX_DIRECTION, directions
 from undergrowth.methods import IFCA, Auxo, FedAvg, KMeansClusters
-from undergrowth.methods.auxo import CALMING, best_clusters
 
 PARAMETERS = tiny.TASK.model.parameters
 SIZES = {device: float(len(shard)) for device, shard in tiny.SHARDS.items()}
@@ -158,91 +157,6 @@ def noisy_upload(start: tiny.Weights, towards: int, seed: int) -> dict[str, Tens
         else value
         for name, value in start.items()
     }
-
-
-def test_auxo() -> None:
-    """Two rounds at the server: one cluster splits into two; then a member, and two that explore, come back."""
-    method = Auxo(gain=0.2, explore=0.5)
-    server, devices = method.server, [f"d{number}" for number in range(6)]
-    state = server.init(tiny.TASK, tiny.server_context(0))
-    start = state["model"]
-    sizes = {device: float(10 + number) for number, device in enumerate(devices)}
-    trained = {device: noisy_upload(start, number % 2, number) for number, device in enumerate(devices)}
-    state = server.step(
-        tiny.TASK, state, uploads_of(trained, dict.fromkeys(devices, "parent"), sizes), tiny.server_context(0)
-    )
-
-    moves = {device: direction(start, end) for device, end in trained.items()}
-    halves = [devices[0::2], devices[1::2]]
-    after = sum(scatter([moves[device] for device in half]) for half in halves)
-    assert (scatter(list(moves.values())) - after * 5 / 4) / 6 >= 0.2
-    rewards: dict[str, dict[str, float]] = {}
-    for name, half in zip(("00", "01"), halves, strict=True):
-        expected = tiny.mean([trained[device] for device in half], [sizes[device] for device in half])
-        tiny.assert_same(state["clusters"][name]["weights"], expected)
-        centre = sum(moves[device] for device in half) / len(half)
-        rewards |= {device: {name: reward(moves[device], centre)} for device in half}
-    assert_same_rewards(state["rewards"], rewards)
-    assert state["members"] == next_clusters(rewards, ["00", "01"], 0)
-
-    # d0 stays in its cluster; d1 explores it, in which it is out of place, and d2 the other, where no member came.
-    models = {name: kept["weights"] for name, kept in state["clusters"].items()}
-    tried = {"d0": "00", "d1": "00", "d2": "01"}
-    trained = {device: noisy_upload(models[name], int(device[1]) % 2, 9) for device, name in tried.items()}
-    state = server.step(tiny.TASK, state, uploads_of(trained, tried, sizes), tiny.server_context(1))
-    moves = {device: direction(models[name], trained[device]) for device, name in tried.items()}
-    rewards["d0"]["00"] = (rewards["d0"]["00"] + reward(moves["d0"], moves["d0"])) / 2
-    rewards["d1"]["00"] = reward(moves["d1"], moves["d0"])
-    rewards["d2"]["01"] = reward(moves["d2"], moves["d2"])
-    assert rewards["d1"]["00"] < 0
-    assert_same_rewards(state["rewards"], rewards)
-    tiny.assert_same(state["clusters"]["00"]["weights"], trained["d0"])
-    tiny.assert_same(state["clusters"]["01"]["weights"], trained["d2"])
-    tiny.assert_same(state["model"], tiny.mean([trained["d0"], trained["d2"]], [sizes["d0"], sizes["d2"]]))
-    assert state["members"] == next_clusters(rewards, ["00", "01"], 1)
-    tiny.assert_same(method.personal(tiny.TASK, state, {}, "d1"), trained["d2"])
-    tiny.assert_same(method.personal(tiny.TASK, state, {}, "unknown"), state["model"])
-
-
-def uploads_of(trained: Mapping[str, tiny.Weights], clusters: Mapping[str, str], sizes: Mapping[str, float]) -> Packet:
-    total: Packet | None = None
-    for device, weights in trained.items():
-        tensors = {f"{clusters[device]}/{name}": value for name, value in weights.items()}
-        total = add_upload(Collect(), total, device, Packet(tensors, {"samples": sizes[device]}))
-    assert total is not None
-    return total
-
-
-def reward(move: Tensor, centre: Tensor) -> float:
-    return float(move @ centre / centre.square().sum() - 0.5)
-
-
-def assert_same_rewards(found: Mapping[str, Mapping[str, float]], expected: Mapping[str, Mapping[str, float]]) -> None:
-    assert {device: known.keys() for device, known in found.items()} == {
-        d: known.keys() for d, known in expected.items()
-    }
-    for device, known in expected.items():
-        assert found[device] == pytest.approx(known, rel=1e-9)
-
-
-def next_clusters(rewards: Mapping[str, Mapping[str, float]], names: list[str], number: int) -> dict[str, str]:
-    """The cluster of the highest reward, or a random one. Of two siblings, one that was not tried has half."""
-    draws = torch.rand(len(rewards), 2, generator=tiny.server_context(number).generator("explore"))
-    found = {}
-    for (device, known), (first, second) in zip(sorted(rewards.items()), draws.tolist(), strict=True):
-        values = {name: known.get(name, 0.5 * max(known.values())) for name in names}
-        explores = first < 0.5 * CALMING**number
-        found[device] = names[int(second * 2)] if explores else max(values, key=values.__getitem__)
-    return found
-
-
-def test_rewards_spread_over_the_tree_of_clusters() -> None:
-    names = ["00", "010", "011"]
-    assert best_clusters({"00": 0.4}, names) == ["00"]
-    assert best_clusters({"00": -0.4}, names) == ["010", "011"]  # -0.4 / 4 each; two steps from their ancestor
-    assert best_clusters({"010": -0.4}, names) == ["00", "011"]  # one step each
-    assert best_clusters({"010": -0.4, "00": 0.1}, names) == ["00"]
-    assert best_clusters({"01": 0.4}, names) == ["00", "010", "011"]  # it tried the cluster before it was split
 
 
 ONE_CLUSTER: list[Method] = [

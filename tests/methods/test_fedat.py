@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.double_precision import ATOL, RTOL
+from tests.methods import tiny_federation as tiny
 from tests.methods.test_fedft import digits
 from undergrowth.core import Context, Model, Packet, Shard, Task, Train
 from undergrowth.engines.vector.stacked_loops import StackedLoops
@@ -83,10 +84,10 @@ def distance(mine: Tensor, other: Tensor, form: str) -> Tensor:
 
 
 def descend(
-    parameters: Sequence[nn.Parameter], loss: Callable[[Tensor], Tensor], samples: int, turn: int, lr: float
+    parameters: Sequence[nn.Parameter], loss: Callable[[Tensor], Tensor], samples: int, context: Context, lr: float
 ) -> None:
     """Two epochs of SGD in batches of 8; `loss` gets the indices of a batch."""
-    generator = CONTEXT._replace(turn=turn).generator("order")
+    generator = context.generator("order")
     for _ in range(2):
         for rows in torch.randperm(samples, generator=generator).split(8):
             for parameter, slope in zip(parameters, torch.autograd.grad(loss(rows), parameters), strict=True):
@@ -94,7 +95,13 @@ def descend(
 
 
 def transfer(
-    net: Any, teacher: Mapping[str, Tensor], turn: int, task: Task, form: str, below: str = "", statistics: str = "kept"
+    net: Any,
+    teacher: Mapping[str, Tensor],
+    context: Context,
+    task: Task,
+    form: str,
+    below: str = "",
+    statistics: str = "kept",
 ) -> None:
     """CE + beta·AT on the generic data: eq. 5.13 and 5.19; of the part below the level `below` alone: eq. 5.16."""
     net.train()
@@ -109,10 +116,10 @@ def transfer(
         attention = sum(distance(seen[level], teacher[level][rows], form) for level in levels)
         return F.cross_entropy(logits, task.public.y[rows]) + FAST["beta"] * attention
 
-    descend(trained, loss, len(task.public), turn, FAST["transfer_lr"])
+    descend(trained, loss, len(task.public), context, FAST["transfer_lr"])
 
 
-def learn_metadata(net: Any, pairs: Sequence[tuple[Tensor, Tensor]], options: FedAT) -> None:
+def learn_metadata(net: Any, pairs: Sequence[tuple[Tensor, Tensor]], options: FedAT, context: Context) -> None:
     """CE of the part above the level on the pairs of map and label: eq. 5.15."""
     upper = net[net.position(options.level) :]
     maps, labels = torch.cat([maps for maps, _ in pairs]), torch.cat([labels for _, labels in pairs])
@@ -121,7 +128,7 @@ def learn_metadata(net: Any, pairs: Sequence[tuple[Tensor, Tensor]], options: Fe
     def loss(rows: Tensor) -> Tensor:
         return F.cross_entropy(upper(maps[rows]), labels[rows])
 
-    descend(list(upper.parameters()), loss, len(labels), 1, FAST["metadata_lr"])
+    descend(list(upper.parameters()), loss, len(labels), context, FAST["metadata_lr"])
 
 
 def mean_of(copies: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -131,25 +138,31 @@ def mean_of(copies: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: sum(weights[device] * states[device][name] for device in copies) for name in states["a"]}
 
 
-def three_steps(
-    start: Mapping[str, Tensor], devices: Mapping[str, Any], pairs: Mapping[str, Any], task: Task, options: FedAT
-) -> dict[str, Tensor]:
-    """The next global model."""
-    teachers = {device: attention_of(net, task.public.x) for device, net in devices.items()}
-    copies = {device: module_of(task.model, start) for device in devices}
+def a_round_at_the_server(
+    start: Mapping[str, Tensor], own: Mapping[str, Any], sent: Mapping[str, Any], task: Task, options: FedAT,
+    context: Context,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The next global model, from which the modules `own` learn. `sent`: each device's maps and labels."""
+    first, second, third, last = (context._replace(turn=turn) for turn in range(4))
+    teachers = {device: attention_of(net, task.public.x) for device, net in own.items()}
+    copies = {device: module_of(task.model, start) for device in own}
     for device, copy in copies.items():
-        transfer(copy, teachers[device], 0, task, options.form)
+        transfer(copy, teachers[device], first, task, options.form)  # eq. 5.13
     if options.metadata_share and options.metadata_of == "all":
         one = module_of(task.model, mean_of(copies))
-        learn_metadata(one, list(pairs.values()), options)
-        copies = {device: deepcopy(one) for device in devices}
+        learn_metadata(one, list(sent.values()), options, second)
+        copies = {device: deepcopy(one) for device in own}
     for device, copy in copies.items():
         if options.metadata_share and options.metadata_of == "device":
-            learn_metadata(copy, [pairs[device]], options)
+            learn_metadata(copy, [sent[device]], options, second)
         if options.metadata_share and options.alignment != "none":
             attention = teachers[device] if options.alignment == "attention" else {}
-            transfer(copy, attention, 2, task, options.form, options.level, options.upper_statistics)
-    return mean_of(copies)
+            transfer(copy, attention, third, task, options.form, options.level, options.upper_statistics)  # eq. 5.16
+    expected = mean_of(copies)
+    teacher = attention_of(module_of(task.model, expected), task.public.x)
+    for net in own.values():
+        transfer(net, teacher, last, task, options.form)  # eq. 5.19
+    return expected
 
 
 # The tests ------------------------------------------------------------------------------------------------------
@@ -191,17 +204,39 @@ def test_a_round_at_the_server_is_what_the_formulas_say(case: str, changes: dict
     uploads, start = uploads_of(task, options), task.model.initial(7)
     model, devices = options.server.teach(task, start, uploads, CONTEXT)
 
-    own, pairs = {}, {}
+    own, sent = {}, {}
     for device, up in uploads.items():
         weights = {name: value for name, value in up.tensors.items() if "/" not in name}
         own[device] = module_of(list(task.ladder.values())[RUNGS[device]], weights)
-        pairs[device] = (up.tensors.get("metadata/maps"), up.tensors.get("metadata/labels"))
-    assert_close(model, three_steps(start, own, pairs, task, options))
-
-    teacher = attention_of(module_of(task.model, model), task.public.x)
+        sent[device] = [up.tensors.get(f"metadata/{what}") for what in ("maps", "labels")]
+    assert_close(model, a_round_at_the_server(start, own, sent, task, options, CONTEXT))
     for device, net in own.items():
-        transfer(net, teacher, 3, task, options.form)  # eq. 5.19
         assert_close(devices[device], net.state_dict())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fedat(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of two rounds: devices train their own models, first from a common seed, then as the server sent them."""
+    task, options = task_of(case), FedAT(**FAST)
+    shards = {device: double_digits(size, 100 * number) for number, (device, size) in enumerate(SIZES.items())}
+    monkeypatch.setattr(tiny, "SHARDS", shards)
+    seed = tiny.seed_from(tiny.server_context(0), "device models")
+    rungs = {device: list(task.ladder.values())[rung] for device, rung in RUNGS.items()}
+    own: dict[str, Any] = {device: module_of(rung, rung.initial(seed)) for device, rung in rungs.items()}
+    model = tiny.initial(task.model)
+    for number in range(2):
+        sent = {}
+        for device, net in own.items():
+            shard, orders = shards[device], tiny.shuffles(tiny.device_context(device, number), SIZES[device], epochs=2)
+            optimiser = torch.optim.SGD(net.parameters(), 0.05)
+            tiny.descend(net.train(), orders, tiny.cross_entropy(shard), optimiser, batch=8)
+            with torch.no_grad():
+                sent[device] = [net.eval()[: net.position("low")](shard.x), shard.y]
+        model = a_round_at_the_server(model, own, sent, task, options, tiny.server_context(number))
+    state, _ = tiny.simulate(options, 2, replace(task, train=replace(task.train, rounds=2, epochs=2)))
+    assert_close(state["model"], model)
+    for device, net in own.items():
+        assert_close(state["devices"][device]["weights"], net.state_dict())
 
 
 @pytest.mark.parametrize(

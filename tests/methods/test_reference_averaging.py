@@ -48,24 +48,51 @@ class TinyPopulation:
         return len(tiny.SHARDS[device])
 
 
-def test_central(tmp_path: Path) -> None:
-    """One model is trained on the samples of all devices."""
+def pooled_model(model: Callable[[], nn.Module], out: Path) -> tuple[tiny.Weights, str]:
+    """The model of a run of `central` on the samples of all devices, and the name of its server."""
     settings = {"rounds": 2, "epochs": tiny.EPOCHS, "batch": 5, "lr": tiny.LR, "momentum": tiny.MOMENTUM}
-    raw = {"train": settings, "run": {"seed": tiny.SEED, "out": str(tmp_path), "engine": "serial"}}
-    federation = federate(parse_experiment(raw), Central(), TinyPopulation(), tiny.build)
+    raw = {"train": settings, "run": {"seed": tiny.SEED, "out": str(out), "engine": "serial"}}
+    federation = federate(parse_experiment(raw), Central(), TinyPopulation(), model)
     federation.driver.start()
     for _ in federation.driver.rounds():
         pass
     own = {"pool": federation.world.states.get("pool")}
-    model = Central().models(federation.task, federation.driver.root.state, own)["pool"]
+    root = federation.driver.root
+    return Central().models(federation.task, root.state, own)["pool"], root.name
 
-    everything = Shard(*(torch.cat([getattr(shard, part) for shard in tiny.SHARDS.values()]) for part in ("x", "y")))
-    server = federation.driver.root.name
-    module = tiny.module_with(tiny.TASK.model.initial(tiny.seed_from(Context(tiny.SEED, server, 0), "model")))
+
+EVERYTHING = Shard(*(torch.cat([getattr(shard, part) for shard in tiny.SHARDS.values()]) for part in ("x", "y")))
+
+
+def first_model(model: Model, server: str) -> tiny.Weights:
+    return model.initial(tiny.seed_from(Context(tiny.SEED, server, 0), "model"))
+
+
+def descend_on_everything(module: nn.Module, samples: Shard) -> None:
     for number in range(2):
-        orders = tiny.shuffles(tiny.device_context("pool", number), len(everything))
-        tiny.descend(module, orders, tiny.cross_entropy(everything), batch=5)
-    tiny.assert_same(model, tiny.weights_of(module))
+        orders = tiny.shuffles(tiny.device_context("pool", number), len(samples))
+        tiny.descend(module, orders, tiny.cross_entropy(samples), batch=5)
+
+
+def test_central(tmp_path: Path) -> None:
+    """One model is trained on the samples of all devices."""
+    found, server = pooled_model(tiny.build, tmp_path)
+    module = tiny.module_with(first_model(tiny.TASK.model, server))
+    descend_on_everything(module, EVERYTHING)
+    tiny.assert_same(found, tiny.weights_of(module))
+
+
+def test_central_with_a_frozen_model_is_the_oracle_of_a_linear_probe(tmp_path: Path) -> None:
+    """Only the last layer is trained, on the features of all samples."""
+    recipe = builder("mlp", (4,), 3, hidden=(6,), freeze="head")
+    model = Model(lambda: recipe().double())
+    found, server = pooled_model(model.build, tmp_path)
+    head, lower = nn.Linear(6, 3).double(), model.module[:-1]  # type: ignore[index]
+    head.load_state_dict({name.removeprefix("head."): w for name, w in first_model(model, server).items()})
+    with torch.no_grad():
+        features = lower(EVERYTHING.x)
+    descend_on_everything(head, Shard(features, EVERYTHING.y))
+    tiny.assert_same(found, {f"head.{name}": w for name, w in tiny.weights_of(head).items()})
 
 
 def federated_average(

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from tests.methods import tiny_federation as tiny
 from undergrowth.core import Shard
-from undergrowth.learning.clustering import representatives
 from undergrowth.methods import FedFT, FedFTEDS, FedFTRDS, FedSplit
 
 LOWER = [name for name in tiny.TASK.model.shapes if name.startswith("lower")]
@@ -86,23 +85,53 @@ def test_fedft_eds(cached: bool) -> None:
     assert_equals_loop(FedFTEDS(share=0.4, temperature=0.5, epochs=2, cache_features=cached), fine_tuning(pick, 2))
 
 
-@pytest.mark.parametrize("selector", ["all", "kmeans"])
-def test_fedsplit(selector: str) -> None:
-    """The average is FedAvg's. A new θ is trained on the maps that the received φ makes of selected samples.
+def nearest_to_centres(maps: Tensor, clusters: int, components: int, generator: torch.Generator) -> list[int]:
+    """PCA by singular vectors, K-means++ and Lloyd's steps one by one: the first of the maps nearest to each centre."""
+    left, singular, _ = torch.linalg.svd(maps - maps.mean(0), full_matrices=False)
+    points = (left * singular)[:, :components]
 
-    PCA and K-means themselves are compared with scikit-learn in tests/learning/test_clustering.py.
-    """
+    def gap(place: int, centre: Tensor) -> float:
+        return round(float((points[place] - centre).square().sum()), 9)  # of two maps, both are equally near
+
+    drawn = [int(torch.randint(len(points), (1,), generator=generator))]
+    while len(drawn) < clusters:
+        gaps = torch.tensor([min(gap(place, points[each]) for each in drawn) for place in range(len(points))])
+        drawn.append(int(torch.multinomial(gaps, 1, generator=generator)))
+    centres = [points[place] for place in drawn]
+    for _ in range(20):
+        nearest = [
+            min(range(clusters), key=lambda c, place=place: gap(place, centres[c])) for place in range(len(points))
+        ]
+        members = [[place for place, own in enumerate(nearest) if own == cluster] for cluster in range(clusters)]
+        centres = [points[own].mean(0) for own in members]
+    return [min(own, key=lambda place: gap(place, centre)) for own, centre in zip(members, centres, strict=True)]
+
+
+def selected(maps: Tensor, labels: Tensor, clusters: int, components: int, generator: torch.Generator) -> list[int]:
+    """For every class the maps nearest to the centres of its clusters; all maps if there are no more than clusters."""
+    kept: list[int] = []
+    for label in range(3):
+        rows = [place for place, own in enumerate(labels.tolist()) if own == label]
+        few = len(rows) <= clusters
+        places = range(len(rows)) if few else nearest_to_centres(maps[rows], clusters, components, generator)
+        kept += [rows[place] for place in places]
+    return sorted(kept)
+
+
+@pytest.mark.parametrize(("selector", "components"), [("all", 3), ("kmeans", 3), ("kmeans", 1)])
+def test_fedsplit(selector: str, components: int) -> None:
+    """The average is FedAvg's. A new θ is trained on the maps that the received φ makes of selected samples."""
     method = FedSplit(
-        level="mid", selector=selector, clusters=2, components=3, meta_lr=0.05, meta_epochs=3, meta_batch=6
+        level="mid", selector=selector, clusters=2, components=components, meta_lr=0.05, meta_epochs=3, meta_batch=6
     )
     model = tiny.initial()
     for number in range(2):
         maps, labels = [], []
         for device, shard in tiny.SHARDS.items():
             made, generator = features(model, shard.x), tiny.device_context(device, number).generator("maps")
-            kept = torch.arange(len(shard))
+            kept = list(range(len(shard)))
             if selector == "kmeans":
-                kept = representatives(made, shard.y, lambda size: min(size, 2), 3, generator)
+                kept = selected(made, shard.y, 2, components, generator)
             maps.append(made[kept])
             labels.append(shard.y[kept])
         x, y = torch.cat(maps), torch.cat(labels)

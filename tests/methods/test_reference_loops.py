@@ -52,7 +52,7 @@ REFERENCE_LOOPS = {
     "fjord": WIDTH,
     "fedrolex": WIDTH,
     "fedmd": f"{DISTILLATION}::test_fedmd",
-    "fedat": "test_fedat::test_a_round_at_the_server_is_what_the_formulas_say",
+    "fedat": "test_fedat::test_fedat",
     "fedkad": f"{DISTILLATION}::test_fedkad",
     "qfedavg": f"{FAIRNESS}::test_qfedavg",
     "term": f"{FAIRNESS}::test_term",
@@ -72,7 +72,7 @@ REFERENCE_LOOPS = {
     "prunefl": f"{PRUNING}::test_prunefl",
     "kmeans-clusters": "test_clusters::test_kmeans_clusters",
     "ifca": "test_clusters::test_ifca",
-    "auxo": "test_clusters::test_auxo",
+    "auxo": "test_auxo::test_auxo",
     "mutual-groups": "test_mutual_groups::test_mutual_groups",
 }
 

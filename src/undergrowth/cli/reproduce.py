@@ -71,7 +71,8 @@ def reproduce(
             "-o",
             "--output",
             metavar="PATH",
-            help="Also write a page: FILE.md, or FILE.html with plots; a FOLDER gets a Markdown page for each table.",
+            help="Also write a page: FILE.md, or FILE.html with plots; a FOLDER gets a Markdown page for each table. "
+            "Figures have their plots as .svg beside a Markdown page.",
         ),
     ] = None,
     json: AsJson = False,
@@ -170,11 +171,19 @@ def _page_files(target: str | None, tables: list[str]) -> dict[str, Path]:
 
 
 def _write_page(result: TableResult, command: str, device: str, page: Path) -> None:
-    from undergrowth.reproduce.html_page import render_html
+    """Write the page; the plots of a figure are images beside its Markdown page."""
+    from undergrowth.reproduce.html_page import draw, render_html
     from undergrowth.reproduce.markdown import render_page
+    from undergrowth.reproduce.svg_plot import render_svg
 
-    render = render_html if page.suffix == ".html" else render_page
-    page.write_text(render(result, command, device), encoding="utf-8")
+    if page.suffix == ".html":
+        page.write_text(render_html(result, command, device), encoding="utf-8")
+        return
+    images = [render_svg(each) for each in draw(result)] if result.table.is_figure else []
+    names = [f"{page.stem}{f'-{place}' if place > 1 else ''}.svg" for place in range(1, len(images) + 1)]
+    for name, image in zip(names, images, strict=True):
+        page.with_name(name).write_text(image, encoding="utf-8")
+    page.write_text(render_page(result, command, device, names), encoding="utf-8")
 
 
 def _print_tables(json: bool) -> None:

@@ -19,10 +19,15 @@ Grid = tuple[list[str], list[list[str]]]  # column titles, and rows of cells
 _MAX_ROUNDS = 10  # shown of a learning curve
 
 
-def render_page(result: TableResult, command: str, torch_device: str) -> str:
-    """The Markdown page of `result`. `command` is the one that made it, `torch_device` its torch device."""
+def render_page(result: TableResult, command: str, torch_device: str, plots: Sequence[str] = ()) -> str:
+    """The Markdown page of `result`. `command` is the one that made it, `torch_device` its torch device.
+
+    plots: the names of image files in the folder of the page.
+    """
     table = result.table
-    parts = [f"# {table.label}: {table.title}", introduction(result), *_markdown_table(number_grid(result))]
+    parts = [f"# {table.label}: {table.title}", introduction(result)]
+    parts += [f"![{table.label}, plot]({name})" for name in plots]
+    parts += _markdown_table(number_grid(result))
     for column, grid in curve_grids(result).items():
         parts += [f"## {column}: accuracy by round", *_markdown_table(grid)]
     if result.orderings:

@@ -84,7 +84,7 @@ class Start(Section):
 
 
 class Plot(Section):
-    """How the HTML page draws the numbers."""
+    """How the numbers are drawn, on an HTML page and in the images of a figure."""
 
     kind: Literal["rounds", "columns", "bars"] = "rounds"  # learning curves, lines over the columns, or bars
     x: str = ""  # title of the axis of columns
