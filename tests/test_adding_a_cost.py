@@ -30,7 +30,7 @@ CHANGES = {
     },
     "simulation/clock.py": {
         "    received: float = 1.0  # fraction of the download that arrived\n": "    grams: float = 0.0\n",
-        "            joules=self.joules * fraction,\n": "            grams=self.grams * fraction,\n",
+        "            joules=joules,\n": "            grams=self.grams * done,\n",
         "            joules=self.joules + other.joules,\n": "            grams=self.grams + other.grams,\n",
         "Timing(*cost[:3], work.flops, work.memory, cost.joules": ", grams=cost.grams",
     },

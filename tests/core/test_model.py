@@ -251,3 +251,34 @@ def test_a_module_that_calls_view_after_pooling_runs() -> None:
     assert torch.allclose(model(weights, x), module(x))
     gradients = torch.func.grad(lambda weights: model.run(weights, x, training=True).logits.sum())(weights)
     assert gradients["convolution.weight"].shape == (3, 2, 3, 3)
+
+
+class Averages(nn.Module):
+    """Assigns new tensors to its buffers in training, where BatchNorm changes them in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.out(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * y.mean(0)
+            self.steps = self.steps + 1
+        return y - self.mean.detach()
+
+
+def test_a_buffer_that_a_layer_assigns_is_in_the_output() -> None:
+    model, x = Model(Averages), torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    weights = model.initial(3)
+    before, module = copied(weights), loaded(model, weights, True)
+    buffers = dict(model.run(weights, x, training=True).buffers)
+    module(x)
+    expected = dict(module.named_buffers())
+    assert same(buffers, expected) and int(buffers["steps"]) == 1 and not buffers["mean"].requires_grad
+    assert same(weights, before) and same(
+        dict(model.run(weights, x).buffers), {"mean": before["mean"], "steps": before["steps"]}
+    )
+    assert int(model.run({**weights, **buffers}, x, training=True).buffers["steps"]) == 2

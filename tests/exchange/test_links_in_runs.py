@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import undergrowth as ug
 from undergrowth.core import InputError, Packet, Weights
 from undergrowth.runs.execution import resume, start
 
-from ..runs.objects import Own, linear, normed
+from ..double_precision import ATOL, RTOL, DoubleDataset
+from ..runs.objects import CLASSES, FEATURES, Own, dataset, linear, normed
 from ..stopping import facts
 from .samples import EVERY_CODEC, codec
 
@@ -168,6 +171,23 @@ def test_no_error_of_batch_norm_statistics_is_remembered(method, tmp_path):
     )
     names = {name.rpartition("/")[2] for written in kept[0].values() for name in written["residual"]}
     assert names == {name for name, _ in normed().named_parameters()}
+
+
+@pytest.mark.parametrize("up", ["topk:0.2", "int4", "topk:0.3+int8"])
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.BatchNorm1d(5)])
+def test_methods_that_send_changes_stay_fedavg_on_a_lossy_uplink(up, norm, run):
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 5), deepcopy(norm), nn.ReLU(), nn.Linear(5, CLASSES)).double()
+
+    data = DoubleDataset(**vars(dataset(80)))  # no two values are alike, of which top-k would choose one
+    settings = {
+        "data": data, "clients": 4, "partition": "iid", "model": model, "rounds": 5, "links": {"up": up},
+    }  # fmt: skip
+    expected = dict(run(**settings).model.state_dict())
+    everybody = {"buffer": 4, "concurrency": 4, "staleness": "constant"}
+    for method, options in (("fednova", {}), ("fedbuff", everybody)):
+        found = dict(run(method=method, options=options, **settings).model.state_dict())
+        torch.testing.assert_close(found, expected, rtol=RTOL, atol=ATOL)
 
 
 def test_a_device_trains_on_what_arrived_and_its_change_is_taken_from_that(run):

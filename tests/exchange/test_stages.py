@@ -119,6 +119,24 @@ def test_with_feedback_what_arrives_adds_up_to_what_was_sent(name: str) -> None:
             assert torch.allclose(off, residual[key].abs(), atol=1e-4)  # all that is missing is in the residual
 
 
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_change_that_a_method_sends_has_feedback(name: str) -> None:
+    measured = frozenset({"norm.running_var"})
+    link = Link((SignStage(measured), ChangeStage(measured), CodecStage(codec(name), measured=measured)))
+    reference = {"w": torch.zeros(40), "norm.running_var": torch.ones(40)}
+    change, found = torch.rand(40, generator=torch.Generator().manual_seed(0)), torch.linspace(0.0, 3.0, 40)
+    up = Packet({"change/w": change, "change/norm.running_var": found, "other/w": change})
+    total, residual = torch.zeros(40), dict[str, Tensor]()
+    for turn in range(1, 31):
+        encoded, residual = link.send(up, reference, residual, CONTEXT)
+        arrived = link.receive(encoded, reference).tensors
+        total += arrived["change/w"]
+        # The residual may be negative, and so may what arrives, although the change is not.
+        torch.testing.assert_close(total + residual["change/w"], turn * change, rtol=1e-4, atol=1e-4)
+        assert (arrived["change/norm.running_var"] >= 0).all()
+    assert residual.keys() == {"change/w"}
+
+
 def test_without_feedback_the_same_loss_comes_every_time() -> None:
     link, reference = stack(TopKCodec(0.5), feedback=False), {"w": torch.zeros(2)}
     up = Packet({"w": torch.tensor([2.0, 1.0])})

@@ -157,3 +157,21 @@ def test_a_level_that_cannot_be_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="split 'middle' is not a level of this model"):
         ug.run("fedft", options={"split": "middle"}, **settings)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+def test_a_number_as_a_parameter_is_trained_by_apfl(adaptive: bool, engine: str, data: DoubleDataset, tmp_path: Path):
+    def scaled(shape: tuple[int, ...]) -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
+        model.register_parameter("scale", nn.Parameter(torch.full(shape, 1.5, dtype=torch.float64)))
+        model.register_forward_hook(lambda module, inputs, output: output * module.scale)
+        return model
+
+    settings = {**SMALL, "public": None, "options": {"adaptive": adaptive}, "engine": engine, "out": str(tmp_path)}
+    number, vector = (ug.run("apfl", data, model=lambda shape=shape: scaled(shape), **settings) for shape in ((), (1,)))
+    found = {name: value.reshape(-1) for name, value in number.model.state_dict().items()}
+    expected = {name: value.reshape(-1) for name, value in vector.model.state_dict().items()}
+    torch.testing.assert_close(found, expected, rtol=RTOL, atol=ATOL)
+    assert [device["accuracy"] for device in number.clients] == [device["accuracy"] for device in vector.clients]
+    assert number.model.scale.item() != 1.5

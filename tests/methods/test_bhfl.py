@@ -240,6 +240,11 @@ def test_the_weight_of_an_interpolation_follows_the_slope_of_the_loss_on_proxy_d
         ({"leaf": "scaffold"}, r"method\.leaf 'scaffold': its devices exchange something else than models"),
         ({"leaf": {"name": "fedprox", "nu": 1}}, r"method\.leaf\.nu is not an option of fedprox; did you mean 'mu'"),
         ({"leaf": {"name": "fedavg", "able": ["a"]}}, r"method\.leaf 'fedavg': .*without options about stragglers"),
+        ({"leaf": {"name": "fedavg", "server_lr": 0.5}}, r"method\.leaf 'fedavg': .*or the server"),
+        ({"leaf": "qfedavg"}, r"method\.leaf 'qfedavg': .*its server does something else"),
+        ({"leaf": "term"}, r"method\.leaf 'term': .*its server does something else"),
+        ({"leaf": "lora"}, r"method\.leaf 'lora': "),
+        ({"leaf": "fedncm-ft"}, r"method\.leaf 'fedncm-ft': "),
         ({"leaf": "bhfl"}, r"method\.leaf 'bhfl': a leaf is a device; write what it does"),
     ],
 )

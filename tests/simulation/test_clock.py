@@ -143,7 +143,7 @@ def test_fedavg_drops_who_is_late_and_books_what_it_did(tmp_path, out):
         assert row.flops == pytest.approx(whole.flops * done)
         assert row.seconds_up == 0.0 and row.bytes_up == 0
         assert row.bytes_down == whole.bytes_down
-        assert 0 < row.joules < whole.joules
+        assert row.joules == pytest.approx(2.0 * row.seconds_compute + 1.0 * row.bytes_down / 1e6)
     assert [row["late"] for row in result.history] == [1, 1]
     assert result.ledger.simulated_seconds == pytest.approx(2 * deadline)
 
@@ -200,13 +200,17 @@ def test_what_the_runtime_takes_is_missing_for_the_work(tmp_path, out):
 
 
 def test_what_was_done_in_the_first_seconds_of_a_job():
-    job = Timing(2.0, 4.0, 1.0, flops=8.0, memory=5, joules=14.0)
+    job = Timing(2.0, 4.0, 1.0, flops=8.0, memory=5, joules=14.0, joules_down=1.0, joules_up=3.0)
     assert job.seconds == 7.0
     assert job.cut(0.0)[:4] == (0.0, 0.0, 0.0, 0.0)
     assert job.cut(1.0)[:4] == (1.0, 0.0, 0.0, 0.0)
     assert job.cut(3.0)[:4] == (2.0, 1.0, 0.0, 2.0)
     assert job.cut(6.5)[:4] == (2.0, 4.0, 0.5, 8.0)
-    assert [job.cut(seconds).joules for seconds in (0, 3.5, 7)] == [0.0, 7.0, 14.0]
+    drawn = {0.0: 0.0, 1.0: 0.5, 3.0: 3.5, 6.0: 11.0, 6.5: 12.5, 7.0: 14.0}  # by phase: 0.5, 2.5 and 3 watts
+    assert {seconds: job.cut(seconds).joules for seconds in drawn} == drawn
+    assert [job.seconds_on(joules) for joules in drawn.values()] == list(drawn)
+    for fails, late in ((6.5, 3.0), (1.0, 0.5)):  # a device that would fail after the deadline
+        assert job.cut(fails).cut(late) == job.cut(late)
     assert job.cut(7.0) == job
     assert [job.cut(seconds).received for seconds in (0, 1, 2, 7)] == [0.0, 0.5, 1.0, 1.0]
     assert Timing().cut(0.0).seconds == 0

@@ -35,6 +35,7 @@ class BoundModule:
         self.shapes = {name: value.shape for name, value in module.state_dict().items() if name in names}
         self.parameters = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         self.buffers = tuple(name for name in self.shapes if name not in set(self.parameters))
+        self._buffer_places = [(place, key, name) for place, key, name, _ in self._places if name in self.buffers]
         kinds = {type(layer) for layer in module.modules()}
         # Not with batch normalisation, which spreads a last digit over the batch: engines use other layouts.
         self.pools = nn.MaxPool2d in kinds and not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
@@ -48,6 +49,15 @@ class BoundModule:
         if self.dropouts and keys is not None:
             for layer, own in zip(self.dropouts, layer_keys(keys, len(self.dropouts)), strict=True):
                 layer.keys = own
+
+    def read(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The bound `buffers` after a forward pass: a layer may assign a new tensor instead of changing the old one."""
+        found = dict(buffers)
+        for place, key, name in self._buffer_places:
+            value = place.get(key)
+            if value is not None and value is not buffers[name]:
+                found[name] = value.detach().to(buffers[name].dtype)
+        return found
 
     def release(self) -> None:
         """Put the module's own tensors back."""

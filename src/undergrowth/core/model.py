@@ -246,9 +246,11 @@ class Model:
         precision = nullcontext() if training is False else self.in_precision(x.device.type)
         with self._bound(weights, buffers, training, keys), precision:
             if not (maps or start or stop):
-                return Output(self.module(x), {}, buffers)
-            run_part = self._run_stages if self.binding.levels.stages else self._run_submodules
-            return Output(*run_part(x, maps, start, stop), buffers)
+                logits, found = self.module(x), dict[str, Tensor]()
+            else:
+                run_part = self._run_stages if self.binding.levels.stages else self._run_submodules
+                logits, found = run_part(x, maps, start, stop)
+            return Output(logits, found, buffers if training is False else self.binding.read(buffers))
 
     @contextmanager
     def _bound(

@@ -15,6 +15,9 @@ RECEIVED = "received"  # the weights that training started from, and what a meth
 FINISH = "finish"  # values that only `finish` reads; engines neither stack nor compare them
 STEPS_DONE = "steps done"  # number of steps before `finish`, set by the loop that runs them
 
+# Parts of packets.
+CHANGE = "change"  # upload: changes of received tensors, by their names, instead of the tensors themselves
+
 # Scalars of packets.
 SAMPLES = "samples"  # upload: number of samples trained on; WeightedMean weighs by it
 LOSS = "loss"  # upload: mean training loss; sent if the run's sampler needs it

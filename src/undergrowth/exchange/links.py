@@ -31,7 +31,7 @@ class Links:
         self.uplink, self.downlink = Link(), Link()
         if up != "none":
             codec = CodecStage(build_codec("links.up", up), feedback, measured, one_model)
-            self.uplink = Link((SignStage(), ChangeStage(measured), codec))
+            self.uplink = Link((SignStage(measured), ChangeStage(measured), codec))
         if down != "none":
             self.downlink = Link((CodecStage(build_codec("links.down", down), feedback=False),))
         self._latest: tuple[Packet, Packet, int] | None = None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Context, Packet, State, Weights
+from undergrowth.core.names import CHANGE
 from undergrowth.exchange.codecs import Codec
 
 SIGNS = "#signs"  # the tensor in which `SignStage` says which tensors have no negative value
@@ -37,15 +38,21 @@ class Stage:
 class SignStage(Stage):
     """Tensors without negative values arrive without negative values: a lossy codec must not spoil a variance.
 
-    One byte per tensor of floating-point values says which tensors these are.
+    One byte per tensor of floating-point values says which tensors these are. A change that a method sends is none of
+    them: what feedback adds to it may be negative.
+
+    measured: as in `CodecStage`.
     """
+
+    measured: frozenset[str] = frozenset()
 
     def apply(self, packet: Packet, reference: Weights, memory: State, context: Context) -> tuple[Packet, State]:
         floats = _floats(packet)
         if not floats:
             return packet, memory
         # A tensor rather than a tag, so that a GPU is not waited for.
-        signs = torch.stack([(value >= 0).all() for value in floats.values()])
+        changes = {name for name, value in floats.items() if _is_change(name, value, reference, self.measured)}
+        signs = torch.stack([(value >= 0).all() & (name not in changes) for name, value in floats.items()])
         return replace(packet, tensors={**packet.tensors, SIGNS: signs}), memory
 
     def remove(self, packet: Packet, reference: Weights) -> Packet:
@@ -95,7 +102,8 @@ class CodecStage(Stage):
     """Encodes and decodes. With `feedback`, the loss of a change is added to the next change of the same tensor.
 
     Over the rounds, what arrives then adds up to what was sent, except for the last loss. `memory` maps tensor names to
-    losses; the losses of tensors that are not in this upload are kept.
+    losses; the losses of tensors that are not in this upload are kept. Tensors in the part `change` of an upload, named
+    as received ones, are changes that the method itself has computed.
 
     measured: names of tensors without feedback, such as BatchNorm statistics, also as the last part of a path. A device
     measures them anew in every round, so its next change contains what was lost: with feedback it would count twice.
@@ -116,7 +124,8 @@ class CodecStage(Stage):
         changes = {
             name: value + known[name] if _has_counterpart(name, value, known) else value
             for name, value in packet.tensors.items()
-            if name.rpartition("/")[2] not in self.measured and _has_counterpart(name, value, reference)
+            if (name.rpartition("/")[2] not in self.measured and _has_counterpart(name, value, reference))
+            or _is_change(name, value, reference, self.measured)
         }
         encoded = self.codec.encode(replace(packet, tensors={**packet.tensors, **changes}))
         arrived = self.codec.decode(encoded).tensors
@@ -159,3 +168,9 @@ def _has_counterpart(name: str, value: Tensor, others: Weights) -> bool:
     """Whether `others` has a float tensor of that name, shape and type."""
     other = others.get(name)
     return other is not None and value.is_floating_point() and other.shape == value.shape and other.dtype == value.dtype
+
+
+def _is_change(name: str, value: Tensor, reference: Weights, measured: frozenset[str]) -> bool:
+    """Whether the method sends a change of a received tensor, and not what the device has measured."""
+    part, _, key = name.partition("/")
+    return part == CHANGE and key not in measured and _has_counterpart(key, value, reference)

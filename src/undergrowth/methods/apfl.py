@@ -73,7 +73,7 @@ class APFLClient(GradientClient):
         )
         if self.options.adaptive and "stepped" not in carry:
             slopes = [
-                (gradient * (personal[PARAMETERS][name] - received[name])).flatten(mixture.dim()).sum(-1)
+                (gradient * (personal[PARAMETERS][name] - received[name])).reshape((*mixture.shape, -1)).sum(-1)
                 for name, gradient in zip(mixed, gradients, strict=True)
             ]
             moved = (mixture - carry["lr"] * torch.stack(slopes).sum(0)).clamp(0, 1)
@@ -126,4 +126,4 @@ def mix(federated: Weights, personal: Mapping[str, Tensor], mixture: Tensor) -> 
 
 def _along(mixture: Tensor, value: Tensor) -> Tensor:
     """The mixture in a shape that multiplies a parameter, also of stacked clients with a mixture each."""
-    return mixture.reshape(*mixture.shape, *(1,) * (value.dim() - mixture.dim()))
+    return mixture.reshape((*mixture.shape, *(1,) * (value.dim() - mixture.dim())))

@@ -20,7 +20,7 @@ import torch
 
 from undergrowth.core import Context, Method, Packet, Plan, Progress, Server, State, Task, View, option
 from undergrowth.core.compound_reducers import Named
-from undergrowth.core.names import MODEL, SAMPLES
+from undergrowth.core.names import CHANGE, MODEL, SAMPLES
 from undergrowth.core.reducers import Reducer, WeightedMean
 from undergrowth.learning import GradientClient, Staleness, Trained, model_mismatch
 
@@ -36,7 +36,7 @@ class FedBuffClient(GradientClient):
             for name, value in trained.tensors.items()
         }
         count = Packet(scalars={SAMPLES: trained.scalars[SAMPLES]})
-        return Packet.join({"change": Packet(change, trained.scalars), "count": count}), trained.own
+        return Packet.join({CHANGE: Packet(change, trained.scalars), "count": count}), trained.own
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class FedBuffServer(Server):
     @property
     def reducer(self) -> Reducer:
         change = WeightedMean(self.weight, Staleness(self.options.staleness))
-        return Named({"change": change, "count": WeightedMean(self.weight)})
+        return Named({CHANGE: change, "count": WeightedMean(self.weight)})
 
     def plan(self, task: Task, state: State, view: View, context: Context) -> Plan:
         return self.ask(task, view, context, Packet(state[MODEL]), self.options.concurrency - len(view.out))
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return model_mismatch(task, up.part("change"))
+        return model_mismatch(task, up.part(CHANGE))
 
     def ready(self, progress: Progress) -> bool:
         return progress.arrived >= self.options.buffer
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
-        change, weight = combined.part("change"), self.weight or "uploads"
+        change, weight = combined.part(CHANGE), self.weight or "uploads"
         undiscounted = combined.part("count").scalars[weight]
         if not undiscounted:
             return state

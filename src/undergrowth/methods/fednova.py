@@ -21,11 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from undergrowth.core import Context, Method, Packet, Server, State, Task, WeightedMean
-from undergrowth.core.names import MODEL
+from undergrowth.core.names import CHANGE, MODEL
 from undergrowth.learning import GradientClient, Trained, model_mismatch, sum_of_weights
 from undergrowth.learning.servers import has_no_samples, with_mean_buffers
 
-CHANGE = "change/"  # prefix of names in uploads: d_k of a parameter
+PREFIX = f"{CHANGE}/"  # of names in uploads: d_k of a parameter
 STEPS = "steps"  # scalar of uploads: A_k
 
 
@@ -38,7 +38,7 @@ class FedNovaClient(GradientClient):
         tensors = dict(trained.tensors)
         for name in trained.task.model.parameters:
             # Without a step there is no change, and A_k is 0.
-            tensors[CHANGE + name] = (tensors.pop(name) - trained.received[name]) / (steps or 1.0)
+            tensors[PREFIX + name] = (tensors.pop(name) - trained.received[name]) / (steps or 1.0)
         return Packet(tensors, {**trained.scalars, STEPS: steps}), trained.own
 
 
@@ -48,14 +48,14 @@ class FedNovaServer(Server):
     accepts_partial = True
 
     def check(self, task: Task, up: Packet) -> str | None:
-        return model_mismatch(task, Packet({name.removeprefix(CHANGE): value for name, value in up.tensors.items()}))
+        return model_mismatch(task, Packet({name.removeprefix(PREFIX): value for name, value in up.tensors.items()}))
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
         if has_no_samples(combined):
             return state
         model = with_mean_buffers(task, state[MODEL], combined)
         for name in task.model.parameters:
-            change = combined.scalars[STEPS] * combined.tensors[CHANGE + name]
+            change = combined.scalars[STEPS] * combined.tensors[PREFIX + name]
             model[name] = model[name] + change.to(model[name].dtype)
         return {**state, MODEL: model}
 

@@ -35,6 +35,8 @@ class Timing(NamedTuple):  # a tuple, because a simulation makes millions of the
     lost: str = ""  # why the device never answers; the seconds then end when it is lost
     limit: int | None = None  # steps after which it stops to meet the deadline
     received: float = 1.0  # fraction of the download that arrived
+    joules_down: float = 0.0  # the part of `joules` that receiving takes
+    joules_up: float = 0.0  # the part that sending takes; the rest is for computing
 
     @property
     def seconds(self) -> float:
@@ -45,13 +47,36 @@ class Timing(NamedTuple):  # a tuple, because a simulation makes millions of the
         down = min(self.seconds_down, seconds)
         compute = min(self.seconds_compute, seconds - down)
         up = min(self.seconds_up, seconds - down - compute)
+        received = down / self.seconds_down if self.seconds_down else float(seconds > 0)
         done = compute / self.seconds_compute if self.seconds_compute else 1.0
-        fraction = seconds / self.seconds if self.seconds else 1.0
+        sent = up / self.seconds_up if self.seconds_up else 1.0
+        joules = self.joules
+        if seconds < self.seconds:  # by phase, as the price has it: a radio and a processor draw different power
+            joules = self.joules_down * received + self.joules_up * sent
+            joules += self._joules_compute * done if compute else 0.0
         return self._replace(
             seconds_down=down, seconds_compute=compute, seconds_up=up, flops=self.flops * done,
-            joules=self.joules * fraction,
-            received=down / self.seconds_down if self.seconds_down else float(seconds > 0),
+            joules=joules,
+            joules_down=self.joules_down * received, joules_up=self.joules_up * sent,
+            received=self.received * received,
         )  # fmt: skip
+
+    def seconds_on(self, joules: float) -> float:
+        """How long the job goes on with this energy."""
+        seconds = 0.0
+        for phase, needed in (
+            (self.seconds_down, self.joules_down),
+            (self.seconds_compute, self._joules_compute),
+            (self.seconds_up, self.joules_up),
+        ):
+            if needed > joules:
+                return seconds + phase * joules / needed
+            seconds, joules = seconds + phase, joules - needed
+        return seconds
+
+    @property
+    def _joules_compute(self) -> float:
+        return self.joules - self.joules_down - self.joules_up
 
     def then(self, other: Timing) -> Timing:
         """The timing of two jobs, one after the other, that ends as the first one does."""
@@ -62,6 +87,8 @@ class Timing(NamedTuple):  # a tuple, because a simulation makes millions of the
             flops=self.flops + other.flops,
             memory=max(self.memory, other.memory),
             joules=self.joules + other.joules,
+            joules_down=self.joules_down + other.joules_down,
+            joules_up=self.joules_up + other.joules_up,
         )
 
 
@@ -189,7 +216,8 @@ class FleetClock(Clock):
     def _price(self, device: str, work: Work, size: int, by: float | None) -> Timing:
         profile = self.fleet.profile(device)
         cost = price_work(profile, work, size, work.bytes_up)
-        timing = Timing(*cost[:3], work.flops, work.memory, cost.joules)
+        down, up = profile.radio_watts * size / profile.down, profile.radio_watts * work.bytes_up / profile.up
+        timing = Timing(*cost[:3], work.flops, work.memory, cost.joules, joules_down=down, joules_up=up)
         if not cost.fits:
             beside = f" beside {profile.runtime / 1e6:.2f} MB of the runtime" if profile.runtime else ""
             needs = f"the work needs {work.memory / 1e6:.2f} MB{beside} and it has {profile.memory / 1e6:.2f} MB"
@@ -222,7 +250,7 @@ class FleetClock(Clock):
         if battery is not None:
             left = max(0.0, battery - self._used.get(device, 0.0))
             if timing.joules > left:
-                alive = timing.seconds * left / timing.joules
+                alive = timing.seconds_on(left)
                 if alive < end or not reason:
                     reason, end = BATTERY_EMPTY, alive
         return timing.cut(end)._replace(lost=reason) if reason else timing

@@ -184,13 +184,17 @@ class BHFL(Method):
         leaf = METHODS[name](**given)
         check_options(leaf, "method.leaf")
         leaf.check()
-        # Such a server sends its model and averages those that come back.
-        plain = type(leaf.server).plan is Server.plan and isinstance(leaf.server, AveragingServer)
-        if not plain or not isinstance(leaf.client, GradientClient):
+        # Such a server sends its model and takes the mean of those that come back. Nodes do the same: what another one
+        # does, as weighing by losses, would be left out, and so would a model's adapters or another first round.
+        server = leaf.server
+        plain = isinstance(server, AveragingServer) and server == AveragingServer(
+            accepts_partial=server.accepts_partial
+        )
+        if not plain or not isinstance(leaf.client, GradientClient) or leaf.model_settings or leaf.begins_with:
             raise InputError(
-                f"method.leaf '{name}': its devices exchange something else than models, or its server treats "
-                "stragglers differently; write fedavg, fedprox, moon or another method whose devices receive a model "
-                "and send one, without options about stragglers"
+                f"method.leaf '{name}': its devices exchange something else than models, or its server does something "
+                "else with them than to take their mean by samples; write fedavg, fedprox, moon or another method "
+                "whose devices receive a model and send one, without options about stragglers or the server"
             )
         return leaf.client
 
