@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from tests.double_precision import ATOL, RTOL
 from tests.methods import tiny_federation as tiny
 from tests.methods.test_fedft import digits
-from undergrowth.core import Context, Model, Packet, Shard, Task, Train
+from undergrowth.core import Context, InputError, Model, Packet, Shard, Task, Train
 from undergrowth.engines.vector.stacked_loops import StackedLoops
 from undergrowth.engines.vector.stacked_steps import StackedSteps
+from undergrowth.learning import build_augmentation
 from undergrowth.learning.own_models import first_weights
 from undergrowth.methods import FedAT, FedKAD
 from undergrowth.models import builder
@@ -47,9 +48,11 @@ CASES = {
 }
 
 
-def task_of(case: str) -> Task:
+def task_of(case: str, augmented: bool = False) -> Task:
     model, ladder = CASES[case]
-    return Task(model, 10, Train(batch=8, lr=0.05), public=double_digits(20, 900), ladder=ladder)
+    augmentation = build_augmentation("flip", (1, 8, 8), None) if augmented else None
+    train, public = Train(batch=8, lr=0.05), double_digits(20, 900)
+    return Task(model, 10, train, public=public, ladder=ladder, augmentation=augmentation)
 
 
 def module_of(model: Model, weights: Mapping[str, Tensor]) -> Any:
@@ -144,6 +147,11 @@ def a_round_at_the_server(
 ) -> dict[str, Tensor]:  # fmt: skip
     """The next global model, from which the modules `own` learn. `sent`: each device's maps and labels."""
     first, second, third, last = (context._replace(turn=turn) for turn in range(4))
+    if options.augment_public:
+        mirrored = torch.randint(2, (len(task.public),), generator=context.generator("augment"))
+        pairs = zip(task.public.x, mirrored, strict=True)
+        x = torch.stack([image.flip(2) if left_is_right else image for image, left_is_right in pairs])
+        task = replace(task, public=Shard(x, task.public.y))
     teachers = {device: attention_of(net, task.public.x) for device, net in own.items()}
     copies = {device: module_of(task.model, start) for device in own}
     for device, copy in copies.items():
@@ -194,13 +202,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "metadata of all devices, no third step": ("cnn", {"metadata_of": "all", "alignment": "none"}),
     "wrn": ("wrn", {}),
     "metadata of all devices, wrn": ("wrn", {"metadata_of": "all", "upper_statistics": "updated"}),
+    "augmented public images": ("cnn", {"augment_public": True}),
     "statistics of the frozen part": ("wrn", {"upper_statistics": "updated"}),
 }
 
 
 @pytest.mark.parametrize(("case", "changes"), VARIANTS.values(), ids=VARIANTS)
 def test_a_round_at_the_server_is_what_the_formulas_say(case: str, changes: dict[str, Any]) -> None:
-    task, options = task_of(case), FedAT(**{**FAST, **changes})
+    options = FedAT(**{**FAST, **changes})
+    task = task_of(case, options.augment_public)
     uploads, start = uploads_of(task, options), task.model.initial(7)
     model, devices = options.server.teach(task, start, uploads, CONTEXT)
 
@@ -349,9 +359,16 @@ def test_a_device_sends_the_maps_of_its_trained_model() -> None:
         assert torch.equal(labels, shard.y[found])
 
 
+def test_public_images_that_cannot_be_augmented_are_refused() -> None:
+    server = FedAT(augment_public=True).server
+    with pytest.raises(InputError, match=r"method.augment_public true: .* add data.augment: crop\+flip"):
+        server.init(task_of("cnn"), CONTEXT)
+    assert server.init(task_of("cnn", augmented=True), CONTEXT)
+
+
 def test_defaults_are_those_of_the_source() -> None:
     assert {field.name: field.default for field in fields(FedAT)} == {
         "beta": 1000.0, "form": "mean-square", "level": "low", "metadata_share": 1.0, "transfer_lr": 0.1,
         "transfer_epochs": 2, "metadata_lr": 0.1, "metadata_epochs": 2, "server_batch": 64, "alignment": "attention",
-        "metadata_of": "device", "upper_statistics": "kept", "shared_start": False,
+        "metadata_of": "device", "upper_statistics": "kept", "augment_public": False, "shared_start": False,
     }  # fmt: skip

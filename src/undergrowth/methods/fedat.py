@@ -19,6 +19,8 @@ the source sets train.epochs to 5 and train.lr to 0.01.
 
 Without metadata (metadata_share=0) steps 2 and 3 are left out; `alignment` changes step 3 alone. Departures: the maps
 of a teacher are those of evaluation mode, computed once a round; all copies see the public data in the same order.
+With `augment_public`, all models see the public images changed as `data.augment` says, differently in every round:
+otherwise the global model learns a small public data set by heart in the course of many rounds.
 
 Classes that only devices have: as above, the mean of the copies knows next to nothing of them (docs/decisions/0064).
 With `metadata_of: all`, step 2 is one for all: the mean of the copies after step 1 learns the metadata of all devices
@@ -38,13 +40,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Context, Method, ModelWeights, Packet, State, Task, Weights, option
-from undergrowth.core.names import SAMPLES, X, Y
+from undergrowth.core import Context, InputError, Method, ModelWeights, Packet, Shard, State, Task, Weights, option
+from undergrowth.core.names import AUGMENT, SAMPLES, X, Y
 from undergrowth.core.reducers import WeightedMean, add_upload
-from undergrowth.learning import GradientClient, LossInputs, Objective, RandomSelector, TaskLoss, Trained
+from undergrowth.learning import GradientClient, RandomSelector, TaskLoss, Trained
+from undergrowth.learning.attention import FORMS, AttentionTransfer, attention_of
 from undergrowth.learning.distillation import (
     check_same_shapes,
     public_data,
@@ -52,51 +54,13 @@ from undergrowth.learning.distillation import (
     shared_levels,
     train_all_on_server,
 )
-from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, features_of
+from undergrowth.learning.features import LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 from undergrowth.learning.servers import has_no_samples
 
 ALIGNMENTS = ("attention", "plain", "none")
 SENDERS = ("device", "all")
 STATISTICS = ("kept", "updated")
-FORMS = ("mean-square", "printed")
-TARGET = "attention"  # prefix of batch entries: the teacher's attention, by level
-
-
-def attention_map(features: Tensor) -> Tensor:
-    """Σ over channels of f²: samples × channels × height × width → samples × height × width."""
-    return features.square().sum(1)
-
-
-def attention(features: Tensor) -> Tensor:
-    """The attention map of each sample, flattened and of length 1. Flat features count as a map of one channel."""
-    strength = attention_map(features) if features.dim() > 2 else features.square()
-    return F.normalize(strength.flatten(1))
-
-
-def attention_of(task: Task, weights: Weights, x: Tensor, levels: Sequence[str]) -> dict[str, Tensor]:
-    """The batch entries that `AttentionTransfer` compares with: the attention of a fixed model in evaluation mode."""
-    with torch.no_grad():
-        outputs = [task.model.run(weights, batch, maps=levels).maps for batch in x.split(EVALUATION_BATCH)]
-    return {f"{TARGET}/{level}": torch.cat([attention(maps[level]) for maps in outputs]) for level in levels}
-
-
-@dataclass(frozen=True)
-class AttentionTransfer(Objective):
-    """Σ over levels of the distance of the attention from the teacher's, mean over the batch.
-
-    form: the distance of a sample at one level. `mean-square`: the mean of the squared differences over the elements of
-    the map; `printed`: the ℓ2 norm of the differences. The batch needs the entries of `attention_of`.
-    """
-
-    maps: Sequence[str] = ()
-    form: str = FORMS[0]
-
-    def __call__(self, inputs: LossInputs) -> Tensor:
-        gaps = [attention(inputs.output.maps[level]) - inputs.batch[f"{TARGET}/{level}"] for level in self.maps]
-        if self.form == "printed":
-            return inputs.mean(torch.stack([torch.linalg.vector_norm(gap, dim=1) for gap in gaps]).sum(0))
-        return inputs.mean(torch.stack([gap.square().mean(1) for gap in gaps]).sum(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +93,8 @@ class FedATServer(OwnModelsServer):
 
     def init(self, task: Task, context: Context) -> State:
         public = public_data(task, "fedat", labelled=True)
+        if self.options.augment_public and task.augmentation is None:
+            raise InputError("method.augment_public true: images are not augmented here; add data.augment: crop+flip")
         check_same_shapes(task, public.x, (self.options.level,), shared_levels(task))
         for each in (task.model, *task.ladder.values()):
             each.check_batch("method.server_batch", self.options.server_batch)
@@ -137,6 +103,8 @@ class FedATServer(OwnModelsServer):
     def teach(
         self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
     ) -> tuple[Weights, Mapping[str, Weights]]:
+        if self.options.augment_public:
+            task = replace(task, public=_augmented(task, context))
         after = _mean(model, uploads, self._teach_copies(task, model, uploads, context))
         maps = self._attention(task, after)
         taught: dict[str, Weights] = {}
@@ -208,6 +176,14 @@ class FedATServer(OwnModelsServer):
         return train_all_on_server(task, student, models, data, context)
 
 
+def _augmented(task: Task, context: Context) -> Shard:
+    """The public data as all models see it in this round."""
+    public, augmentation = public_data(task, "fedat"), task.augmentation
+    assert augmentation is not None  # `init` has checked it
+    draws = augmentation.draw(len(public), context.generator(AUGMENT))
+    return Shard(augmentation.apply(public.x, draws.to(public.x.device)), public.y)
+
+
 def _mean(model: Weights, uploads: Mapping[str, Packet], copies: Sequence[Weights]) -> Weights:
     """Σ p_k·copy_k; `model` if no device trained on a sample."""
     total = None
@@ -236,6 +212,7 @@ class FedAT(Method):
     upper_statistics: str = option(
         STATISTICS[0], "step 3: BatchNorm's statistics of the part above", choices=STATISTICS
     )
+    augment_public: bool = option(False, "change the public images in every round as data.augment says")
     shared_start: bool = option(False, "devices' models start with the global model's weights where these fit")
 
     @property
