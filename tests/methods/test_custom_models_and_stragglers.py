@@ -129,7 +129,7 @@ def test_fedat_is_more_accurate_than_fedavg_without_late_devices_and_than_its_pu
 @pytest.mark.parametrize("seed", [3, 4])
 def test_fedat_learns_classes_that_only_devices_have_from_the_metadata_of_all(seed: int, tmp_path: Path) -> None:
     """Eight settings were tried on seeds 0 to 2, and nothing was chosen on seeds 3 to 5; see docs/decisions/0064."""
-    options = {"metadata_of": "all", "metadata_share": 0.3, "shared_start": True, "upper_statistics": "updated"}
+    options = {"metadata_of": "all", "shared_start": True, "upper_statistics": "updated"}
     missing: list[int] = SOME_CLASSES["missing"]  # type: ignore[assignment]
     test, found = load("digits").central_test(), []
     for changes in ({}, options):
