@@ -48,7 +48,7 @@ class SeedServer(Server):
     reducer = Sum()
 
     def init(self, task: Task, context: Context) -> State:
-        return {SEED: context.float_key("model")}
+        return {SEED: context.key("model")}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
         return {SEED: down.scalars[SEED]}
