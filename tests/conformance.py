@@ -252,10 +252,11 @@ def summary(world: Any, outcomes: Sequence[Any]) -> dict[str, Any]:
 
     By node the uploads that were combined, by device those that were not, and by device sizes and reasons for refusals.
     """
-    found: dict[str, Any] = {"combined": {}, "sent": {}, "refused": {}, "scalars": {}}
+    found: dict[str, Any] = {"combined": {}, "sent": {}, "refused": {}, "refused_bytes": {}, "scalars": {}}
     for outcome in outcomes:
         found["sent"].update(outcome.sent)
         found["refused"].update(outcome.refused)
+        found["refused_bytes"].update(outcome.refused_bytes)
         found["scalars"].update(outcome.scalars)
         if outcome.up is None:
             continue

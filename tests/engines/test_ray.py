@@ -73,6 +73,7 @@ def check_same(outcomes: list[Outcome], expected: list[Outcome]) -> None:
     for ours, theirs in zip(outcomes, expected, strict=True):
         assert (ours.node, ours.combined, ours.refused) == (theirs.node, theirs.combined, theirs.refused)
         assert list(ours.sent.items()) == list(theirs.sent.items())
+        assert ours.refused_bytes == theirs.refused_bytes
         assert list(ours.scalars.items()) == list(theirs.scalars.items())
         assert (ours.up is None) == (theirs.up is None)
         assert theirs.up is None or close_model(ours.up.tensors, theirs.up.tensors)

@@ -98,12 +98,13 @@ BAD = {
 
 @pytest.mark.parametrize("spoil", BAD.values(), ids=BAD.keys())
 @pytest.mark.parametrize("combine", [True, False])
-def test_a_bad_upload_is_refused_and_leaves_neither_bytes_nor_state(combine, spoil):
+def test_a_bad_upload_is_refused_and_leaves_bytes_and_no_state(combine, spoil):
     place = world(bad={"device-1": spoil})
     outcomes = list(opened(place).run(jobs(NAMES, combine)))
     refused = {name: problem for outcome in outcomes for name, problem in outcome.refused.items()}
     assert list(refused) == ["device-1"]
     assert refused["device-1"]
+    assert [set(outcome.refused_bytes) for outcome in outcomes if outcome.refused] == [{"device-1"}]
     assert sorted(name for outcome in outcomes for name in outcome.sent) == ["device-0", "device-2"]
     assert set(place.states.all()) == {"device-0", "device-2"}
 

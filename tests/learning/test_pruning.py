@@ -185,6 +185,7 @@ def test_values_of_one_byte_are_near_and_the_largest_is_exact() -> None:
     torch.testing.assert_close(back.abs().amax(1), rows.abs().amax(1), rtol=1e-15, atol=0)
     rows[0, 0] = math.nan
     assert not quantise(rows)[1][0].isfinite()
+    assert dequantise(*quantise(rows[:, :0])).shape == (3, 0)
 
 
 def test_pruned_weights_run_in_the_whole_models_module_also_on_another_thread() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from undergrowth.core import Context, InputError, NodePlace, Packet, pack, unpack
-from undergrowth.methods import BHFL, FedAvg, FedProx, HierFAVG
+from undergrowth.methods import APFL, BHFL, FedAvg, FedProx, HierFAVG
 
 from . import tiny_federation as tiny
 from .tiny_trees import STAR, THREE_LEVELS, TWO_LEVELS, run_tree, simulation
@@ -95,6 +95,16 @@ def test_in_a_star_with_replacement_it_is_the_leafs_method() -> None:
     for leaf, method in (("fedavg", FedAvg()), ({"name": "fedprox", "mu": 0.3}, FedProx(mu=0.3))):
         expected, _ = tiny.simulate(method, 2)
         tiny.assert_same(run_tree(BHFL(leaf=leaf, **REPLACING), 2, STAR).root.state["model"], expected["model"])
+
+
+def test_a_device_of_apfl_uses_its_mixture() -> None:
+    """In a star with replacement, it has the v_k and α_k of APFL; the other model is the one that it keeps."""
+    method, alone = BHFL(leaf={"name": "apfl", "adaptive": True}, **REPLACING), APFL(adaptive=True)
+    state, own = tiny.simulate(method, 2)
+    _, expected = tiny.simulate(alone, 2)
+    for device, kept in own.items():
+        mixed = alone.personal(tiny.TASK, {"model": kept["model"]}, expected[device], device)
+        tiny.assert_same(method.personal(tiny.TASK, state, kept, device), mixed)
 
 
 def booked(method: BHFL, children: Any = THREE_LEVELS) -> dict[tuple[str, str], tuple[int, int]]:

@@ -134,7 +134,7 @@ def test_alone_is_the_method_local() -> None:
     state, own = tiny.simulate(Local(), ROUNDS)
     for device in tiny.SHARDS:
         tiny.assert_same(found[device], Local().personal(tiny.TASK, state, own[device], device))
-    start = tiny.TASK.model.initial(tiny.seed_from(tiny.server_context(0), "model"))
+    start = tiny.initial()
     tiny.assert_same(
         found["a"], tiny.train(tiny.train(start, "a", tiny.device_context("a", 0)), "a", tiny.device_context("a", 1))
     )

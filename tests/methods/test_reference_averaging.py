@@ -23,7 +23,7 @@ from undergrowth.runs.federation import federate
 def test_local() -> None:
     """Every device trains its own model, all from the same weights."""
     state, own = tiny.simulate(Local(), 2)
-    start = tiny.TASK.model.initial(tiny.seed_from(tiny.server_context(0), "model"))
+    start = tiny.initial()
     models = Local().models(tiny.TASK, state, own)
     for device in tiny.SHARDS:
         weights = start
@@ -65,7 +65,7 @@ EVERYTHING = Shard(*(torch.cat([getattr(shard, part) for shard in tiny.SHARDS.va
 
 
 def first_model(model: Model, server: str) -> tiny.Weights:
-    return model.initial(tiny.seed_from(Context(tiny.SEED, server, 0), "model"))
+    return model.initial(Context(tiny.SEED, server, 0).key("model"))
 
 
 def descend_on_everything(module: nn.Module, samples: Shard) -> None:

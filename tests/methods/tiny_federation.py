@@ -172,7 +172,7 @@ def keep_layers(layers: tuple[str, ...], rounds: int) -> tuple[Weights, dict[str
 
     A device continues with its own layers, first with the initial ones.
     """
-    model: Weights = TASK.model.initial(seed_from(server_context(0), "model"))
+    model: Weights = initial()
     trained: dict[str, Weights] = dict.fromkeys(SHARDS, model)
 
     def own() -> dict[str, Weights]:

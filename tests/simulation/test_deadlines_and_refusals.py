@@ -88,11 +88,14 @@ def test_an_edge_server_with_nobody_in_time_is_lost_and_named():
 @pytest.mark.parametrize("topology", ["star", "tree:2x2"])
 @pytest.mark.parametrize("server", [AveragingServer(), Patient()], ids=["folded", "one by one"])
 def test_an_upload_that_cannot_be_used_is_refused_named_and_left_out(server, topology, bad):
-    simulation, _ = federation(server, topology=topology, bad=bad)
+    sent = []
+    spoil = {device: lambda up, change=change: sent.append(change(up)) or sent[-1] for device, change in bad.items()}
+    simulation, _ = federation(server, topology=topology, bad=spoil)
     ends, entries = drive(simulation)
     refused = [entry for entry in entries if entry.outcome == "refused"]
     assert [(entry.child, entry.round) for entry in refused] == [("device-1", 1), ("device-1", 2), ("device-1", 3)]
-    assert all(entry.reason and entry.bytes_up == 0 for entry in refused)
+    assert all(entry.reason for entry in refused)
+    assert [entry.bytes_up for entry in refused] == [up.nbytes for up in sent], "it has travelled"
     assert len(entries) == 3 * (4 if topology == "star" else 6)
     if topology == "star":
         assert all(set(end.refused) == {"device-1"} and len(end.arrived) == 3 for end in ends)

@@ -14,7 +14,7 @@ Weights = Mapping[str, Tensor]  # a model's parameters and persistent buffers, b
 
 @dataclass(frozen=True)
 class Packet:
-    """Tensors, numbers and short texts, each by name.
+    """Tensors, numbers and short texts, each by name. A number is a float, or an integer of 64 bits such as a seed.
 
     A name may be a path: ``Packet.join({"base": a, "few-shot": b})`` puts two packets into one, and
     ``packet.part("base")`` returns the first again. So a method can send parts that are reduced in different ways.

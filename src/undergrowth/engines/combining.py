@@ -36,6 +36,7 @@ class Combiner:
         self._max_pending = 1
         self.sent: dict[str, int] = {}
         self.refused: dict[str, str] = {}
+        self.refused_bytes: dict[str, int] = {}
         self.scalars: dict[str, Mapping[str, float]] = {}
         self.conflicts: set[str] = set()  # devices refused only because their uploads do not fit the earlier ones
         if partial_result is not None:
@@ -63,7 +64,7 @@ class Combiner:
             except (ValueError, KeyError) as error:
                 problem = describe_misfit(error)
         if problem is not None:
-            self.refused[device] = problem
+            self.refused[device], self.refused_bytes[device] = problem, finished.size
             return False
         self.sent[device] = finished.size
         self.scalars[device] = finished.up.scalars
@@ -82,7 +83,8 @@ class Combiner:
             self._pending = [self._reducer.merge(self.partial_result or self._pending[0], one)]
 
     def outcome(self) -> Outcome:
-        return Outcome(self.node, self.partial_result, self.sent, self.refused, self.scalars, combined=True)
+        facts = self.sent, self.refused, self.scalars
+        return Outcome(self.node, self.partial_result, *facts, combined=True, refused_bytes=self.refused_bytes)
 
 
 def _on_gpu(packet: Packet) -> bool:
@@ -109,7 +111,7 @@ def combine_finished(world: World, finished_jobs: Iterable[tuple[Job, FinishedJo
 def _single_outcome(job: Job, up: Packet, size: int, problem: str | None) -> Outcome:
     if problem is None:
         return Outcome(job.node, up, {job.device: size})
-    return Outcome(job.node, None, refused={job.device: problem})
+    return Outcome(job.node, None, refused={job.device: problem}, refused_bytes={job.device: size})
 
 
 # On a worker ---------------------------------------------------------------------------------------------------
@@ -245,4 +247,5 @@ def _combined_outcome(node: str, jobs: Sequence[Job], positions: Sequence[int], 
         {device: one.problem for device, one in reports.items() if one.problem is not None},
         {device: one.upload.scalars for device, one in used.items()},
         combined=True,
+        refused_bytes={device: one.size for device, one in reports.items() if one.problem is not None},
     )

@@ -52,6 +52,7 @@ class Outcome:
     refused: Mapping[str, str] = field(default_factory=dict)  # device → what is wrong with its upload
     scalars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # device → scalars of its upload
     combined: bool = False
+    refused_bytes: Mapping[str, int] = field(default_factory=dict)  # device → bytes of its refused upload
 
 
 @dataclass

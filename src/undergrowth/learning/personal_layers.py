@@ -46,8 +46,7 @@ class PersonalLayersServer(AveragingServer):
     kept: LayerNames
 
     def init(self, task: Task, context: Context) -> State:
-        seed = context.float_key("model")
-        return {MODEL: task.model.initial(int(seed)), SEED: seed}
+        return {**super().init(task, context), SEED: context.key("model")}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
         return {MODEL: dict(down.tensors), SEED: down.scalars[SEED]}

@@ -12,7 +12,7 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
 
     A row with a value that is not finite has a scale that is not finite, so that the receiver notices it.
     """
-    scales = rows.abs().amax(1)
+    scales = rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(len(rows))
     relative = rows / scales.where(scales > 0, 1)[:, None]
     return (relative * _TOP).round().nan_to_num(0, 0, 0).to(int8), scales
 

@@ -2,7 +2,8 @@
 
 local: a device trains a model of its own from common initial weights. Down: the seed of these weights. Up: only the
 number of samples. The run's accuracy is the mean over the devices' models. central: the same for one device that holds
-the samples of all.
+the samples of all. A device keeps its weights from round to round, but not the momentum or the moments of Adam: these
+start at 0 in every round, as by FedAvg.
 
     >>> import undergrowth as ug
     >>> result = ug.run(method="local", rounds=2)
@@ -48,7 +49,7 @@ class SeedServer(Server):
     reducer = Sum()
 
     def init(self, task: Task, context: Context) -> State:
-        return {SEED: context.float_key("model")}
+        return {SEED: context.key("model")}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
         return {SEED: down.scalars[SEED]}

@@ -149,7 +149,7 @@ class Simulation:
         if isinstance(content, Lost):
             self._end(ask, "lost", content.reason)
         elif receipt is Receipt.REFUSED:
-            self._end(ask, "refused", node.problem(ask.id.node) or "")
+            self._end(ask, "refused", node.problem(ask.id.node) or "", count_bytes(content))
         else:
             self._end(ask, "arrived", bytes_up=count_bytes(content))
         return True
@@ -161,7 +161,7 @@ class Simulation:
         for outcome in outcomes:
             sizes.update(outcome.sent)
             for device, problem in outcome.refused.items():
-                sizes[device] = 0
+                sizes[device] = outcome.refused_bytes.get(device, 0)  # 0: from an older checkpoint
                 node.receive(Answer(open_asks[device].id, Refused(problem)))
             if outcome.up is not None and outcome.combined:
                 scalars = {open_asks[device].id: values for device, values in outcome.scalars.items()}
@@ -171,10 +171,7 @@ class Simulation:
                 node.receive(Answer(open_asks[device].id, outcome.up))
         for ask in sorted([open_asks[device] for device in sizes], key=attrgetter("order")):
             why = node.problem(ask.id[0])
-            if why is None:
-                self._end(ask, "arrived", "", sizes[ask.id[0]])
-            else:
-                self._end(ask, "refused", why)
+            self._end(ask, "arrived" if why is None else "refused", why or "", sizes[ask.id[0]])
 
     def _end(self, ask: OpenAsk, outcome: str, reason: str = "", bytes_up: int = 0, round: int | None = None) -> None:
         """Closes an ask and books it in a round of the root, counted from 1: `round`, or the open one."""

@@ -122,8 +122,7 @@ class AdaptationServer(Server):
     reducer = Sum()
 
     def init(self, task: Task, context: Context) -> State:
-        seed = context.key("model") >> 15 if self.alone else context.key("model")  # 48 bits: exact as a float
-        return {MODEL: task.model.initial(seed), **({SEED: float(seed)} if self.alone else {})}
+        return {**super().init(task, context), **({SEED: context.key("model")} if self.alone else {})}
 
     def adopt(self, task: Task, state: State, down: Packet, context: Context) -> State:
         received: dict[str, object] = {MODEL: dict(down.tensors)} if down.tensors else {}

@@ -4,7 +4,8 @@ A node that is asked merges its parent's model into its own with `down` and the 
 rounds_per_level says, it sends its model to its children, merges theirs with `up` and the rate eta_up, and trains on
 proxy data, if it has any; it keeps its model and answers with it. A device merges, and trains as the method `leaf`
 does. A node or device without a model takes its parent's. With down average, eta_down 1 and no residuals it is
-HierFAVG; in a star it is then FedAvg. A rate of 0 leaves the model as it was.
+HierFAVG; in a star it is then FedAvg. A rate of 0 leaves the model as it was. What a device uses, in `result.clients`,
+is its model; with the leaf apfl the mixture of its model and of v_k.
 
 up, down: average: w ← w + eta·(m − w), m the received model or mean. momentum:BETA, fedadam, fedyogi, fedadagrad: the
 server optimisers of these names on m − w. moving-average:MODELS: the mean of the last models that average gave.
@@ -35,8 +36,8 @@ from typing import Any, ClassVar
 
 from undergrowth.core import (
     InputError,
-    LoopClient,
     Method,
+    ModelWeights,
     NodePlace,
     Server,
     State,
@@ -100,11 +101,13 @@ class BHFL(Method):
                 raise InputError(f"method.execution '{text}' is not known; {suggest(text, EXECUTIONS)}")
         Staleness(self.staleness)
         self.selector.check()
-        self.client  # noqa: B018  (raises an InputError for a leaf that cannot be used)
+        self._leaf  # noqa: B018  (raises an InputError for a leaf that cannot be used)
 
     @property
     def client(self) -> LeafClient:
-        return LeafClient(self, self._leaf_client)
+        client = self._leaf.client
+        assert isinstance(client, GradientClient)
+        return LeafClient(self, client)
 
     @property
     def server(self) -> NodeServer:
@@ -132,8 +135,9 @@ class BHFL(Method):
     def node_model(self, task: Task, state: State) -> Weights | None:
         return state.get(MODEL)
 
-    def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
-        return own.get(MODEL) or model_in(state)
+    def personal(self, task: Task, state: State, own: State, device: str) -> Weights | ModelWeights:
+        model = own.get(MODEL) or model_in(state)
+        return self._leaf.personal(task, {MODEL: model}, own.get("leaf", {}), device)
 
     # What the nodes and devices read ---------------------------------------------------------------------------
 
@@ -168,7 +172,7 @@ class BHFL(Method):
         return used and (place.depth == 0 if place.proxy is None else place.proxy)
 
     @cached_property
-    def _leaf_client(self) -> LoopClient:
+    def _leaf(self) -> Method:
         from undergrowth.methods import METHODS  # which has this method in it
 
         given = {"name": self.leaf} if isinstance(self.leaf, str) else dict(self.leaf)
@@ -196,7 +200,7 @@ class BHFL(Method):
                 "else with them than to take their mean by samples; write fedavg, fedprox, moon or another method "
                 "whose devices receive a model and send one, without options about stragglers or the server"
             )
-        return leaf.client
+        return leaf
 
 
 def _length(values: object) -> int:
