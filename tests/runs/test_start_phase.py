@@ -84,8 +84,8 @@ def test_warm_rounds_are_a_plain_loop_over_all_devices(out: str) -> None:
 def test_pretraining_is_a_plain_loop_over_the_source(out: str) -> None:
     keys = {"batch": 64, "lr": 0.2, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine"}
     result = start(raw(out, start={"data": PHASE["data"], "epochs": 3, **keys}))
-    key = Context(5, "server", 0).key("model")
-    weights = federate(ug.runs.config.parse_experiment(SMALL)).task.model.initial(key >> 15)
+    first = Context(5, "server", 0).key("model")
+    weights = federate(ug.runs.config.parse_experiment(SMALL)).task.model.initial(first)
     population = federate(ug.runs.config.parse_experiment(stored(result.start["pretraining"]))).population
     x, y = population.train("pool").x, population.train("pool").y
     seed = Context(5, "server", 0).key("pretraining")
