@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from tests.double_precision import ATOL, RTOL
 from tests.methods import tiny_federation as tiny
 from tests.methods.test_fedft import digits
-from undergrowth.core import Context, InputError, Model, Packet, Shard, Task, Train
+from undergrowth.core import Context, Model, Packet, Shard, Task, Train
 from undergrowth.engines.vector.stacked_loops import StackedLoops
 from undergrowth.engines.vector.stacked_steps import StackedSteps
 from undergrowth.learning import build_augmentation
-from undergrowth.learning.own_models import first_weights
 from undergrowth.methods import FedAT, FedKAD
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
@@ -305,70 +304,3 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
             torch.testing.assert_close(
                 value, expected[name], rtol=RTOL, atol=ATOL, msg=lambda text, n=name: f"{n} {text}"
             )
-
-
-def test_a_shared_start_gives_devices_the_weights_that_the_models_have_in_common() -> None:
-    task = task_of("wrn")
-    server, seeds = FedAT(shared_start=True).server, (Context(5, "root", 0), Context(6, "root", 0))
-    states = [server.init(task, context) for context in seeds]
-    own = [first_weights(task, "small", int(state["seed"]), server.shared_start) for state in states]
-    assert set(own[0]) == set(task.ladder["small"].initial(0)) < set(states[0]["model"])  # fewer blocks, no other names
-    assert all(torch.equal(value, states[0]["model"][name]) for name, value in own[0].items())
-    assert not torch.equal(own[0]["stem.weight"], own[1]["stem.weight"])
-    alone = first_weights(task, "small", int(states[0]["seed"]), shared=False)
-    assert_close(alone, task.ladder["small"].initial(int(states[0]["seed"])))
-    assert not torch.equal(alone["group2.0.convolution1.weight"], own[0]["group2.0.convolution1.weight"])
-
-
-def test_the_global_model_stays_if_no_device_trained() -> None:
-    task, options = task_of("cnn"), FedAT(**FAST)
-    idle = {name: replace(up, scalars={**up.scalars, "samples": 0.0}) for name, up in uploads_of(task, options).items()}
-    start = task.model.initial(7)
-    assert_close(options.server.teach(task, start, idle, CONTEXT)[0], start)
-
-
-def test_a_frozen_lower_part_stays_as_it_is() -> None:
-    """Nothing below the level can be aligned, so the third step is left out."""
-    frozen = double("cnn", hidden=8, freeze="low")
-    task = replace(task_of("cnn"), model=frozen, ladder={"small": frozen, "large": frozen})
-    start = frozen.initial(7)
-    down = Packet(start, tags={"model": "small"})
-    uploads = {
-        name: FedAT().client.local(task, down, double_digits(size, 0), {}, Context(0, name, 0))[0]
-        for name, size in SIZES.items()
-    }
-    after = {
-        alignment: FedAT(**FAST, alignment=alignment).server.teach(task, start, uploads, CONTEXT)[0]
-        for alignment in ("attention", "none")
-    }
-    assert_close(after["attention"], after["none"])
-
-
-def test_a_device_sends_the_maps_of_its_trained_model() -> None:
-    task, shard = task_of("wrn"), double_digits(12, 0)
-    small = task.ladder["small"]
-    for fraction, level in ((1.0, "low"), (0.5, "mid")):
-        client = FedAT(metadata_share=fraction, level=level).client
-        up, _ = client.local(task, Packet(small.initial(1), tags={"model": "small"}), shard, {}, Context(0, "a", 0))
-        net = module_of(small, {name: value for name, value in up.tensors.items() if "/" not in name}).eval()
-        with torch.no_grad():
-            maps = net[: net.position(level)](shard.x)
-        sent, labels = up.tensors["metadata/maps"], up.tensors["metadata/labels"]
-        found = [[(one - other).abs().max() < 1e-10 for other in maps].index(True) for one in sent]
-        assert len(set(found)) == len(found) == 12 * fraction
-        assert torch.equal(labels, shard.y[found])
-
-
-def test_public_images_that_cannot_be_augmented_are_refused() -> None:
-    server = FedAT(augment_public=True).server
-    with pytest.raises(InputError, match=r"method.augment_public true: .* add data.augment: crop\+flip"):
-        server.init(task_of("cnn"), CONTEXT)
-    assert server.init(task_of("cnn", augmented=True), CONTEXT)
-
-
-def test_defaults_are_those_of_the_source() -> None:
-    assert {field.name: field.default for field in fields(FedAT)} == {
-        "beta": 1000.0, "form": "mean-square", "level": "low", "metadata_share": 1.0, "transfer_lr": 0.1,
-        "transfer_epochs": 2, "metadata_lr": 0.1, "metadata_epochs": 2, "server_batch": 64, "alignment": "attention",
-        "metadata_of": "device", "upper_statistics": "kept", "augment_public": False, "shared_start": False,
-    }  # fmt: skip

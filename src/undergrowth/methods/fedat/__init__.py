@@ -46,7 +46,6 @@ from undergrowth.core import Context, InputError, Method, ModelWeights, Packet, 
 from undergrowth.core.names import AUGMENT, SAMPLES, X, Y
 from undergrowth.core.reducers import WeightedMean, add_upload
 from undergrowth.learning import GradientClient, RandomSelector, TaskLoss, Trained
-from undergrowth.learning.attention import FORMS, AttentionTransfer, attention_of
 from undergrowth.learning.distillation import (
     check_same_shapes,
     public_data,
@@ -57,6 +56,7 @@ from undergrowth.learning.distillation import (
 from undergrowth.learning.features import LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 from undergrowth.learning.servers import has_no_samples
+from undergrowth.methods.fedat.attention import FORMS, AttentionTransfer, attention_of
 
 ALIGNMENTS = ("attention", "plain", "none")
 SENDERS = ("device", "all")
@@ -225,3 +225,6 @@ class FedAT(Method):
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights | ModelWeights]:
         return all_models(task, state)
+
+
+__all__ = ["FedAT"]
