@@ -253,6 +253,18 @@ def test_a_shell_may_close_the_outputs(tmp_path: Path) -> None:
     assert done.returncode == 0 and [row["status"] for row in store.runs()] == ["done"]
 
 
+@pytest.mark.parametrize("words", [("methods", "fedavg"), ("run", "--help"), ("run", "-q", *TINY)], ids=" ".join)
+def test_a_reader_may_close_its_pipe(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """As `undergrowth methods | head` does: no message. A run is finished and stored all the same."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "undergrowth", *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, text=True, timeout=TIMEOUT)
+    os.close(writer)
+    assert "failed" not in done.stderr and done.returncode == 1, done.stderr
+    assert words[0] != "run" or "-q" not in words or Store(tmp_path / "runs").runs()[0]["status"] == "done"
+
+
 @pytest.mark.slow
 def test_ctrl_c_twice_stops_a_sweep_and_its_runs(process, tmp_path: Path) -> None:
     """A terminal sends it to the workers as well, and perhaps first. Runs that it stopped are not reported as done."""

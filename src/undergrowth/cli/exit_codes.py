@@ -52,4 +52,6 @@ def one_line(error: BaseException) -> str:
 
 def is_broken_pipe(error: BaseException) -> bool:
     """Whether the reader of standard output has closed it, as in `undergrowth list | head`. This is not an error."""
+    if isinstance(error, SystemExit):  # Rich's answer to a closed pipe
+        return isinstance(error.__context__, BrokenPipeError)
     return isinstance(error, OSError) and error.errno == errno.EPIPE
