@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -56,3 +57,12 @@ def test_a_run_prints_its_first_and_last_round_on_standard_error(run: Run, capsy
 def test_a_run_can_be_quiet(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run(rounds=1, progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress_any_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Closed())
+    assert len(run(rounds=3, progress=True).history) == 3

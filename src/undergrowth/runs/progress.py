@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -86,7 +86,8 @@ class ProgressLines:
         now = self._clock()
         if always or now >= self._next:
             self._next = now + self._seconds_between
-            print(line, file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody reads the lines any more, or the disk of their file is full
+                print(line, file=sys.stderr, flush=True)
 
 
 def _hooks(display: ProgressBar | ProgressLines) -> dict[str, Any]:
