@@ -192,6 +192,8 @@ def test_an_invalid_file(type_command, text: str, message: str) -> None:
         (("topology", "star", "--seed", "-1"), "run.seed -1 should be greater than or equal to 0"),
         (("topology", "tree:99999x99999"), "topology 'tree:99999x99999' has more than 1000000 devices"),
         (("topology", "tree:2x2", "-o", "."), "'.' is a folder; name a file, such as 'topology.svg'"),
+        (("topology", "tree:2x2", "-o", "/"), "'/' is a folder; name a file, such as '/topology.svg'"),
+        (("topology", "tree:2x2", "-o", "/dev/null"), "'/dev/null' cannot be written (it is not a regular file); name"),
         (("topology", "tree:2x2", "-o", "/dev/null/a.svg"), "('/dev/null' is not a folder); name another file"),
         (("topology", "tree:2x2", "-o", "~nouser/a.svg"), "'~nouser/a.svg' cannot be written"),
         (("datasets", "digits", "--plot", "."), "'.' is a folder; name a file, such as 'partition.html'"),

@@ -21,17 +21,24 @@ def check_target(target: str | PathLike[str], example: str = "") -> Path:
     try:
         path = Path(target).expanduser()
         is_folder = path.is_dir()
-        folder = next(each for each in path.absolute().parents if each.exists())
-        if not folder.is_dir():
-            raise NotADirectoryError(f"'{folder}' is not a folder")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"the folder '{folder}' is read-only")
+        if not is_folder:
+            _check_place(Path(os.path.realpath(path)))
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"'{target}' cannot be written ({reason}); name another file") from None
     if is_folder:
         raise InputError(f"'{target}' is a folder; name a file" + (f", such as '{path / example}'" if example else ""))
     return path
+
+
+def _check_place(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a regular file")
+    folder = next(each for each in path.parents if each.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(f"'{folder}' is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"the folder '{folder}' is read-only")
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:
@@ -49,14 +56,15 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_atomically(path: Path, fill: Callable[[Path], object]) -> None:
-    """Moves the file that `fill` writes to `path`, after its content has reached the disk."""
-    draft = path.with_name(path.name + ".part")
+    """Moves the file that `fill` writes to `path`, after its content has reached the disk. A link stays one."""
+    place = Path(os.path.realpath(path))
+    draft = place.with_name(place.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         fill(draft)
         with open(draft, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(draft, path)
+        os.replace(draft, place)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):  # there is no draft if its folder could not be created
             draft.unlink()
