@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import socket
 import time
 from itertools import product
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ import torch
 from undergrowth.core import InputError, Packet, RunError
 from undergrowth.engines import EngineSettings, ProcessesEngine
 from undergrowth.engines.processes.engine import MAX_DEATHS
+from undergrowth.engines.processes.fork_server import _REQUEST, ForkServer
 from undergrowth.learning import AveragingServer
 from undergrowth.runs.execution import start
 
@@ -230,3 +232,16 @@ def test_workers_ignore_ctrl_c(request):
         os.kill(pid, signal.SIGINT)
     list(engine.run(jobs(NAMES, round=1)))
     assert engine.pids == before
+
+
+def test_a_fork_server_ends_without_a_word_if_its_parent_dies_during_a_request(capfd):
+    server = ForkServer(lambda number, connection: None)
+    os.kill(server.pid, signal.SIGSTOP)
+    os.waitpid(server.pid, os.WUNTRACED)
+    ours, theirs = socket.socketpair()
+    socket.send_fds(server._socket, [_REQUEST.pack(b"+", 0)], [theirs.fileno()])
+    for end in (ours, theirs, server._socket):  # as the death of the process would
+        end.close()
+    os.kill(server.pid, signal.SIGCONT)
+    assert os.waitpid(server.pid, 0)[1] == 0
+    assert capfd.readouterr().err == ""

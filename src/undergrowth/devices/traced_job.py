@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from undergrowth.core import (
     CODE_ERRORS,
@@ -97,7 +98,7 @@ class TracedJobBuilder:
         if task.public is not None:
             meter.ignore(task.public.x, task.public.y)
         meter.hold((down, own, task.model.constants))
-        with _without_onednn() if self.needs == VALUES else contextlib.nullcontext():
+        with _without_fused_layers() if self.needs == VALUES else contextlib.nullcontext():
             yield TracedJob(self._client(), task, down, shard, own, Context(0, "device", 0), meter)
 
     def _client(self) -> Client:
@@ -123,14 +124,18 @@ class TracedJobBuilder:
 
 
 @contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Switches oneDNN off: it computes an LSTM in one operation that has no FLOP formula in torch.
+def _without_fused_layers() -> Iterator[None]:
+    """Computes recurrent layers and attention as the matrix products that they are on meta tensors.
 
-    Without oneDNN the layer is a sequence of matrix products, as it is on meta tensors.
+    Otherwise oneDNN computes an LSTM, and torch's fast kernels compute attention or a whole layer of a transformer, in
+    one operation that has no FLOP formula in torch.
     """
-    enabled = torch._C._get_mkldnn_enabled()
+    onednn, fast_layers = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
     torch._C._set_mkldnn_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
-        torch._C._set_mkldnn_enabled(enabled)
+        torch._C._set_mkldnn_enabled(onednn)
+        torch.backends.mha.set_fastpath_enabled(fast_layers)

@@ -105,11 +105,22 @@ def _serve_requests(requests: socket.socket, serve: Serve, parents: socket.socke
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.freeze()  # a collection would visit inherited objects, and so copy their pages
     workers: set[int] = set()
+    with suppress(ConnectionError):  # the parent was killed while it made a request
+        _fork_workers(requests, serve, workers)
+    # Idle workers end by themselves, because their connections have ended too.
+    deadline = time.monotonic() + EXIT_SECONDS
+    for pid in workers:
+        if not _has_ended(pid, deadline - time.monotonic()):
+            _kill(pid)
+
+
+def _fork_workers(requests: socket.socket, serve: Serve, workers: set[int]) -> None:
+    """Serves requests until the parent closes the socket, or dies. `workers` gets the ids of the processes."""
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST.size, 1)
         workers -= {pid for pid in workers if _has_ended(pid)}
-        if len(request) < _REQUEST.size:  # the parent has closed the socket, or has died
-            break
+        if len(request) < _REQUEST.size:
+            return
         kind, number = _REQUEST.unpack(request)
         if kind == b"+":
             fork_server = os.getpid()
@@ -124,11 +135,6 @@ def _serve_requests(requests: socket.socket, serve: Serve, parents: socket.socke
             workers.remove(number)
             _kill(number)
         requests.sendall(_REPLY.pack(number))
-    # Idle workers end by themselves, because their connections have ended too.
-    deadline = time.monotonic() + EXIT_SECONDS
-    for pid in workers:
-        if not _has_ended(pid, deadline - time.monotonic()):
-            _kill(pid)
 
 
 def _worker_main(serve: Serve, number: int, connection: Connection, fork_server: int) -> None:

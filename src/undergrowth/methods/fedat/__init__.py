@@ -55,6 +55,7 @@ from undergrowth.learning.distillation import (
 )
 from undergrowth.learning.features import LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
+from undergrowth.learning.selectors import count_of
 from undergrowth.learning.servers import has_no_samples
 from undergrowth.methods.fedat.attention import FORMS, AttentionTransfer, attention_of
 
@@ -79,6 +80,9 @@ class FedATClient(GradientClient):
         maps = features_of(task, trained.tensors, shard.x, self.options.level)
         tensors = {**trained.tensors, "metadata/maps": maps, "metadata/labels": shard.y}
         return Packet(tensors, trained.scalars), trained.own
+
+    def samples_after_steps(self, size: int) -> int:
+        return count_of(self.options.metadata_share, size) if self.options.metadata_share else 0
 
 
 @dataclass(frozen=True)
