@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import last_json
+from undergrowth.report.figures import outcomes_per_round
+from undergrowth.report.run_record import load_records
 from undergrowth.runs import Store
 
 
@@ -46,6 +48,21 @@ def test_show(type_command, runs_folder: str) -> None:
     ]
     done = type_command("show", "2026x", "--out", runs_folder)
     assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_show_and_page_of_a_tree_count_the_requests_to_its_devices(type_command) -> None:
+    """The history has those to the children of the root, here two edge servers."""
+    tree = ["--method", "hierfavg", "--topology", "tree:2x2", "--clients", "4", "--rounds", "2", "--engine", "serial"]
+    assert type_command("run", *tree, "--seed", "0").exit_code == 0
+    found = last_json(type_command("show", "last", "--json").stdout)
+    assert [row["arrived"] for row in found["history"]] == [2, 2]
+    lines = [line.split() for line in type_command("show", "last").stdout.splitlines()]
+    columns = next(words for words in lines if words[:1] == ["round"])
+    rounds = [words for words in lines if len(words) == len(columns) + 1 and words[0] in ("1", "2")]
+    assert [words[columns.index("arrived")] for words in rounds] == ["8", "8"]  # each device trains twice in a round
+    (record,) = load_records(Store("runs"), ["last"])
+    figure = outcomes_per_round(record, "a run")
+    assert figure is not None and [bar["y"] for bar in figure["data"]] == [[8, 8]]
 
 
 def test_compare(type_command, runs_folder: str) -> None:

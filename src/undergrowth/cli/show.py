@@ -85,7 +85,7 @@ def show(
     for each in _device_tables(record):
         screen.print(each)
     if record.rounds:
-        screen.print(_round_table(record.rounds, record.metric.name))
+        screen.print(_round_table(record))
     screen.print(table(("setting", "value"), [item for item in record.settings.items() if item[1] is not None]))
     for note in row["notes"]:
         screen.print(f"note: {note}")
@@ -116,16 +116,15 @@ def _relative(personal: PersonalAccuracy) -> dict[str, Any]:
     }
 
 
-def _round_table(rows: list[dict[str, Any]], metric: str) -> Table:
+def _round_table(record: RunRecord) -> Table:
     from undergrowth.report.tables import duration, score, table
 
-    columns = ("round", metric, "loss", "arrived", "late", "lost", "refused", "simulated")
-    shown = [
-        (
-            row["round"], score(row.get(metric)), score(row["loss"]), row["arrived"], row["late"], row["lost"],
-            row["refused"], duration(row["simulated_seconds"]),
-        )
-        for row in rows[-_MAX_ROUNDS:]
-    ]  # fmt: skip
+    rows, metric, outcomes = record.rounds, record.metric.name, ("arrived", "late", "lost", "refused")
+    columns = ("round", metric, "loss", *outcomes, "simulated")
+    shown = []
+    for row in rows[-_MAX_ROUNDS:]:
+        answers = [record.answers(row).get(outcome, 0) for outcome in outcomes]
+        seconds = duration(row["simulated_seconds"])
+        shown.append((row["round"], score(row.get(metric)), score(row["loss"]), *answers, seconds))
     title = f"the last {_MAX_ROUNDS} of {len(rows)} rounds" if len(rows) > _MAX_ROUNDS else None
     return table(columns, shown, title=title, right=range(len(columns)))

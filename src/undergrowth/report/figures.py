@@ -63,20 +63,20 @@ def line_style(place: int) -> dict[str, Any]:
 
 
 def outcomes_per_round(record: RunRecord, label: str) -> Figure | None:
-    """The number of devices in each round, by outcome."""
+    """The number of requests to devices in each round, by outcome."""
     if not record.rounds:
         return None
     x = [row["round"] for row in record.rounds]
     bars = []
     for outcome, bar_colour in OUTCOMES.items():
-        numbers = [row[outcome] or 0 for row in record.rounds]
+        numbers = [record.answers(row).get(outcome) or 0 for row in record.rounds]
         if outcome != "arrived" and not any(numbers):
             continue
         bars.append({
             "type": "bar", "x": x, "y": numbers, "name": outcome, "marker": {"color": bar_colour},
             "hovertemplate": f"round %{{x}}<br>%{{y}} {outcome}<extra></extra>",
         })  # fmt: skip
-    y_axis = axis("devices", rangemode="tozero")
+    y_axis = axis("requests", rangemode="tozero")
     figure = build_figure(bars, label, round_axis(len(x)), y_axis, barmode="stack", bargap=0.15)
     return add_legend(figure) if len(bars) > 1 else figure
 

@@ -27,7 +27,9 @@ def participation_sections(
     """Add the sections to `page`. `populations` has None for a run whose data is not available."""
     runs = list(zip(records, labels, populations, strict=True))
     with_tiers = [(record, label, tiers_by_device(record, population)) for record, label, population in runs]
-    text = "Devices asked in each round, by outcome. Late: after the deadline. Refused: the update was not usable."
+    text = (
+        "Requests to devices in each round, by outcome. Late: after the deadline. Refused: the update was not usable."
+    )
     _add_section(page, "Participation per round", text, [outcomes_per_round(*run[:2]) for run in runs])
     text = "Light: download. Dark: computing. Medium: upload. A cross marks the time at which an update was given up."
     _add_section(page, "Timeline", text, [timeline_figure(*run) for run in with_tiers], full_width=True)

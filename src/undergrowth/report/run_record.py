@@ -35,6 +35,7 @@ class RunRecord:
     personal: PersonalAccuracy | None = None  # of local-only, federated and adapted models, if the run evaluated them
     stream: StreamScores | None = None  # scores of the devices over time, if their samples change
     variant: str = ""  # name of its variant, on a page or in a table about a sweep
+    device_answers: Mapping[int, Mapping[str, int]] | None = None  # by round; None: all devices answer to the root
 
     @property
     def done(self) -> bool:
@@ -79,6 +80,10 @@ class RunRecord:
         """The main metric of the run's task."""
         return main_metric(self.row)
 
+    def answers(self, row: Mapping[str, Any]) -> Mapping[str, int]:
+        """How many requests to devices had each outcome in the round of `row`, also below other servers."""
+        return row if self.device_answers is None else self.device_answers.get(row["round"], {})
+
     def best(self, metric: Metric) -> float | None:
         """The best value of `metric` in any round."""
         values = [finite(row.get(metric.name)) for row in self.rounds]
@@ -108,6 +113,7 @@ def load_records(
             store.late_seconds(run), start_costs(store.folder / run),
             load_activity(store, run) if activity else DeviceActivity(), personal_accuracy(store, run),
             stream_scores(store, run, row, main_metric(row)), (variants or {}).get(run, ""),
+            store.answers_by_round(run) if len(store.servers(run)) > 1 else None,
         )  # fmt: skip
         records.append(record)
     return records

@@ -38,16 +38,17 @@ def note_rounds(notes: list[str], ends: Sequence[RoundEnd], loss: float) -> None
 def describe_guessing(
     kind: TaskKind, scores: Mapping[str, float], model: ModelWeights, test: Shard, experiment: Experiment
 ) -> str | None:
-    """A sentence about a model that is no better than guessing, with the likely cause; None if it is better.
+    """A sentence about a model that is not clearly better than guessing, with the likely cause; None if it is.
 
-    Guessing means always naming the most common label of the test set, or its mean if labels are numbers. A model
-    counts as better if its accuracy is more than two standard errors above that.
+    Guessing means always naming the most common label of the test set, or its mean if labels are numbers. A model is
+    clearly better if its accuracy is more than two standard errors above that.
     """
     guess = kind.guess(test.y)
     reached = scores[guess.metric]
     if reached > guess.value + guess.margin:
         return None
-    found = f"the {guess.metric} {reached:.3f} is no better than {guess.words} ({guess.value:.3f})"
+    compared = "not clearly" if reached > guess.value else "no"
+    found = f"the {guess.metric} {reached:.3f} is {compared} better than {guess.words} ({guess.value:.3f})"
     # The loss of the user may have another scale.
     cause = _cause(scores["loss"], guess.loss if kind.loss is None else inf, model, test, experiment)
     return f"{found}: {cause}"

@@ -290,7 +290,7 @@ class Execution:
         return self.experiment.stop.fraction_done(row, self.experiment.max_rounds)
 
     def _note_weakness(self) -> None:
-        """Notes that the final model is no better than guessing, or that most units of a layer are dead."""
+        """Notes that the final model is not clearly better than guessing, or that most units of a layer are dead."""
         federation = self.federation
         found = final_model(federation), federation.test, self.experiment
         note = describe_guessing(federation.task.kind, self.scores, *found) or describe_dead_units(*found)

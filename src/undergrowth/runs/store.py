@@ -12,6 +12,7 @@ import os
 import secrets
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -310,6 +311,17 @@ class Store:
     def servers(self, run: str) -> set[str]:
         """The nodes that asked a child: the root and, in a deeper topology, the inner nodes."""
         return {row["parent"] for row in self._read("SELECT DISTINCT parent FROM links WHERE run=?", run)}
+
+    def answers_by_round(self, run: str) -> dict[int, Counter[str]]:
+        """How many requests to devices had each outcome, in rounds with any; without requests to servers."""
+        query = (
+            "SELECT round, outcome, COUNT(*) AS requests FROM links WHERE run=? AND outcome!='own training'"
+            " AND child NOT IN (SELECT parent FROM links WHERE run=?) GROUP BY round, outcome"
+        )
+        answers: dict[int, Counter[str]] = {}
+        for row in self._read(query, run, run):
+            answers.setdefault(row["round"], Counter())[row["outcome"]] += row["requests"]
+        return answers
 
     def checkpoints(self, run: str) -> list[tuple[int, str, int]]:
         """Round, file and checksum of every checkpoint, the newest first."""
