@@ -54,6 +54,22 @@ def test_larger_batches_and_stateful_optimisers_take_more():
     assert len(set(sizes)) == 3
 
 
+@pytest.mark.parametrize(("name", "options"), [("cnn", {"hidden": 4}), ("wrn-10-1", {"norm": "group"})])
+def test_a_batch_of_one_sample_takes_no_more_than_is_estimated(name, options):
+    shape = (1, 12, 12)
+    task = Task(Model(builder(name, shape, 10, **options)), 10, Train(batch=BATCH, momentum=0.9, epochs=2))
+    client, down, gauge = GradientClient(), Packet(task.model.initial(0)), meter.Meter()
+    estimate = Tracer(task, client, shape).work(down, 1).memory
+    shard = Shard(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
+    gauge.ignore(shard.x, shard.y)
+    gauge.hold(down)
+    with gauge:
+        carry, _ = client.begin(task, down, shard, {}, Context(0, "device", 0))
+        for _ in range(2):
+            carry = client.step(task, carry, {"x": shard.x, "y": shard.y})
+    assert gauge.peak <= estimate <= 1.05 * gauge.peak
+
+
 def test_the_shard_is_not_counted():
     task = Task(Model(builder("mlp", (64,), 10)), 10, Train(batch=8))
     tracer, down = Tracer(task, GradientClient(), (64,)), Packet(task.model.initial(0))
