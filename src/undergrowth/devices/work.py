@@ -159,7 +159,7 @@ class _LoopTrace:
         self.builder = TracedJobBuilder(tracer, client, down, own)
         self.samples_after_steps = client.samples_after_steps
         self.batch = 0
-        self.large = self.builder.find_needs(lambda: self._trace_steps(LARGE_SHARD, None))
+        self.large = self.builder.find_needs(self._trace_large)
         self.small = self._trace_steps(SMALL_SHARD, SMALL_BATCH)
         self.works: dict[Hashable, Work] = {}
 
@@ -234,6 +234,11 @@ class _LoopTrace:
         rows = len(next(iter(steps.data.values())))
         cost = _BeginCost(meter.flops, meter.peak, meter.live, {size: n for size, n in batches.items() if n}, rows)
         return cost, Loop(client, job.down, job.shard, carry, steps, job.context)
+
+    def _trace_large(self) -> _StepCost:
+        with self.builder.job(SMALL_SHARD) as job:
+            self._begin(job)  # may build another view of the model, which the meters of all other jobs find there
+        return self._trace_steps(LARGE_SHARD, None)
 
     def _trace_steps(self, size: int, batch: int | None) -> _StepCost:
         """The cost of a job with `size` samples and two steps of `batch` samples (default: the client's batch)."""
