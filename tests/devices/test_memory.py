@@ -9,6 +9,9 @@ from torch.profiler import ProfilerActivity, profile
 from undergrowth.core import Context, Model, Packet, Shard, Task, Train, tensors_in
 from undergrowth.devices import Tracer, meter
 from undergrowth.learning import GradientClient
+from undergrowth.learning.adapters import Adapters, WithAdapters
+from undergrowth.methods.slora import SLoRA
+from undergrowth.methods.slora.sparse_adapters import sparse_model
 from undergrowth.models.catalogue import builder
 
 BATCH = 16
@@ -52,6 +55,40 @@ def test_larger_batches_and_stateful_optimisers_take_more():
         sizes.append(Tracer(task, GradientClient(), (1, 28, 28)).work(Packet(task.model.initial(0)), 100).memory)
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == 3
+
+
+@pytest.mark.parametrize(("name", "options"), [("cnn", {"hidden": 4}), ("wrn-10-1", {"norm": "group"})])
+def test_a_batch_of_one_sample_takes_no_more_than_is_estimated(name, options):
+    shape = (1, 12, 12)
+    task = Task(Model(builder(name, shape, 10, **options)), 10, Train(batch=BATCH, momentum=0.9, epochs=2))
+    client, down, gauge = GradientClient(), Packet(task.model.initial(0)), meter.Meter()
+    estimate = Tracer(task, client, shape).work(down, 1).memory
+    shard = Shard(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
+    gauge.ignore(shard.x, shard.y)
+    gauge.hold(down)
+    with gauge:
+        carry, _ = client.begin(task, down, shard, {}, Context(0, "device", 0))
+        for _ in range(2):
+            carry = client.step(task, carry, {"x": shard.x, "y": shard.y})
+    assert gauge.peak <= estimate <= 1.05 * gauge.peak
+
+
+@pytest.mark.parametrize("samples", [2, 9, 40])
+def test_positions_of_sparse_adapters_are_counted_in_batches_of_any_size(samples):
+    """A device keeps them beside the model; they are made when a job builds its view of the model."""
+    adapted = WithAdapters(builder("mlp", (64,), 10, hidden=[100]), Adapters(rank=3))
+    task = Task(Model(adapted), 10, Train(batch=BATCH, momentum=0.9))
+    model, client, gauge = sparse_model(task.model, 0.9, 5), SLoRA(density=0.9).client, meter.Meter()
+    down = Packet(model.initial(0), {"mask": 5.0})
+    estimate = Tracer(task, client, (64,)).work(down, samples).memory
+    shard = Shard(torch.zeros(samples, 64), torch.zeros(samples, dtype=torch.int64))
+    gauge.ignore(shard.x, shard.y)
+    gauge.hold((down, task.model.constants))
+    with gauge:
+        carry, steps = client.begin(task, down, shard, {}, Context(0, "device", 0))
+        for order in steps.epochs[0].split(BATCH):
+            carry = client.step(task, carry, {"x": shard.x[order], "y": shard.y[order]})
+    assert estimate == pytest.approx(gauge.peak, rel=0.02)
 
 
 def test_the_shard_is_not_counted():

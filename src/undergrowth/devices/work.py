@@ -58,8 +58,8 @@ class Tracer:
     Every kind of job (names, shapes and types in the packet and in the state of the device) is traced once, at two
     shard sizes and two batch sizes. The FLOPs of a step are linear in its batch, those of `before_steps` in the samples
     of the steps, and those of `finish` in `samples_after_steps`, so two points give the exact FLOPs for every other
-    device. Memory between the two points is slightly overestimated. `begin` runs for every size and gives the number of
-    steps.
+    device. Memory between the two points, and for batches of one sample, is slightly overestimated. `begin` runs for
+    every size and gives the number of steps.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class _LoopTrace:
         self.builder = TracedJobBuilder(tracer, client, down, own)
         self.samples_after_steps = client.samples_after_steps
         self.batch = 0
-        self.large = self.builder.find_needs(lambda: self._trace_steps(LARGE_SHARD, None))
+        self.large = self.builder.find_needs(self._trace_large)
         self.small = self._trace_steps(SMALL_SHARD, SMALL_BATCH)
         self.works: dict[Hashable, Work] = {}
 
@@ -192,7 +192,9 @@ class _LoopTrace:
         if count:
             # From the second step on, the weights before and after the step exist at the same time.
             peak = "first_peak" if count == 1 else "later_peak"
-            extra = max(extra, self._interpolate(peak, max(begin.batches), SMALL_BATCH, self.batch))
+            # Below the smaller batch size, the line through both would be too low: weights do not shrink with a batch.
+            batch = max(SMALL_BATCH, *begin.batches)
+            extra = max(extra, self._interpolate(peak, batch, SMALL_BATCH, self.batch))
         samples = sum(batch * count for batch, count in begin.batches.items())
         memory = int(max(begin.peak, begin.resident + before_peak, begin.resident + before_kept + extra))
         return Work(float(flops), memory, count, samples, bytes_up, count * self.large.step_calls)
@@ -232,6 +234,11 @@ class _LoopTrace:
         rows = len(next(iter(steps.data.values())))
         cost = _BeginCost(meter.flops, meter.peak, meter.live, {size: n for size, n in batches.items() if n}, rows)
         return cost, Loop(client, job.down, job.shard, carry, steps, job.context)
+
+    def _trace_large(self) -> _StepCost:
+        with self.builder.job(SMALL_SHARD) as job:
+            self._begin(job)  # may build another view of the model, which the meters of all other jobs find there
+        return self._trace_steps(LARGE_SHARD, None)
 
     def _trace_steps(self, size: int, batch: int | None) -> _StepCost:
         """The cost of a job with `size` samples and two steps of `batch` samples (default: the client's batch)."""

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from undergrowth.core import InputError
 from undergrowth.learning.channels import Found, Set, cannot
 
-_ROOTS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.Embedding)
+WITH_FILTERS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.Embedding)
+_TENSORS = ("weight", "bias", "running_mean", "running_var")
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm)
 
 
@@ -39,7 +40,7 @@ def find_dependencies(module: nn.Module, x: Tensor, frozen: Collection[str], pro
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph = torch_pruning.DependencyGraph().build_dependency(traced, example_inputs=x, verbose=False)
-            groups = list(graph.get_all_groups(root_module_types=list(_ROOTS)))
+            groups = list(graph.get_all_groups(root_module_types=list(WITH_FILTERS)))
     except Exception as error:  # the library raises many kinds for graphs that it does not know
         raise cannot(f"torch-pruning cannot follow its channels ({type(error).__name__}: {error})") from None
     found = Found()
@@ -51,7 +52,7 @@ def find_dependencies(module: nn.Module, x: Tensor, frozen: Collection[str], pro
                 channels.sliced = False  # the classes
             if layer in names and not _add(found, names[layer], layer, outgoing, item, channels):
                 channels.sliced = False
-            if any(f"{names.get(layer)}.{each}" in frozen for each in ("weight", "bias")):
+            if any(f"{names.get(layer)}.{each}" in frozen for each in _TENSORS):
                 channels.sliced = False
     found.axes = {
         name: kept for name, axes in found.axes.items() if (kept := [axis for axis in axes if axis[1].sliced])
@@ -64,7 +65,8 @@ def find_dependencies(module: nn.Module, x: Tensor, frozen: Collection[str], pro
 def _add(found: Found, name: str, layer: nn.Module, outgoing: bool, item: Any, channels: Set) -> bool:
     """Records the dimensions of a layer along which the channels are; False if the layer keeps its width."""
     tensors = list(_dimensions(layer, outgoing))
-    size = layer.get_parameter("weight").shape[tensors[0][1]] if tensors else 0
+    weight = getattr(layer, "weight", None)  # not `get_parameter`: a layer may compute its weight from other tensors
+    size = weight.shape[tensors[0][1]] if tensors and isinstance(weight, Tensor) else 0
     block = size // channels.count
     if not tensors or sorted(item.idxs) != list(range(size)) or size % channels.count:
         return False
@@ -85,10 +87,10 @@ def _add(found: Found, name: str, layer: nn.Module, outgoing: bool, item: Any, c
 def _dimensions(layer: nn.Module, outgoing: bool) -> Iterator[tuple[str, int]]:
     """The tensors of a layer that have its outgoing or incoming channels, and the dimension of each."""
     if isinstance(layer, _NORMS) and layer.weight is not None:
-        yield from ((name, 0) for name in ("weight", "bias", "running_mean", "running_var"))
+        yield from ((name, 0) for name in _TENSORS)
     elif isinstance(layer, nn.Embedding) and outgoing:
         yield "weight", 1
-    elif isinstance(layer, _ROOTS) and outgoing:
+    elif isinstance(layer, WITH_FILTERS) and outgoing:
         yield from (("weight", 0), ("bias", 0))
-    elif isinstance(layer, _ROOTS):
+    elif isinstance(layer, WITH_FILTERS):
         yield "weight", 1

@@ -84,8 +84,11 @@ def pruned_module(model: Model, weights: Weights) -> nn.Module:
     for name, value in weights.items():
         owner, _, last = name.rpartition(".")
         layer = module.get_submodule(owner)
-        if last in layer._parameters:
-            layer._parameters[last] = nn.Parameter(value.detach().clone())
+        old = layer._parameters.get(last)
+        if old is not None:
+            new = nn.Parameter(value.detach().clone())
+            for place in (each._parameters for each in module.modules()):
+                place.update({key: new for key, found in place.items() if found is old})  # a tied weight has several
         else:
             layer._buffers[last] = value.detach().clone()
     for name, (attribute, size) in widths_of(model).grouped.items():

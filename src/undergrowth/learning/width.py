@@ -7,6 +7,7 @@ which channels belong together. The channels of the input and the classes are ne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 from undergrowth.core import InputError, Model, Output, Weights
 from undergrowth.core.samplers import ceil_of
 from undergrowth.learning.channels import Found, cannot, find_channels
-from undergrowth.learning.dependencies import find_dependencies
+from undergrowth.learning.dependencies import WITH_FILTERS, find_dependencies
 from undergrowth.learning.features import ModelView
 
 _KNOWN: WeakKeyDictionary[Model, Widths] = WeakKeyDictionary()
@@ -159,7 +160,7 @@ def widths_of(model: Model) -> Widths:
     known = _KNOWN.get(model)
     if known is None:
         try:
-            known = _widths(dict(model.shapes), find_channels(model.module, model.constants))
+            known = _widths(dict(model.shapes), find_channels(model.module, _of_full_size(model)))
         except InputError as problem:
             known = _widths_of_other(model, problem)
         _KNOWN[model] = known
@@ -196,8 +197,7 @@ def _widths_of_other(model: Model, problem: InputError) -> Widths:
     if record is None:
         raise problem
     shape, dtype = record.input.shape[1:], record.input.dtype
-    frozen = model.constants
-    found = find_dependencies(model.module, torch.zeros(1, *shape, dtype=dtype), frozen, problem)
+    found = find_dependencies(model.module, torch.zeros(1, *shape, dtype=dtype), _of_full_size(model), problem)
     widths, x = _widths(dict(model.shapes), found), torch.zeros(2, *shape, dtype=dtype, device=model.torch_device)
     weights = model.initial(0)
     for ratio in (1.0, 0.5, 0.0625):
@@ -210,6 +210,24 @@ def _widths_of_other(model: Model, problem: InputError) -> Widths:
         if rows != len(x):
             raise cannot(f"a slice of ratio {ratio:g} gives {rows} rows for {len(x)} samples; it may name a size")
     return widths
+
+
+def _of_full_size(model: Model) -> set[str]:
+    """Names of tensors that are not sliced.
+
+    Those are frozen tensors, tied weights (their layers may have different channels), and weights that a layer computes
+    from others, as with weight normalisation.
+    """
+    names, uses = set(model.constants), Counter[int]()
+    layers = dict(model.module.named_modules())
+    for layer in layers.values():
+        uses.update(id(value) for value in layer._parameters.values() if value is not None)
+    for name, layer in layers.items():
+        names.update(f"{name}.{key}" for key, value in layer._parameters.items() if uses[id(value)] > 1)
+        if isinstance(layer, WITH_FILTERS):
+            computed = {"weight", "bias"} - layer._parameters.keys()
+            names.update(f"{name}.{key}" for key in computed if isinstance(getattr(layer, key, None), Tensor))
+    return names
 
 
 def _widths(shapes: Mapping[str, torch.Size], found: Found) -> Widths:
