@@ -6,7 +6,7 @@ import io
 import math
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from undergrowth.report.tables import (
     amount,
@@ -77,6 +77,28 @@ def test_a_stackable_table_has_two_lines_a_row_in_a_narrow_terminal(width: int) 
     assert [line for line in lines if line and "─" not in line] == (
         ["name mean spread", "one 1.25 ms 0.5 ms"] if width == 30 else narrow
     )
+
+
+def printed(built: RenderableType, width: int) -> list[str]:
+    screen = Console(width=width, file=io.StringIO())
+    screen.print(built)
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [36, 40, 48, 60, 70])
+def test_no_number_is_broken_in_a_narrow_terminal(width: int) -> None:
+    cells = ("device-000", "a class of devices", "0.8542", "25.4 MFLOP", "16.6 ms ± 7.9 ms")
+    built = table(("device", "class", "accuracy", "computed work", "time of a round"), [cells], right=(2, 3, 4))
+    lines = printed(built, width)
+    assert max(map(len, lines)) <= width
+    for number in ("device-000", "0.8542", "25.4 MFLOP", "16.6 ms", "7.9 ms", "accuracy"):
+        assert any(number in line for line in lines), f"{number} is broken in {lines}"
+
+
+def test_a_table_that_is_too_wide_has_a_paragraph_for_each_row() -> None:
+    built = table(("run", "last\nbest", "state"), [("a-long-name", "0.5\n0.75", "done"), ("b", "–\n–", "")], right=(1,))
+    assert printed(built, 17) == ["a-long-name", "  last 0.5;", "  best 0.75;", "  state done", "b", "  last –; best –"]
 
 
 def test_scores_of_other_models_are_those_of_the_last_round_that_has_some() -> None:
