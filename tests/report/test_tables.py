@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
 
+import undergrowth as ug
 from undergrowth.report.tables import (
     amount,
+    cost_table,
     count,
     duration,
     energy,
@@ -105,3 +108,10 @@ def test_scores_of_other_models_are_those_of_the_last_round_that_has_some() -> N
     history = [{"round": 1, "accuracy/a": 0.1, "accuracy/b": 0.2}, {"round": 2, "accuracy/b": 0.25}, {"round": 3}]
     assert other_scores(history) == [("accuracy/b", "0.2500")]
     assert other_scores([]) == []
+
+
+def test_the_bytes_of_a_tree_are_called_those_of_all_links(tmp_path: Path) -> None:
+    run = ug.run(model="logistic", clients=4, rounds=1, topology="tree:2x2", out=tmp_path, progress=False)
+    below_root = sum(row.bytes_down for row in run.ledger.rows() if row.parent == "server")
+    assert run.ledger.bytes_down - sum(device["bytes_down"] for device in run.clients) == below_root > 0
+    assert any("sent down, all links" in line for line in printed(cost_table(run.summary), 60))

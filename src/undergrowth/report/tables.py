@@ -107,8 +107,8 @@ def spread(mean: float | None, deviation: float | None, formatted: Callable[[flo
 
 # Costs of a run: key in the summary, title, formatting function.
 SHOWN_COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
-    ("bytes_down", "sent to devices", size),
-    ("bytes_up", "sent by devices", size),
+    ("bytes_down", "sent down, all links", size),
+    ("bytes_up", "sent up, all links", size),
     ("flops", "computed on devices", operations),
     ("compute_seconds", "computing time of devices", duration),
     ("learning_efficiency", "learning efficiency", efficiency),
