@@ -36,7 +36,7 @@ def test_list_of_an_empty_store(type_command) -> None:
 def test_show(type_command, runs_folder: str) -> None:
     done = type_command("show", "last", "--out", runs_folder)
     assert done.exit_code == 0
-    for words in ("fedprox", "-s method.mu=0.5", "sent by devices", "train.lr", "arrived", "learning efficiency"):
+    for words in ("fedprox", "-s method.mu=0.5", "sent up, all links", "train.lr", "arrived", "learning efficiency"):
         assert words in done.stdout
     found = last_json(type_command("show", "last", "--out", runs_folder, "--json").stdout)
     assert found["learning_efficiency"] > 0

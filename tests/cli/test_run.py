@@ -23,7 +23,7 @@ KEYS = [
 def test_tables_and_report(type_command) -> None:
     done = type_command("run", *TINY)
     assert done.exit_code == 0, done.output
-    for words in ("accuracy", "loss", "sent to devices", " kB", " MFLOP", " ms", " mJ", " /s"):
+    for words in ("accuracy", "loss", "sent down, all links", " kB", " MFLOP", " ms", " mJ", " /s"):
         assert words in done.stdout
     run = Store("runs").find("last")
     assert run in done.stdout

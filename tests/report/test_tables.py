@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
+import undergrowth as ug
 from undergrowth.report.tables import (
     amount,
+    cost_table,
     count,
     duration,
     energy,
@@ -79,7 +82,36 @@ def test_a_stackable_table_has_two_lines_a_row_in_a_narrow_terminal(width: int) 
     )
 
 
+def printed(built: RenderableType, width: int) -> list[str]:
+    screen = Console(width=width, file=io.StringIO())
+    screen.print(built)
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [36, 40, 48, 60, 70])
+def test_no_number_is_broken_in_a_narrow_terminal(width: int) -> None:
+    cells = ("device-000", "a class of devices", "0.8542", "25.4 MFLOP", "16.6 ms ± 7.9 ms")
+    built = table(("device", "class", "accuracy", "computed work", "time of a round"), [cells], right=(2, 3, 4))
+    lines = printed(built, width)
+    assert max(map(len, lines)) <= width
+    for number in ("device-000", "0.8542", "25.4 MFLOP", "16.6 ms", "7.9 ms", "accuracy"):
+        assert any(number in line for line in lines), f"{number} is broken in {lines}"
+
+
+def test_a_table_that_is_too_wide_has_a_paragraph_for_each_row() -> None:
+    built = table(("run", "last\nbest", "state"), [("a-long-name", "0.5\n0.75", "done"), ("b", "–\n–", "")], right=(1,))
+    assert printed(built, 17) == ["a-long-name", "  last 0.5;", "  best 0.75;", "  state done", "b", "  last –; best –"]
+
+
 def test_scores_of_other_models_are_those_of_the_last_round_that_has_some() -> None:
     history = [{"round": 1, "accuracy/a": 0.1, "accuracy/b": 0.2}, {"round": 2, "accuracy/b": 0.25}, {"round": 3}]
     assert other_scores(history) == [("accuracy/b", "0.2500")]
     assert other_scores([]) == []
+
+
+def test_the_bytes_of_a_tree_are_called_those_of_all_links(tmp_path: Path) -> None:
+    run = ug.run(model="logistic", clients=4, rounds=1, topology="tree:2x2", out=tmp_path, progress=False)
+    below_root = sum(row.bytes_down for row in run.ledger.rows() if row.parent == "server")
+    assert run.ledger.bytes_down - sum(device["bytes_down"] for device in run.clients) == below_root > 0
+    assert any("sent down, all links" in line for line in printed(cost_table(run.summary), 60))

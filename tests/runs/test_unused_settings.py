@@ -86,6 +86,22 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"method": "local", "train": {"epochs": 3}},
     ),
     (
+        {"train": {"over_select": 1.5}},
+        "train.over_select 1.5 has no effect: train.sample is 1, so all devices are asked and needed",
+        {"train": {"over_select": 1.5, "sample": 0.5}},
+    ),
+    (
+        {"method": {"name": "fedprox", "reduced_epochs": 2}},
+        "method.reduced_epochs 2 has no effect: without fleet.deadline, method.f_n or method.able no device is a "
+        "straggler",
+        {"method": {"name": "fedprox", "reduced_epochs": 2, "able": ["device-000"]}},
+    ),
+    (
+        {"method": {"name": "fedavg", "stragglers": "fixed"}},
+        "method.stragglers fixed has no effect: it is for stragglers that method.f_n draws",
+        {"method": {"name": "fedavg", "stragglers": "fixed", "f_n": 0.5}},
+    ),
+    (
         {"personal": {"form": "printed"}},
         "personal.form printed has no effect: it is for personal.adapt kd",
         {"personal": {"form": "printed", "adapt": "kd"}},

@@ -37,11 +37,11 @@ def fleets(name: EntryName = None, json: AsJson = False) -> None:
 
 
 def _print_fleet(name: str, rows: list[dict[str, Any]]) -> None:
-    from undergrowth.report.tables import duration, energy, facts, size, table
+    from undergrowth.report.tables import duration, energy, facts, size, stackable_table
 
     columns = (
-        "device", "number", "spread", "GFLOP/s", "usable", "memory", "runtime", "MB/s down", "up", "latency", "watts",
-        "radio", "battery",
+        "device", "number", "spread", "GFLOP/s", "usable", "memory", "runtime", "MB/s down", "MB/s up", "latency",
+        "watts", "radio", "battery",
     )  # fmt: skip
     shown = [
         (
@@ -55,7 +55,8 @@ def _print_fleet(name: str, rows: list[dict[str, Any]]) -> None:
     ]  # fmt: skip
     screen = console()
     screen.print(f"fleet {name}")
-    screen.print(table(columns, shown, right=range(1, len(columns))))
+    stacked = ((0,), (1, 2), (3, 4), (5, 6), (7, 8), (9, 12), (10, 11))
+    screen.print(stackable_table(columns, shown, stacked, right=range(1, len(columns))))
     screen.print(facts([(row["device"], row["source"]) for row in rows]))
     screen.print(f"\nexample: undergrowth run --fleet {name} --deadline 60")
 

@@ -38,16 +38,7 @@ def show(
     from undergrowth.core import InputError
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
-    from undergrowth.report.tables import (
-        cost_table,
-        device_cells,
-        device_columns,
-        facts,
-        other_scores,
-        score,
-        start_line,
-        table,
-    )
+    from undergrowth.report.tables import cost_table, device_table, facts, other_scores, score, start_line, table
     from undergrowth.runs.listing import RUN_FACTS
 
     with open_store(out) as store:
@@ -66,9 +57,7 @@ def show(
     if devices:
         if not record.devices:
             raise InputError(f"run '{record.run}' is not finished; its devices are known at its end")
-        columns = device_columns(record.metric.name)
-        rows = [device_cells(device, record.metric.name) for device in record.devices]
-        screen.print(table(columns, rows, right=range(2, len(columns))))
+        screen.print(device_table(record.devices, record.metric.name))
         return
     fact_rows = [
         ("run", record.run), ("status", row["status"]), ("created", row["created"]), ("folder", folder),

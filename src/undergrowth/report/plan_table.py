@@ -34,10 +34,7 @@ def narrow_table(rows: Sequence[Row]) -> Table:
         for device, _, time, runtime, training, down, up, *work, verdict, fitting in map(row_cells, members):
             memory, traffic = f"{runtime}\n+ {training}", f"↓ {down}\n↑ {up}"
             shown.append((f"  {device}", time, memory, traffic, "\n".join(work), f"{verdict}\n{fitting}"))
-    built = table(_NARROW, shown, right=range(1, len(_NARROW)))
-    for place, column in enumerate(built.columns):
-        column.no_wrap = place > 0
-    return built
+    return table(_NARROW, shown, right=range(1, len(_NARROW)))
 
 
 def _by_method(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row], str, str]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
-from undergrowth.report.tables import count, duration, energy, size, table
+from undergrowth.report.tables import WideOrNarrow, count, duration, energy, size, stackable_table
 
 Row = dict[str, Any]
 
 TREE_COLUMNS = ("method", "level", "servers", "children", "link", "down", "up", "round", "network", "late")
+_STACKED = ((0,), (1,), (2, 3), (4,), (5, 6), (7, 8), (9,))  # columns that share the width of one in a narrow terminal
 RELAYED = "Relayed: if no server combined uploads, and the packets of every device crossed every link, as in a star."
 ROOT = "With an asynchronous root, all figures are means over its rounds, and asks go on from one to the next."
 BELOW = "An asynchronous server answers after its own number of answers; it gives up the children that still work then."
@@ -44,9 +43,10 @@ def tree_lines(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     return lines
 
 
-def tree_table(rows: Sequence[Row]) -> Table:
+def tree_table(rows: Sequence[Row]) -> WideOrNarrow:
     """The levels of servers of each method, the root first."""
-    return table(TREE_COLUMNS, tree_lines(rows), right=(*range(1, 4), *range(5, len(TREE_COLUMNS))))
+    right = (*range(1, 4), *range(5, len(TREE_COLUMNS)))
+    return stackable_table(TREE_COLUMNS, tree_lines(rows), _STACKED, right)
 
 
 def explain_tree(rows: Sequence[Row]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
+from textwrap import wrap
 from typing import Any, Literal
 
 from rich import box
@@ -18,6 +20,7 @@ from undergrowth.exchange import COSTS, Cost
 NO_VALUE = "–"
 
 _MAX_WIDTH = 10_000  # of a table that is measured
+_MIN_TEXT_WIDTH = 12  # of a column of text, unless its words are shorter
 _LARGE_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SMALL_PREFIXES = ("", "m", "µ", "n")
 
@@ -104,8 +107,8 @@ def spread(mean: float | None, deviation: float | None, formatted: Callable[[flo
 
 # Costs of a run: key in the summary, title, formatting function.
 SHOWN_COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
-    ("bytes_down", "sent to devices", size),
-    ("bytes_up", "sent by devices", size),
+    ("bytes_down", "sent down, all links", size),
+    ("bytes_up", "sent up, all links", size),
     ("flops", "computed on devices", operations),
     ("compute_seconds", "computing time of devices", duration),
     ("learning_efficiency", "learning efficiency", efficiency),
@@ -122,22 +125,101 @@ _SHORT_TITLES = {
 }  # fmt: skip
 
 
+class PlainTable(Table):
+    """A table whose numbers are never broken or cut off.
+
+    Where its lines are too long for the terminal, titles and means with deviations take several lines. Where that is
+    not enough, every row is a paragraph: its first cell, and below it the other cells with their titles.
+    """
+
+    def __init__(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, right: frozenset[int]
+    ) -> None:
+        super().__init__(
+            box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, title=title, title_justify="left",
+            show_header=any(columns),
+        )  # fmt: skip
+        self.names, self.cells, self.right = columns, rows, right
+        for place, column in enumerate(columns):
+            # The first column holds names, which can only be copied if they are not wrapped.
+            justify: Literal["left", "right"] = "right" if place in right else "left"
+            self.add_column(Text(column), justify=justify, overflow="fold", no_wrap=place == 0 or place in right)
+        for row in rows:
+            self.add_row(*map(Text, row))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if needed_width(console, self) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        narrow = self._with_short_lines()
+        if needed_width(console, narrow) - narrow._foldable() <= options.max_width:
+            yield from Table.__rich_console__(narrow, console, options)
+        else:
+            yield from self._paragraphs(options.max_width)
+
+    def _with_short_lines(self) -> PlainTable:
+        """The same table, with line breaks in the titles of numbers and after the sign ±."""
+        rows = [
+            [
+                cell.replace(" ± ", " ±\n") if place in self.right and "\n" not in cell else cell
+                for place, cell in enumerate(row)
+            ]
+            for row in self.cells
+        ]
+        columns = list(self.names)
+        for place in self.right:
+            words = columns[place].split()
+            width = max((len(text) for text in (*words, *_lines(rows, place))), default=1)
+            lines = [wrap(line, width) or [""] for line in columns[place].split("\n")]
+            columns[place] = "\n".join(chain.from_iterable(lines))
+        return PlainTable(columns, rows, str(self.title) if self.title else None, self.right)
+
+    def _foldable(self) -> int:
+        """How much narrower the columns of text can be."""
+        total = 0
+        for place in set(range(1, len(self.names))) - self.right:
+            lines = [*self.names[place].split("\n"), *_lines(self.cells, place)]
+            words = [word for line in lines for word in line.split()]
+            least = min(max(map(len, words), default=0), _MIN_TEXT_WIDTH)
+            total += max(map(len, lines)) - least
+        return total
+
+    def _paragraphs(self, width: int) -> RenderResult:
+        if self.title:
+            yield Text(str(self.title))
+        for first, *others in self.cells:
+            if first:
+                yield Text("  ".join(first.split("\n")))
+            line = ""
+            for figure in _figures(self.names[1:], others):
+                if line and len(line) + len(figure) + 3 > width:
+                    yield Text(f"{line};")
+                    line = ""
+                line = f"{line}; {figure}" if line else f"  {figure}"
+            if line:
+                yield Text(line)
+
+
+def _lines(rows: Iterable[Sequence[str]], place: int) -> list[str]:
+    """The lines of a column."""
+    return [line for row in rows for line in row[place].split("\n")]
+
+
+def _figures(columns: Sequence[str], cells: Sequence[str]) -> Iterator[str]:
+    """The cells of a row that are not empty, with their titles. A title may be one for each line of its cell."""
+    for column, cell in zip(columns, cells, strict=True):
+        titles, values = column.split("\n"), cell.split("\n")
+        if len(titles) != len(values):
+            titles, values = [" ".join(titles)], [" ".join(values)]
+        yield from (f"{title} {value.strip()}".strip() for title, value in zip(titles, values, strict=True) if value)
+
+
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None, right: Iterable[int] = ()
-) -> Table:
+) -> PlainTable:
     """A plain table. The columns with the indices in `right` are right-aligned."""
-    built = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, title=title, title_justify="left",
-        show_header=any(columns),
-    )  # fmt: skip
-    right_aligned = set(right)
-    for place, column in enumerate(columns):
-        # The first column holds names, which can only be copied if they are not wrapped.
-        justify: Literal["left", "right"] = "right" if place in right_aligned else "left"
-        built.add_column(Text(column), justify=justify, overflow="fold", no_wrap=place == 0)
-    for row in rows:
-        built.add_row(*(Text(NO_VALUE if cell is None else str(cell)) for cell in row))
-    return built
+    cells = [[NO_VALUE if cell is None else str(cell) for cell in row] for row in rows]
+    return PlainTable(columns, cells, title, frozenset(right) & frozenset(range(len(columns))))
 
 
 class WideOrNarrow:
@@ -178,6 +260,15 @@ def facts(rows: Iterable[tuple[str, Any]]) -> Table:
 def device_columns(metric: str) -> tuple[str, ...]:
     """The titles of a table of devices. `metric`: the main metric of the run's task."""
     return ("device", "class", "samples", metric, "rounds", *cost_titles(COSTS))
+
+
+def device_table(devices: Iterable[Mapping[str, Any]], metric: str) -> WideOrNarrow:
+    """What a finished run says about its devices. `metric`: the main metric of the run's task."""
+    columns = device_columns(metric)
+    rows = [device_cells(device, metric) for device in devices]
+    costs = range(len(columns) - len(COSTS), len(columns))
+    stacked = [(0, 1), (2, 3, 4), *(costs[at : at + 2] for at in range(0, len(costs), 2))]
+    return stackable_table(columns, rows, stacked, right=range(2, len(columns)))
 
 
 def device_cells(device: Mapping[str, Any], metric: str) -> tuple[Any, ...]:

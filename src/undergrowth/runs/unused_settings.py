@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from undergrowth.core import Method, Task
 from undergrowth.engines import ENGINE_SETTINGS
+from undergrowth.learning import StragglerOptions
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.personal_section import PersonalSection
@@ -15,7 +17,8 @@ from undergrowth.runs.personal_section import PersonalSection
 def unused_settings(experiment: Experiment, method: Method, task: Task) -> list[str]:
     """Notes about shifts of a stream that never come, and about settings and data that are not used."""
     name, public = experiment.method.name, experiment.public
-    notes = [f"{setting} has no effect: {why}" for setting, why in _without_effect(experiment, method)]
+    found = chain(_without_effect(experiment, method), _without_effect_on_devices(experiment, method))
+    notes = [f"{setting} has no effect: {why}" for setting, why in found]
     if public.given and type(method) in METHODS.values() and not (method.needs_public or method.may_use_public):
         taken = "; its samples are taken from the devices all the same" if public.of_the_devices else ""
         notes.append(f"{name} uses no public data, so the section public has no effect{taken}")
@@ -62,6 +65,19 @@ def _without_effect(experiment: Experiment, method: Method) -> Iterator[tuple[st
         yield f"personal.patience {personal.patience}", "without personal.validation nothing stops early"
     if personal.form != default.form and "kd" not in personal.adapt:
         yield f"personal.form {personal.form}", "it is for personal.adapt kd"
+
+
+def _without_effect_on_devices(experiment: Experiment, method: Method) -> Iterator[tuple[str, str]]:
+    """The same for settings that choose devices: which are asked, and which do less than others."""
+    train, star = experiment.train, experiment.topology == "star"  # in a tree, servers have settings of their own
+    if train.over_select > 1 and train.sample == 1 and star and "train.over_select" not in method.ignored_settings:
+        yield f"train.over_select {train.over_select}", "train.sample is 1, so all devices are asked and needed"
+    if isinstance(method, StragglerOptions):
+        if method.stragglers == "fixed" and method.f_n is None:
+            yield "method.stragglers fixed", "it is for stragglers that method.f_n draws"
+        if method.reduced_epochs and not method.chosen and star and experiment.fleet.deadline is None:
+            why = "without fleet.deadline, method.f_n or method.able no device is a straggler"
+            yield f"method.reduced_epochs {method.reduced_epochs}", why
 
 
 def _not_used(by: str, experiment: Experiment, paths: Iterable[str]) -> list[str]:
