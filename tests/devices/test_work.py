@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from undergrowth.core import (
@@ -37,7 +36,7 @@ from undergrowth.learning.selectors import (
     KMeansSelector,
     RandomSelector,
 )
-from undergrowth.methods import Adapt, FedAT
+from undergrowth.methods import Adapt
 from undergrowth.models.catalogue import builder
 
 CLASSES = 5
@@ -268,51 +267,6 @@ def test_a_client_that_reads_values_is_traced_on_real_tensors():
     for size in (5, 20):
         real = counted(task, client, down, shard_of(size))
         assert Tracer(task, client, IMAGES).work(down, size).flops == pytest.approx(real, rel=0.01)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_maps_that_fedat_sends_are_those_of_whole_samples(share: float) -> None:
-    task = task_of("cnn", hidden=16)
-    down, client = packet_of(task), FedAT(metadata_share=share).client
-    for size in (5, 22):  # 0.3 of them: 1.5 and 6.6
-        real = counted(task, client, down, shard_of(size))
-        assert Tracer(task, client, IMAGES).work(down, size).flops == real
-
-
-class Attends(torch.nn.Module):
-    """Attention, and a whole layer of a transformer, which torch computes by other kernels without gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-        self.layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.head = torch.nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(self.attention(x, x, x, need_weights=False)[0]).mean(1))
-
-
-class Evaluates(GradientClient):
-    """Evaluates its shard before the steps, and may read the values of its weights."""
-
-    def __init__(self, reads_values: bool) -> None:
-        super().__init__()
-        self.reads_values = reads_values
-
-    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
-        if self.reads_values:
-            float(down.tensors["head.bias"][0])
-        task.model.run(down.tensors, shard.x)
-        return super().begin(task, down, shard, own, context)
-
-
-def test_attention_costs_the_same_on_real_tensors():
-    """Torch's fused kernels of attention have no FLOP formula; meta tensors do not take them."""
-    task = Task(Model(Attends), CLASSES, TRAIN)
-    down = packet_of(task)
-    by_shapes, by_values = (Tracer(task, Evaluates(reads), (6, 8)).work(down, 20) for reads in (False, True))
-    assert by_values.flops == by_shapes.flops > 0
-    assert by_values.memory == by_shapes.memory
 
 
 def test_labels_are_read_only_for_clients_that_use_them():
