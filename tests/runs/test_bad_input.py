@@ -253,7 +253,46 @@ class OneRow(nn.Linear):
         return super().forward(x).mean(0, keepdim=True)
 
 
+class Scalar(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).mean()
+
+
+class Misspelt(nn.Linear):
+    def forward(self, x):
+        return self.wieght * x
+
+
+class Asserting(nn.Linear):
+    def forward(self, x):
+        assert x.ndim == 4
+        return super().forward(x)
+
+
+class Leaving(nn.Linear):
+    def forward(self, x):
+        raise SystemExit(7)
+
+
+class Silent(nn.Linear):
+    def forward(self, x):
+        raise ValueError
+
+
+class WithLadder(nn.Linear):
+    ladder = ("small", "large")
+
+    def __init__(self):
+        super().__init__(6, 3)
+
+
 MODELS = [
+    (lambda: Scalar(6, 3), "model: its output for 3 samples has no rows; it must have one for each sample"),
+    (lambda: Misspelt(6, 3), "model: it cannot take an input of shape (6,): AttributeError: 'Misspelt' object has no"),
+    (lambda: Asserting(6, 3), "model: it cannot take an input of shape (6,): AssertionError"),
+    (lambda: Leaving(6, 3), "model: it cannot take an input of shape (6,): SystemExit: 7"),
+    (lambda: Silent(6, 3), "model: it cannot take an input of shape (6,): ValueError"),
+    (WithLadder, "model: its attribute 'ladder' is ('small', 'large'); it must be a dictionary"),
     (lambda: nn.Linear(6, 2), "model: its output for one sample has shape (2,); the data needs (3,)"),
     (
         lambda: nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3))),
