@@ -32,6 +32,7 @@ from undergrowth.runs.config import DataSection, Experiment, PublicSection
 from undergrowth.runs.model_preparation import prepare_model
 from undergrowth.runs.model_section import Rung
 from undergrowth.runs.own_objects import OwnModelBuilder, construct, describe_error, is_reference
+from undergrowth.runs.own_population import check_population
 from undergrowth.runs.sections import Named
 
 DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the number
@@ -62,6 +63,7 @@ def _read_data(experiment: Experiment, data: Dataset | Population | None) -> Dat
 
 def _checked(experiment: Experiment, population: Population) -> Population:
     """The user's own population, if the experiment fits it."""
+    check_population(population)
     clients, task, of_the_data = experiment.data.clients, experiment.task.name, task_of(population)
     if task not in (None, of_the_data):
         raise InputError(f"task '{task}': the data object is for {of_the_data}; its attribute `task` says so")
@@ -238,9 +240,8 @@ def _functional(model: Callable[[], nn.Module]) -> Model:
     except InputError:
         raise
     except CODE_ERRORS as error:
-        raise InputError(
-            f"model: the callable failed ({describe_error(error)}); it is called without arguments"
-        ) from error
+        told = f"model: the callable failed ({describe_error(error)}); it is called without arguments"
+        raise InputError(told) from error
     if not isinstance(built, nn.Module):
         raise InputError(f"model: the callable returned a {type(built).__name__}; it must return an nn.Module")
     _check_parameters(dict(built.named_parameters()))
