@@ -31,9 +31,6 @@ def check_population(population: Population) -> None:
     with_samples = [device for device in devices if _size(what, population, device)]
     for device in with_samples[:1]:
         shard = _shard(what, f"train('{device}')", population.train, device)
-        size = population.size(device)
-        if len(shard) != size:
-            raise InputError(f"{what}: size('{device}') is {size}, but train('{device}') has {len(shard)} samples")
         if tuple(shard.x.shape[1:]) != tuple(shape):
             raise InputError(
                 f"{what}: a sample of train('{device}') has shape {tuple(shard.x.shape[1:])}, but shape is {shape}"
