@@ -92,6 +92,19 @@ def test_all_methods_by_default(type_command) -> None:
     assert [row["devices"] for row in rows] == [1]
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("{name: fedprox, mu: -1}", "method.mu -1.0 must be a finite number at least 0"),
+        ("{name: fedfsc-plus, f_fs: 0.5}", "method.f_fs"),
+    ],
+)
+def test_an_impossible_option_is_refused_instead_of_leaving_the_method_out(type_command, method, words) -> None:
+    Path("my.yaml").write_text(f"model: logistic\nmethod: {method}\ndata: {{clients: 3}}\n")
+    done = type_command("plan", "my.yaml", "--json")
+    assert done.exit_code == 2 and words in done.stderr and not done.stdout
+
+
 def test_methods_that_need_data_at_the_server(type_command) -> None:
     command = ("plan", "--model", "mlp", "--clients", "3", "--method", "fedmd", "--method", "fedkad", "--json")
     assert type_command(*command).exit_code == 2

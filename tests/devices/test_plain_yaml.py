@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+import yaml
 
 from undergrowth.devices.plain_yaml import load_yaml
 
@@ -29,3 +30,10 @@ def test_a_time_stays_the_text_that_was_written(text: str) -> None:
 def test_other_numbers_are_numbers(text: str, value: float) -> None:
     found = load_yaml(f"lr: {text}")["lr"]
     assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["!!int abc", "!!int ''", "!!int 0x", "!!float abc", "!!bool maybe"])
+def test_a_value_that_does_not_fit_its_tag_is_not_yaml(text: str) -> None:
+    with pytest.raises(yaml.MarkedYAMLError, match="does not fit its tag !!") as caught:
+        load_yaml(f"lr: 0.1\nseed: {text}")
+    assert caught.value.problem_mark.line == 1

@@ -33,6 +33,13 @@ class _Loader(yaml.SafeLoader):
             lines[key.value] = line
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError):  # of PyYAML, for a tag such as in `rounds: !!int abc`
+            problem = f"{node.value!r} does not fit its tag !!{node.tag.rpartition(':')[2]}; leave out the tag"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
     def construct_time(self, node: yaml.ScalarNode) -> str:
         """The text that the user wrote: no setting is a date or a time, and messages repeat the value."""
         return str(node.value)

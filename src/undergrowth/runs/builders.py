@@ -32,6 +32,7 @@ from undergrowth.runs.config import DataSection, Experiment, PublicSection
 from undergrowth.runs.model_preparation import prepare_model
 from undergrowth.runs.model_section import Rung
 from undergrowth.runs.own_objects import OwnModelBuilder, construct, describe_error, is_reference
+from undergrowth.runs.own_population import check_population
 from undergrowth.runs.sections import Named
 
 DEFAULT_CLIENTS = 20  # devices, if neither the user nor the data determines the number
@@ -62,6 +63,7 @@ def _read_data(experiment: Experiment, data: Dataset | Population | None) -> Dat
 
 def _checked(experiment: Experiment, population: Population) -> Population:
     """The user's own population, if the experiment fits it."""
+    check_population(population)
     clients, task, of_the_data = experiment.data.clients, experiment.task.name, task_of(population)
     if task not in (None, of_the_data):
         raise InputError(f"task '{task}': the data object is for {of_the_data}; its attribute `task` says so")
@@ -215,7 +217,10 @@ def build_ladder(
     given = model.build if isinstance(model, Model) else model
     if given is None and is_reference(experiment.model.name):
         given = named_model(experiment.model, population)
-    ladder = {name: _functional(build) for name, build in getattr(given, "ladder", {}).items()}
+    found = getattr(given, "ladder", {})
+    if not isinstance(found, Mapping):
+        raise InputError(f"model: its attribute 'ladder' is {found!r}; it must be a dictionary of callables by name")
+    ladder = {name: _functional(build) for name, build in found.items()}
     for rung in experiment.model.ladder:
         if rung.label in ladder:
             raise InputError(f"model.ladder: '{rung.label}' is in it twice; each must differ from the others")
@@ -235,9 +240,8 @@ def _functional(model: Callable[[], nn.Module]) -> Model:
     except InputError:
         raise
     except CODE_ERRORS as error:
-        raise InputError(
-            f"model: the callable failed ({describe_error(error)}); it is called without arguments"
-        ) from error
+        told = f"model: the callable failed ({describe_error(error)}); it is called without arguments"
+        raise InputError(told) from error
     if not isinstance(built, nn.Module):
         raise InputError(f"model: the callable returned a {type(built).__name__}; it must return an nn.Module")
     _check_parameters(dict(built.named_parameters()))
@@ -297,11 +301,14 @@ def _outputs(model: Model, weights: Weights, x: torch.Tensor) -> torch.Tensor:
             copy = x.clone()
             output = model(weights, copy)
         several = model({**weights, **trained}, x.expand(3, *x.shape[1:]).clone())
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+    except InputError:
+        raise
+    except CODE_ERRORS as error:
+        told = isinstance(error, (RuntimeError, ValueError, IndexError, TypeError)) and str(error).strip()
+        reason = str(error).strip().splitlines()[0] if told else describe_error(error)
         if not x.is_floating_point():
             reason += "; whole numbers are read as tokens, so features must be floats"
-        raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from None
+        raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from error
     if copy._version:
         raise InputError("model: it changes its input in place, and with it the data; compute a new tensor instead")
     if not isinstance(output, torch.Tensor):
@@ -310,8 +317,9 @@ def _outputs(model: Model, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         raise InputError(f"model: its output holds {str(output.dtype).removeprefix('torch.')}; it must hold floats")
     if output.isnan().any() and x.isfinite().all():
         raise InputError("model: its output for a sample is NaN before any training; check its weights and `forward`")
-    if len(several) != 3:
-        raise InputError(f"model: its output for 3 samples has {len(several)} rows; it must have one for each sample")
+    rows = several.shape[0] if several.ndim else "no"
+    if rows != 3:
+        raise InputError(f"model: its output for 3 samples has {rows} rows; it must have one for each sample")
     if not several.requires_grad:
         raise InputError("model: its output has no gradient; do not detach it from the parameters")
     return output

@@ -180,7 +180,7 @@ class Execution:
             {
                 "device": name,
                 "tier": federation.fleet.profile(name).name,
-                "samples": population.size(name),
+                "samples": int(population.size(name)),  # numpy's cannot be stored
                 **metrics.get(name, {self.metric.name: None}),
                 **{part: found.get(name, {}).get(self.metric.name) for part, found in others.items()},
                 **costs.get(name, {"rounds": 0}),

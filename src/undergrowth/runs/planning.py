@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from undergrowth.core import Client, InputError, Method, Model, Progress, Train
+from undergrowth.core import Client, InputError, Method, Model, Progress, Train, check_options
 from undergrowth.data import Dataset, Population
 from undergrowth.devices import Tracer
 from undergrowth.exchange import ROUND_COSTS, TIMED
@@ -64,6 +64,9 @@ class Planner:
             name = method if isinstance(method, str) else type(method).__name__.lower()
             options = self.planned.method.options if name == self.planned.method.name else {}
             chosen = build_method(method, options) if isinstance(method, str) else method
+            if options:  # an impossible value is a mistake of the user, not a method that does not work here
+                check_options(chosen, "method")
+                chosen.check()
             try:
                 federation = self._federate(chosen, self.experiment)
                 rows, levels = self._price(name, federation), price_tree(name, federation)

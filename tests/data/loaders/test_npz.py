@@ -90,6 +90,17 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
             load("npz", path)
 
 
+@pytest.mark.parametrize("flag", [b"\x63\x00", b"\x0c\x00", b"\x0e\x00"])
+def test_a_damaged_compression_method_is_refused(flag: bytes, tmp_path: Path) -> None:
+    path = save(tmp_path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")  # of the first array in the directory of the archive
+    content[entry + 10 : entry + 12] = flag
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"mine.npz: it cannot be read as .npz: "):
+        load("npz", path)
+
+
 def test_a_bad_sample_is_named_by_its_position_in_the_file(tmp_path: Path) -> None:
     for row in (3, 17, 39):
         x, y = X.copy(), Y.copy()

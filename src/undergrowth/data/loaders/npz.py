@@ -22,6 +22,8 @@ from undergrowth.data.loaders.targets import (
     split_samples,
 )
 
+# `zipfile` raises RuntimeError for an encrypted file, and its subclass NotImplementedError for an unknown compression.
+_ERRORS_OF_DAMAGED_FILES = (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _KEYS = {
     "x": ("x", "x_train", "train_x"),
     "y": ("y", "y_train", "train_y"),
@@ -108,7 +110,7 @@ def read_arrays(file: Path) -> dict[str, np.ndarray]:
             return {key: content[key] for key in content}
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+    except _ERRORS_OF_DAMAGED_FILES as error:
         raise file_error(file, f"it cannot be read as .npz: {error}") from error
 
 
