@@ -94,6 +94,13 @@ def test_an_unknown_name_is_refused_with_the_nearest_right_one(run, out, setting
     assert remedy in sentence
 
 
+def test_an_option_of_a_method_as_an_argument_gets_the_way_to_give_it():
+    with pytest.raises(
+        InputError, match=r"mu is not an argument; .*an option of the method .* options=\{'mu': \.\.\.\}"
+    ):
+        ug.run("fedprox", mu=0.1)
+
+
 VALUES = [
     ("lr", 0, "train.lr 0 should be greater than 0"),
     ("lr", -0.1, "train.lr -0.1 should be greater than 0"),

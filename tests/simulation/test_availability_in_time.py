@@ -164,6 +164,7 @@ def test_when_all_batteries_are_empty_the_run_ends(run, tmp_path):
     result = run(data=Own(sizes=(12,) * 4), fleet=tiny, rounds=7)
     assert [row["arrived"] for row in result.history] == [4, 4, 0, 0, 0, 0, 0]
     assert [row.reason for row in result.ledger.rows() if row.outcome == "lost"] == ["its battery ran out"] * 4
+    assert "devices of which the battery ran out, and which were not asked again: 4 of 4" in result.notes
 
 
 def test_an_empty_device_keeps_nobody_from_waiting_for_the_others(run, empties, tmp_path):

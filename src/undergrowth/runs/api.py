@@ -199,7 +199,8 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         if rename.section in _PLACES and rename.old in extra:
             raise InputError(f"the argument {rename.old} is now called {rename.new}")
     if extra:
-        raise InputError(f"{min(extra)} is not an argument; {suggest(min(extra), known)}")
+        hint = f"; an option of the method is given as options={{'{min(extra)}': ...}}"
+        raise InputError(f"{min(extra)} is not an argument; {suggest(min(extra), known)}{hint}")
     given = {name: value for name, value in arguments.items() if value is not None}
     raw: dict[str, Any] = {section: {} for section in _PLACES}
     objects: dict[str, Any] = {}

@@ -167,7 +167,7 @@ class Execution:
     def finish(self) -> None:
         """Evaluates, writes the model and marks the run as done."""
         federation = self.federation
-        self._note_weakness()
+        self._note_at_end()
         self.write_model()
         population, others = federation.present, dict[str, DeviceMetrics]()
         if self.final_models is None:
@@ -289,13 +289,15 @@ class Execution:
         """How much of the run is done after a row of its history, by its rounds and budgets."""
         return self.experiment.stop.fraction_done(row, self.experiment.max_rounds)
 
-    def _note_weakness(self) -> None:
-        """Notes that the final model is not clearly better than guessing, or that most units of a layer are dead."""
-        federation = self.federation
+    def _note_at_end(self) -> None:
+        """Notes empty batteries, and that the final model is hardly better than guessing or has mostly dead units."""
+        federation, empty = self.federation, len(self.federation.clock.empty)
         found = final_model(federation), federation.test, self.experiment
-        note = describe_guessing(federation.task.kind, self.scores, *found) or describe_dead_units(*found)
-        if note and note not in federation.notes:
-            federation.notes.append(note)
+        notes = [describe_guessing(federation.task.kind, self.scores, *found) or describe_dead_units(*found)]
+        if empty:
+            devices = len(federation.population.devices)
+            notes.append(f"devices of which the battery ran out, and which were not asked again: {empty} of {devices}")
+        federation.notes += [note for note in notes if note and note not in federation.notes]
 
     def _end(self) -> dict[str, Any]:
         """How many rounds were done and, if the experiment has limits, which one ended the run, with a note about it.

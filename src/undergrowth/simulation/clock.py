@@ -172,7 +172,7 @@ class FleetClock(Clock):
         self.root_round: Callable[[], int] | None = None  # the round of the root; None: samples never change
         # Device → its samples of each class, in a round; filled on demand.
         self._labels: dict[str, tuple[int, tuple[int, ...] | None]] = {}
-        self._empty: set[str] = set()  # devices whose battery ran out
+        self.empty: set[str] = set()  # devices whose battery ran out
 
     def timing(self, device: str, down: Packet, size: int, context: Context, now: float, by: float | None) -> Timing:
         self.now = now
@@ -210,7 +210,7 @@ class FleetClock(Clock):
         """A clock of the same devices with other states. They are always available, never fail and have no battery."""
         clock = copy(self)
         clock.states, clock.availability, clock.failures, clock._batteries = states, None, None, False
-        clock._empty = set()
+        clock.empty = set()
         return clock
 
     def _price(self, device: str, work: Work, size: int, by: float | None) -> Timing:
@@ -266,9 +266,9 @@ class FleetClock(Clock):
 
     def away(self, now: float) -> Container[str]:
         self.now = now
-        if self.availability is None and not self._empty:
+        if self.availability is None and not self.empty:
             return frozenset()
-        gone = set(self._empty)
+        gone = set(self.empty)
         if self.availability is not None:
             on = self.availability.on(now)
             gone.update(device for device, there in zip(self.population.devices, on.tolist(), strict=True) if not there)
@@ -277,14 +277,14 @@ class FleetClock(Clock):
     def next_on(self, now: float, devices: Sequence[str]) -> float:
         if self.availability is None:
             return math.inf
-        powered = [device for device in devices if device not in self._empty]
+        powered = [device for device in devices if device not in self.empty]
         return self.availability.next_on(math.nextafter(now, math.inf), powered)
 
     def end_job(self, device: str, timing: Timing) -> None:
         if self._batteries and self.fleet.profile(device).battery is not None:
             self._used[device] = self._used.get(device, 0.0) + timing.joules
             if timing.lost == BATTERY_EMPTY:
-                self._empty.add(device)
+                self.empty.add(device)
 
     # Device facts for servers ---------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class FleetClock(Clock):
         return self.fleet.profile(device).achieved_flops
 
     def snapshot(self) -> State:
-        return {"used": dict(self._used), "empty": sorted(self._empty)}
+        return {"used": dict(self._used), "empty": sorted(self.empty)}
 
     def restore(self, snapshot: State) -> None:
-        self._used, self._empty = dict(snapshot["used"]), set(snapshot["empty"])
+        self._used, self.empty = dict(snapshot["used"]), set(snapshot["empty"])
