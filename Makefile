@@ -12,7 +12,10 @@ OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENA
 EXTRAS_TESTS := tests/data/loaders/test_table.py tests/data/loaders/test_hugging_face.py tests/report/test_export.py \
 	tests/callbacks/test_trackers.py tests/models/test_hugging_face.py tests/data/loaders/test_operanet.py
 
-.PHONY: run check test pytest test-arithmetic test-all test-extras test-gpu bench clean
+# The lowest versions of pyproject.toml. Of torch, only newer builds for the CPU are on PyPI; click is of the time of this typer.
+LOWEST := click==8.1.7 $(shell sed -n '/^dependencies/,/^]/s/^ *"\([^">]*\)>=\([0-9.]*\)",/\1==\2/p' pyproject.toml)
+
+.PHONY: run check test pytest test-arithmetic test-all test-extras test-lowest test-gpu bench clean
 
 run: .venv/base  ## sets up what a run needs and runs the main job on an embedded data set
 	$(BIN)/undergrowth run --method fedavg --rounds 20 --clients 20
@@ -31,11 +34,14 @@ pytest: .venv/dev
 test-arithmetic: .venv/dev  ## the tests of equality once more, with another CPU's rounding
 	$(OTHER_ARITHMETIC) $(PYTEST) -m "equality and not slow"
 
-test-all: check .venv/slow test-extras  ## all tests, also the slow ones: the full product of methods and engines, Ray, the wheel; with coverage
+test-all: check .venv/slow test-extras test-lowest  ## all tests, also the slow ones: the full product of methods and engines, Ray, the wheel; with coverage
 	$(PYTEST) -m "" --cov --cov-report=term:skip-covered
 
 test-extras: .venv-extras/ready  ## the tests that need the libraries of optional extras: Parquet, Hugging Face, pandas, trackers
 	.venv-extras/bin/python -m pytest -m "" -rs $(EXTRAS_TESTS)
+
+test-lowest: .venv-lowest/ready  ## the tests with the lowest versions of all dependencies but torch
+	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
 
 test-gpu: .venv/dev  ## the tests that need a GPU
 	$(BIN)/python -m pytest -n 0 -m gpu
@@ -66,5 +72,10 @@ bench: .venv/base  ## the benchmarks, each against a reference in the same run; 
 	.venv-extras/bin/pip install --quiet --editable ".[extras]"
 	touch .venv-extras/ready
 
+.venv-lowest/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet --editable ".[dev]" $(LOWEST)
+	touch .venv-lowest/ready
+
 clean:
-	rm -rf .venv .venv-extras
+	rm -rf .venv .venv-extras .venv-lowest

@@ -27,10 +27,9 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import undergrowth as ug
-from undergrowth.cli.app import app
+from tests.typed_commands import invoke
 from undergrowth.devices import describe as describe_fleet
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, parse_experiment
@@ -147,7 +146,7 @@ def run_commands(block: Block, place: str) -> str:
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
         if words[:1] == ["undergrowth"]:
-            done = CliRunner().invoke(app, words[1:])
+            done = invoke(*words[1:])
             assert done.exit_code == 0, f"{place}: {line}\n{done.output}"
             printed += done.stdout
     return printed

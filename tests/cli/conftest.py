@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import subprocess
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import undergrowth as ug
-from undergrowth.cli.app import app
+from tests.typed_commands import invoke
 
 TINY = ("--model", "logistic", "--rounds", "2", "--clients", "4")
 TIMEOUT = 600  # seconds; a test only takes this long if the event it waits for never happens
@@ -27,9 +25,7 @@ def type_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     """Invokes a command in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)  # some test runners set it, and a narrow terminal wraps tables
-    # Older versions of click mix standard error into standard output by default; newer ones have no such option.
-    options = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-    return lambda *words: CliRunner(**options).invoke(app, [str(word) for word in words])
+    return invoke
 
 
 @pytest.fixture(scope="session")

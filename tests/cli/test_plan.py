@@ -163,4 +163,4 @@ def test_the_run_agrees_with_the_plan(type_command) -> None:
 def test_devices_without_samples_are_noted(type_command) -> None:
     done = type_command("plan", *SMALL, "-s", "data.train_samples=30")
     assert done.exit_code == 0, done.output
-    assert re.search(r"note: \d of 10 devices have no sample and take no part", done.output)
+    assert re.search(r"note: \d of 10 devices have no sample and take no part", done.stderr)

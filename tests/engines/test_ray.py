@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import undergrowth as ug
-from undergrowth.cli.app import app
+from tests.typed_commands import invoke
 from undergrowth.core import InputError, RunError
 from undergrowth.engines import ENGINES, EngineSettings, Job, Outcome, RayEngine, SerialEngine, World
 from undergrowth.engines.ray_cluster import engine as ray_engine
@@ -249,7 +248,7 @@ def test_address_auto_joins_a_running_cluster_and_leaves_it_running(cluster, sha
 
 def test_an_address_without_a_cluster_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # although earlier tests have connected
-    words = ["run", "--engine", "ray", "--address", "127.0.0.1:1", "--out", str(tmp_path)]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2 and "run.address '127.0.0.1:1'" in done.output
-    assert len(done.output.splitlines()) == 1
+    out = tmp_path / "runs"
+    done = invoke("run", "--engine", "ray", "--address", "127.0.0.1:1", "--out", out)
+    assert done.exit_code == 2 and "run.address '127.0.0.1:1'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not done.stdout and not out.exists()

@@ -59,9 +59,11 @@ def test_recorded_steps_give_what_the_serial_engine_gives(as_on_a_gpu, made, met
 
 @pytest.mark.parametrize("method", METHODS)
 def test_recorded_steps_of_every_method(as_on_a_gpu, made, method, tmp_path):
+    rounds = 3 if method == "fedsgd" else 2  # it has one step a round, and the first ones are not recorded
+
     def ended(engine: str) -> ug.Result:
         raw = conformance.experiment(method, tmp_path, engine=engine)
-        return conformance.run({**raw, "train": {"rounds": 2, "lr": 0.01, "batch": 8}})
+        return conformance.run({**raw, "train": {"rounds": rounds, "lr": 0.01, "batch": 8}})
 
     serial, vector = ended("serial"), ended("vector")
     conformance.assert_close(conformance.weights(vector), conformance.weights(serial))

@@ -14,11 +14,10 @@ import plotly.graph_objects as go
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import undergrowth as ug
 from tests.packed_pages import figures_of
-from undergrowth.cli.app import app
+from tests.typed_commands import invoke
 from undergrowth.core import InputError
 from undergrowth.data import Dataset, load, partition_dataset
 from undergrowth.report.analyses import ANALYSES
@@ -178,7 +177,7 @@ def test_the_page_and_the_command(found, folder: Path, plain: ug.Result, tuned: 
     for figure in figures.values():
         go.Figure(figure)
     command = ["report", plain.run, "--out", str(folder), "-o", str(tmp_path / "again.html"), "--json"]
-    done = CliRunner().invoke(app, [*command, "--with", "cka", "--with", "efficiency", "--devices", "2"])
+    done = invoke(*command, "--with", "cka", "--with", "efficiency", "--devices", "2")
     printed = json.loads(done.stdout)
     assert list(printed["analyses"]) == ["cka", "efficiency"]
     assert printed["analyses"]["cka"][plain.run]["devices"] == largest(2)

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import undergrowth as ug
+from tests.typed_commands import invoke
 from undergrowth import data, models
-from undergrowth.cli.app import app
 from undergrowth.core import InputError
 from undergrowth.exchange import COLUMNS
 from undergrowth.methods import METHODS
@@ -44,7 +43,7 @@ def change(folder: Path, statement: str, *values: Any) -> None:
 
 def refusal(*words: str) -> str:
     """The sentence of a command that is refused with exit code 2."""
-    done = CliRunner().invoke(app, list(words))
+    done = invoke(*words)
     assert done.exit_code == 2, done.output
     assert done.stderr.count("\n") == 1
     return done.stderr
@@ -234,7 +233,7 @@ def test_unknown_keys_of_a_newer_version_are_refused_in_one_sentence(folder: Pat
     change(folder, "UPDATE runs SET status='interrupted', version='99.0', experiment=?", json.dumps(row["experiment"]))
     sentence = refusal("resume", "last", "--out", str(folder))
     assert f"was written by undergrowth 99.0, and this is version {ug.__version__}: train.warp is not a kn" in sentence
-    assert row["id"] in CliRunner().invoke(app, ["list", "--out", str(folder)]).output
+    assert row["id"] in invoke("list", "--out", folder).stdout
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import undergrowth as ug
-from undergrowth.cli.app import app
+from tests.typed_commands import invoke
 from undergrowth.runs.store import FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
 
@@ -42,7 +41,7 @@ def version(folder: Path) -> int:
 
 
 def type_command(*words: str) -> str:
-    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, list(words))  # wide enough for all tables
+    done = invoke(*words, COLUMNS="300")  # wide enough for all tables
     assert done.exit_code == 0, done.output
     return done.output
 

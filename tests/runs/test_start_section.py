@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import undergrowth as ug
-from undergrowth.cli.app import app
+from tests.typed_commands import invoke
 from undergrowth.core import InputError
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.formats import upgrade_experiment
@@ -96,8 +95,8 @@ def test_workers_that_cannot_be_forked_after_the_phase_are_refused(run: Any, mon
 
 def test_a_plan_prices_the_rounds_and_mentions_the_phase() -> None:
     words = ["plan", "--method", "fedavg", "--model", "logistic", "--clients", "2"]
-    plain = CliRunner().invoke(app, words)
-    phase = CliRunner().invoke(app, [*words, "-s", "start.data=digits", "-s", "start.warm_rounds=1"])
+    plain = invoke(*words)
+    phase = invoke(*words, "-s", "start.data=digits", "-s", "start.warm_rounds=1")
     assert plain.exit_code == phase.exit_code == 0 and phase.stdout == plain.stdout
     sentence = "20 epochs on digits at the server, then 1 warm round of 5 epochs on all devices, before the first round"
     assert f"note: not in these prices: {sentence}" in phase.stderr
@@ -105,9 +104,9 @@ def test_a_plan_prices_the_rounds_and_mentions_the_phase() -> None:
 
 def test_the_costs_of_the_phase_are_printed(out: str) -> None:
     words = ["run", "--model", "logistic", "--clients", "2", "--rounds", "1", "--out", out, "-s", "start.warm_rounds=1"]
-    done = CliRunner().invoke(app, [*words, "--no-report"])
+    done = invoke(*words, "--no-report")
     assert done.exit_code == 0 and "before the first round: 16.6 MFLOP, 5.2 kB down, 5.22 kB up" in done.stdout
-    assert "before the first round" in CliRunner().invoke(app, ["show", "last", "--out", out]).stdout
+    assert "before the first round" in invoke("show", "last", "--out", out).stdout
     page = ug.report.write_report(["last"], out, Path(out) / "page.html").read_text(encoding="utf-8")
     assert "Before the first round: 16.6 MFLOP" in page
 

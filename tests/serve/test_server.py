@@ -11,17 +11,16 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.serve.conftest import WrittenRuns
-from undergrowth.cli.app import app
+from tests.typed_commands import invoke
 from undergrowth.core import InputError
 from undergrowth.serve import serve_runs
 
 
 def command(*words: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["serve", *map(str, words), "--no-open"])
-    return done.exit_code, done.output
+    done = invoke("serve", *words, "--no-open")
+    return done.exit_code, done.stdout + done.stderr
 
 
 def test_it_serves_until_ctrl_c(runs: WrittenRuns) -> None:

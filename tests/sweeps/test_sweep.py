@@ -127,10 +127,10 @@ def _handlers() -> Iterator[None]:
 def test_a_worker_ends_within_the_round_in_which_its_sweep_is_killed(
     monkeypatch: pytest.MonkeyPatch, handler: Any
 ) -> None:
-    finished = []
+    finished, parent = [], os.getppid()
 
     def start(raw: Any, **hooks: Any) -> None:
-        monkeypatch.setattr(os, "getppid", lambda: 1)
+        monkeypatch.setattr(os, "getppid", lambda: parent + 1)
         time.sleep(30)
         finished.append(raw)
 
@@ -138,7 +138,7 @@ def test_a_worker_ends_within_the_round_in_which_its_sweep_is_killed(
     monkeypatch.setattr(worker, "start", start)
     monkeypatch.setattr("sys.stdin", [json.dumps({"raw": SMALL, "run": None, "out": "alone"})])
     with pytest.raises(SystemExit, match="130"):
-        worker.main(parent=os.getppid())
+        worker.main(parent=parent)
     assert not finished
 
 

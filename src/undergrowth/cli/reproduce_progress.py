@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich import progress
 
@@ -23,7 +23,8 @@ def show_progress() -> Iterator[dict[str, Callable[..., None]]]:
     )  # fmt: skip
     fractions: dict[str, float] = {}
     planned: list[Workload] = []
-    with progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+    bar = progress.Progress(*columns, console=screen, transient=True)
+    with bar if screen.is_terminal else nullcontext():
         task = bar.add_task("starting", total=None, runs="", left="")
 
         def on_plan(workload: Workload) -> None:

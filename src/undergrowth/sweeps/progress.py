@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 
 from rich import progress
@@ -24,7 +24,8 @@ def show_progress(planned: PlannedSweep, shown: bool) -> Iterator[Callable[[Job,
     labels, fractions, lock = planned.labels, dict[str, float](), Lock()
     printed: set[str] = set()
     as_bar = shown and screen.is_terminal
-    with progress.Progress(*columns, console=screen, transient=True, disable=not as_bar) as bar:
+    bar = progress.Progress(*columns, console=screen, transient=True)
+    with bar if as_bar else nullcontext():
         task = bar.add_task("starting", total=len(labels), runs="")
 
         def on_progress(job: Job, fraction: float) -> None:

@@ -33,8 +33,10 @@ class RayEngine:
         self._facts: dict[str, float] = {}
 
     def open(self, world: World) -> None:
-        """Keeps the world. Ray is started or joined for the first job."""
+        """Keeps the world and joins the cluster of `run.address`, if any. A local Ray is started for the first job."""
         self.world = world
+        if self.settings.address is not None:  # a wrong address is refused before the run is entered in the store
+            self._pool = self._connect()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         if jobs:
@@ -48,11 +50,14 @@ class RayEngine:
         if pool is not None:
             pool.close()
 
-    def _run_jobs(self, jobs: Sequence[Job]) -> RoundReport:
+    def _connect(self) -> RayWorkerPool:
         from undergrowth.engines.ray_cluster.worker_pool import RayWorkerPool
 
+        return RayWorkerPool(self.settings, self.world)
+
+    def _run_jobs(self, jobs: Sequence[Job]) -> RoundReport:
         if self._pool is None:
-            self._pool = RayWorkerPool(self.settings, self.world)
+            self._pool = self._connect()
         members = self._pool.assemble()
         batches = [count_batches(self.world, job) for job in jobs]
         calls = self._calls(jobs, members, self._placement.place(batches, [member.machine for member in members]))

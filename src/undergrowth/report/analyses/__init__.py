@@ -66,7 +66,7 @@ def analyse(
     folder, objects = Path(out_folder).expanduser(), UserObjects(method, data, model)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = sys.stderr.isatty() if progress is None else progress
-    bar = Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
     numbers: dict[str, dict[str, Numbers]] = {name: {} for name in names}
     with bar if shown else nullcontext():
         for record in records:
