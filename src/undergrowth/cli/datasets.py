@@ -65,7 +65,7 @@ def _print_entry(entry: Any, json: bool) -> None:
 
     example = f"undergrowth run --data {entry.name}"
     if not entry.embedded:
-        example += f" -s data.path=~/data/{entry.name}"
+        example += f" -s data.path={_example_path(entry)}"
     if json:
         print_json({**_json_entry(entry), "example": example})
         return
@@ -83,6 +83,11 @@ def _print_entry(entry: Any, json: bool) -> None:
     screen = console()
     screen.print(f"{entry.name}: {entry.title}\n")
     screen.print(facts(rows))
+
+
+def _example_path(entry: Any) -> str:
+    """The path of the entry's example in Python: the second text in quotes."""
+    return str(entry.example).split('"')[3]
 
 
 def _json_entry(entry: Any) -> dict[str, Any]:
