@@ -87,6 +87,11 @@ def test_a_method_in_a_module_without_a_docstring(type_command, monkeypatch) -> 
     assert "FedAvg and nothing else." in type_command("methods", "plain_methods:Plain").stdout
 
 
+def test_a_regression_has_outputs_and_no_classes(type_command) -> None:
+    shown = type_command("datasets", "diabetes").stdout
+    assert "outputs" in shown and "classes" not in shown
+
+
 def test_how_to_get_a_data_set(type_command) -> None:
     done = type_command("datasets", "cifar10")
     for words in ("3×32×32", "50 000", "184 MB", "https://www.cs.toronto.edu", "data_batch", "-s data.path="):
