@@ -200,6 +200,15 @@ def test_the_guide_names_every_key_of_an_experiment() -> None:
     assert [key for key in keys if f"`{key}`" not in text] == []
 
 
+def test_the_index_of_decisions_has_every_page_by_its_number_and_title() -> None:
+    pages = sorted((ROOT / "docs/decisions").glob("0*.md"))
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for page in pages]
+    lines = ["{}. [{}]({})".format(*title.split(". ", 1), page.name) for page, title in zip(pages, titles, strict=True)]
+    index = (ROOT / "docs/decisions/README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in index if line[:1].isdigit()] == lines
+    assert [int(page.name[:4]) for page in pages] == [int(line.partition(".")[0]) for line in lines]
+
+
 MODULES = sorted({method.__module__ for method in METHODS.values()})
 
 

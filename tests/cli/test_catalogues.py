@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import last_json
 from undergrowth import data, devices, models
+from undergrowth.cli.run import build_raw_experiment
 from undergrowth.engines import ENGINES
 from undergrowth.methods import METHODS
+from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.method_builder import build_method
 
 CATALOGUES = {
     "methods": list(METHODS),
@@ -58,11 +62,34 @@ def test_options_of_a_method(type_command) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_printed_example_of_a_method_is_a_valid_experiment(type_command, name: str) -> None:
+    words = shlex.split(last_json(type_command("methods", name, "--json").stdout)["example"])
+    assert words[:4] == ["undergrowth", "run", "--method", name]
+    raw, _ = build_raw_experiment(None, words[5::2], {"method": name})
+    options = parse_experiment(raw).method.model_dump()
+    assert build_method(options.pop("name"), options) == METHODS[name]()
+
+
+def test_defaults_are_shown_as_they_are_typed(type_command) -> None:
+    shown = type_command("methods", "heterofl").stdout
+    assert "[1.0, 0.5, 0.25, 0.125, 0.0625]" in shown and "true" in shown and "(1.0, 0.5" not in shown
+
+
+def test_the_example_of_data_in_a_file_names_a_file(type_command) -> None:
+    assert "-s data.path=~/data/mine.npz" in type_command("datasets", "npz").stdout
+
+
 def test_a_method_in_a_module_without_a_docstring(type_command, monkeypatch) -> None:
     source = 'from undergrowth.methods import FedAvg\nclass Plain(FedAvg):\n    """FedAvg and nothing else."""\n'
     Path("plain_methods.py").write_text(source)
     monkeypatch.syspath_prepend(".")
     assert "FedAvg and nothing else." in type_command("methods", "plain_methods:Plain").stdout
+
+
+def test_a_regression_has_outputs_and_no_classes(type_command) -> None:
+    shown = type_command("datasets", "diabetes").stdout
+    assert "outputs" in shown and "classes" not in shown
 
 
 def test_how_to_get_a_data_set(type_command) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.packed_pages import figures_of
 from tests.reproduce.example_table import example_table
 from undergrowth.reproduce import TableResult
+from undergrowth.reproduce.catalogue import find_table
 from undergrowth.reproduce.html_page import draw, render_html
 from undergrowth.reproduce.markdown import ordering_lines, render_page
 from undergrowth.reproduce.results import CellResult, Cost
@@ -47,6 +48,19 @@ def test_settings_are_those_of_the_experiments(table: Table) -> None:
         "FedProx/pictures, even: method.mu 1",
         "pretraining A: data digits, method central, model logistic, train.rounds 3",
     ]
+
+
+def test_a_cell_that_has_the_settings_of_its_column_does_not_lose_them() -> None:
+    """The row says otherwise, so the line of the cell repeats what the column has."""
+    lines = settings_lines([CellResult(cell) for cell in build_cells(find_table("3.3"), "small")])
+    assert "CIFAR-10: FedAdam: method fedadam, method.server_lr 0.001" in lines
+    assert "CIFAR-10: FedAdam/FedNCM: method fedncm, method.server_lr none" in lines
+    assert not any(" method none" in line for line in lines)
+
+
+def test_a_column_without_a_usual_value_has_no_line_about_it() -> None:
+    lines = settings_lines([CellResult(cell) for cell in build_cells(find_table("fair-2"), "small")])
+    assert not any(line.startswith("Central, %:") for line in lines)  # its methods differ, and it has one
 
 
 def test_a_page_has_the_notes_of_its_scale_only() -> None:

@@ -53,9 +53,12 @@ def datasets(
         print_json([_json_entry(entry) for entry in entries])
         return
     rows = [
-        (each.name, each.title, _shape(each.shape), count(each.classes), count(each.train), count(each.test))
+        (
+            each.name, each.title, _shape(each.shape), count(each.classes if each.task == "classification" else None),
+            count(each.train), count(each.test),
+        )
         for each in entries
-    ]
+    ]  # fmt: skip
     columns = ("data set", "description", "input", "classes", "train", "test")
     console().print(table(columns, rows, right=(3, 4, 5)))
 
@@ -65,7 +68,7 @@ def _print_entry(entry: Any, json: bool) -> None:
 
     example = f"undergrowth run --data {entry.name}"
     if not entry.embedded:
-        example += f" -s data.path=~/data/{entry.name}"
+        example += f" -s data.path={_example_path(entry)}"
     if json:
         print_json({**_json_entry(entry), "example": example})
         return
@@ -74,8 +77,10 @@ def _print_entry(entry: Any, json: bool) -> None:
     options = "\n".join(f"{key}={default}: {entry.meanings[key]}" for key, default in entry.options.items())
     rows = [
         ("task", entry.task),
-        ("input", _shape(entry.shape)), ("classes", count(entry.classes)), ("train", count(entry.train)),
-        ("test", count(entry.test)), ("size", size), ("licence", entry.licence), ("how to get it", entry.how_to_get),
+        ("input", _shape(entry.shape)),
+        ("classes" if entry.task == "classification" else "outputs", count(entry.classes)),
+        ("train", count(entry.train)), ("test", count(entry.test)), ("size", size), ("licence", entry.licence),
+        ("how to get it", entry.how_to_get),
         ("layout", entry.layout), ("natural groups", ", ".join(entry.fields) or "none"), ("options", options),
         *([("augment", augment)] if entry.may_hold_images else []),
         ("example", example), ("in Python", f"undergrowth.data.{entry.example}"),
@@ -83,6 +88,11 @@ def _print_entry(entry: Any, json: bool) -> None:
     screen = console()
     screen.print(f"{entry.name}: {entry.title}\n")
     screen.print(facts(rows))
+
+
+def _example_path(entry: Any) -> str:
+    """The path of the entry's example in Python: the second text in quotes."""
+    return str(entry.example).split('"')[3]
 
 
 def _json_entry(entry: Any) -> dict[str, Any]:

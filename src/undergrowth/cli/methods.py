@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json as json_format
+import shlex
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -30,7 +32,7 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
         shown = [
             (
                 row["method"], row["title"], row["tasks"],
-                ", ".join(f"{each['option']}={each['default']}" for each in row["options"]),
+                ", ".join(f"{each['option']}={as_typed(each['default'])}" for each in row["options"]),
             )
             for row in rows
         ]  # fmt: skip
@@ -46,11 +48,7 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
     from undergrowth.report.tables import table
 
     option_rows = options(method)
-    example = f"undergrowth run --method {name}"
-    if method.needs_public:
-        example += " -s public=0.1"
-    if option_rows:
-        example += f" -s method.{option_rows[0]['option']}={option_rows[0]['default']}"
+    example = build_example(name, method)
     if json:
         facts = {
             "method": name,
@@ -66,7 +64,13 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
     screen.print(explanation(method))
     if option_rows:
         columns = ("option", "default", "limits", "description")
-        rows = [(row["option"], row["default"], row["limits"], row["explanation"]) for row in option_rows]
+        rows = [
+            (
+                row["option"], None if row["default"] is None else as_typed(row["default"]), row["limits"],
+                row["explanation"],
+            )
+            for row in option_rows
+        ]  # fmt: skip
         screen.print(table(columns, rows))
     else:
         screen.print("\nThis method has no options.\n")
@@ -75,6 +79,26 @@ def _print_method(name: str, method: type[Any], json: bool) -> None:
     if ignored := ignored_settings(method):
         screen.print(f"settings without effect: {', '.join(ignored)}\n")
     screen.print(f"example: {example}")
+
+
+def build_example(name: str, method: type[Any]) -> str:
+    """A command that runs the method, with an option of its own that has a default."""
+    from undergrowth.learning.stragglers import StragglerOptions
+
+    words = ["undergrowth", "run", "--method", name]
+    if method.needs_public:
+        words += ["-s", "public=0.1"]
+    shared = {field.name for field in fields(StragglerOptions)}
+    for row in options(method):
+        if row["option"] not in shared and row["default"] is not None:
+            words += ["-s", f"method.{row['option']}={as_typed(row['default'])}"]
+            break
+    return shlex.join(words)
+
+
+def as_typed(value: Any) -> str:
+    """The value of an option as it is typed on the command line and in files, which is YAML."""
+    return value if isinstance(value, str) else json_format.dumps(value)
 
 
 def options(method: type[Any]) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ def report(
         typer.Option(
             "--with",
             metavar="ANALYSIS",
-            help="Analysis of the final model: cka, bias, attention, entropy, tsne, efficiency, or all. Repeatable.",
+            help="Analysis of the final model: cka, bias, attention, entropy, tsne, efficiency, pruning, or all. "
+            "Repeatable.",
         ),
     ] = None,
     devices: Annotated[

@@ -23,7 +23,7 @@ _DATA_WIDTH = 36  # of the data sets in the list, so that titles stay on one lin
 
 def reproduce(
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="TABLE...", help="Numbers of tables, such as 4.3; all: every one.")
+        list[str] | None, typer.Argument(metavar="TABLE...", help="Tables, such as 4.3 or figure-4.9; all: every one.")
     ] = None,
     scale: Annotated[
         str,

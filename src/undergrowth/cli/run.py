@@ -99,7 +99,7 @@ def run(
 
       undergrowth run --fleet mixed-edge --deadline 0.337 --rounds 30
 
-      undergrowth run --personal -s personal.adapt=\\[ewc,kd]
+      undergrowth run --personal -s "personal.adapt=\\[ewc,kd]"
 
       undergrowth run --engine ray --address auto
 

@@ -23,13 +23,18 @@ def settings_lines(results: Sequence[CellResult]) -> list[str]:
     common = _usual(settings for *_, settings in cells)
     lines = [f"all cells, unless a line below says otherwise: {_words(common)}"]
     of_columns = _groups((column, settings) for _, column, settings in cells)
-    columns = {column: _difference(_usual(found), common) for column, found in of_columns.items()}
+    columns = {
+        column: {path: value for path, value in _usual(found, common).items() if common.get(path) != value}
+        for column, found in of_columns.items()
+    }
     lines += _lines(columns)
-    rest = [(row, column, _difference(settings, {**common, **columns[column]})) for row, column, settings in cells]
-    of_rows = _groups((row, changes) for row, _, changes in rest)
+    of_rows = _groups((row, _difference(settings, {**common, **columns[column]})) for row, column, settings in cells)
     rows = {row: _usual(found) for row, found in of_rows.items()}
     lines += _lines(rows)
-    lines += _lines({f"{row}/{column}": _difference(changes, rows[row]) for row, column, changes in rest})
+    lines += _lines({
+        f"{row}/{column}": _difference(settings, {**common, **columns[column], **rows[row]})
+        for row, column, settings in cells
+    })  # fmt: skip
     return lines + [f"pretraining {name}{line}" for steps, name in pretrainings.items() for line in steps.splitlines()]
 
 
@@ -65,16 +70,17 @@ def _groups(pairs: Iterable[tuple[str, Settings]]) -> dict[str, list[Settings]]:
     return groups
 
 
-def _usual(found: Iterable[Settings]) -> Settings:
-    """The settings that more than half of `found` have."""
+def _usual(found: Iterable[Settings], common: Iterable[str] = ()) -> Settings:
+    """The settings that more than half of `found` have, and "none" for those of `common` that more than half lack."""
     every = list(found)
-    counts = Counter(item for settings in every for item in settings.items())
+    nothing = dict.fromkeys(common, _NOTHING)
+    counts = Counter(item for settings in every for item in (nothing | settings).items())
     return {path: value for (path, value), count in counts.items() if 2 * count > len(every)}
 
 
 def _difference(settings: Settings, usual: Settings) -> Settings:
     changed = {path: value for path, value in settings.items() if usual.get(path) != value}
-    return changed | {path: _NOTHING for path in usual if path not in settings}
+    return changed | {path: _NOTHING for path, value in usual.items() if value != _NOTHING and path not in settings}
 
 
 def _lines(changes: Mapping[str, Settings]) -> list[str]:

@@ -3,7 +3,8 @@
 The choice is a function of facts that are the same at every start: how many clients and rounds there are, the FLOPs and
 tensor operations of a client's job, the cores, and whether clients can be stacked. Nothing is timed, so the same
 experiment on the same machine always gets the same engine, and therefore the same last bits.
-`docs/decisions/0020-auto-counts.md` says how the constants below were found.
+A note of the run names the engine and the reason. `docs/decisions/0020-auto-counts.md` says how the constants of this
+module were found.
 """
 
 from __future__ import annotations

@@ -49,7 +49,13 @@ class LedgerView(Totals):
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run produced: scores, history, costs and the model."""
+    """What a finished run produced: scores, history, costs and the model.
+
+    `accuracy`, `loss` and `metrics` are those of the final model on the central test set. `history` has a row for every
+    round, `clients` one for every device. `ledger` has the total costs; its `rows()` are the single asks. `model` is a
+    plain nn.Module. `start`, `personal` and `stream` belong to the sections of these names, `tree` to methods whose
+    servers keep models.
+    """
 
     run: str  # id
     method: str
