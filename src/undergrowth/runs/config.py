@@ -203,6 +203,10 @@ class Experiment(Section):
             update["public"] = PublicSection()
         return self.model_copy(update=update)
 
+    def with_run(self, **settings: Any) -> Experiment:
+        """The experiment with other values of some settings in the section `run`."""
+        return self.model_copy(update={"run": self.run.model_copy(update=settings)})
+
     def starting_from(self, weights: Path | None) -> Experiment:
         """The experiment without its phase `start`: it begins with the weights in a file, or with none."""
         return self.model_copy(update={"start": StartSection(weights=None if weights is None else str(weights))})

@@ -155,7 +155,9 @@ def resume(
             try:
                 # A run of an older version has done its warm rounds without a folder for them.
                 if has_phase and (execution.phase_folder.exists() or not store.checkpoints(name)):
-                    steps = phase_steps(_as_begun(experiment, federation), federation.device_data)
+                    # As it began: `auto` chooses an engine again for every step of the phase.
+                    begun = experiment.with_run(engine="auto") if chosen_by_auto(federation) else experiment
+                    steps = phase_steps(begun, federation.device_data)
                     execution = sitting.do_phase(execution, steps)
                 else:
                     federation.driver.start()
@@ -165,13 +167,6 @@ def resume(
                 execution.federation.driver.close()
     sitting.callbacks.end(result)
     return result
-
-
-def _as_begun(experiment: Experiment, federation: Federation) -> Experiment:
-    """The stored experiment with the engine that it began with: `auto` chooses again for every step of the phase."""
-    if not chosen_by_auto(federation):
-        return experiment
-    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"engine": "auto"})})
 
 
 @dataclass(frozen=True)
@@ -188,7 +183,7 @@ class _Sitting:
     def choose_interval(self, experiment: Experiment, federation: Federation) -> tuple[Experiment, Federation]:
         """The experiment with the number that `evaluate_every: auto` stands for, and its federation."""
         every, reason = choose_interval(experiment, federation)
-        experiment = experiment.model_copy(update={"run": experiment.run.model_copy(update={"evaluate_every": every})})
+        experiment = experiment.with_run(evaluate_every=every)
         # The nodes know the interval, too: some methods do more in a round that is evaluated.
         chosen = self._federate_again(experiment.with_population(), federation)
         chosen.notes = [*federation.notes, reason]

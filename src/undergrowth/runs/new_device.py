@@ -135,17 +135,10 @@ def _experiment(experiment: Experiment, epochs: int | None, lr: float | None, se
         personal = PersonalSection.model_validate({**experiment.personal.model_dump(), **given})
     except ValidationError as error:
         raise InputError(explain(error, PersonalSection, "personal")) from None
-    run: dict[str, Any] = {"engine": "serial", "device": "cpu", "workers": None, "precision": "float32"}
-    run |= {} if seed is None else {"seed": seed}
-    return experiment.model_copy(
-        update={
-            "personal": personal,
-            "fleet": FleetSection(),
-            "links": LinksSection(),
-            "topology": "star",
-            "run": experiment.run.model_copy(update=run),
-        }
-    )
+    experiment = experiment.with_run(engine="serial", device="cpu", workers=None, precision="float32")
+    experiment = experiment if seed is None else experiment.with_run(seed=seed)
+    update = {"personal": personal, "fleet": FleetSection(), "links": LinksSection(), "topology": "star"}
+    return experiment.model_copy(update=update)
 
 
 @dataclass(frozen=True)

@@ -38,17 +38,13 @@ def open_federation(experiment: Experiment, federation: Federation) -> Experimen
     if is_auto:
         choice = choose_engine(count_facts(federation))
         federation.notes.append(f"{AUTO}: {choice.reason}")
-        experiment = _with_run(experiment, choice.settings)
+        experiment = experiment.with_run(**choice.settings)
         federation.use(build_engine(experiment))
         federation.driver.start()
     # The number of workers is stored, because a resumed run needs as many for the same bits.
     chosen, reasons = choose_workers(federation)
     federation.notes.extend(reasons)
-    return _with_run(experiment, chosen)
-
-
-def _with_run(experiment: Experiment, chosen: Mapping[str, Any]) -> Experiment:
-    return experiment.model_copy(update={"run": experiment.run.model_copy(update=chosen)})
+    return experiment.with_run(**chosen)
 
 
 def enter_run(

@@ -42,8 +42,7 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
     experiment = execution.experiment
     if chosen_by_auto(federation):  # another engine may suit the steps better
         engine = "vector" if torch.cuda.is_available() else "auto"  # see `check_personal`
-        run = experiment.run.model_copy(update={"engine": engine, "workers": None, "stack": False})
-        experiment = experiment.model_copy(update={"run": run})
+        experiment = experiment.with_run(engine=engine, workers=None, stack=False)
     initial, final = initial_weights(execution.folder, experiment), execution.write_model()
     last = max(0, federation.driver.root.round - 1)
     population = tested_population(experiment.personal, fixed_at(federation.device_data, last))

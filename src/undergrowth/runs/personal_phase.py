@@ -137,9 +137,8 @@ def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> E
         ),
         "stop": StopSection(),
         "personal": PersonalSection(),
-        "run": experiment.run.model_copy(update={"evaluate_every": rounds}),
     }
-    return experiment.with_population().model_copy(update=update)
+    return experiment.with_population().with_run(evaluate_every=rounds).model_copy(update=update)
 
 
 def check_personal(experiment: Experiment, federation: Federation, model: Any, functions: TaskFunctions | None) -> None:

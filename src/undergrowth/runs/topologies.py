@@ -73,8 +73,7 @@ def named_proxy_data(topology: Topology, experiment: Experiment, population: Pop
         seed = Context(experiment.run.seed, node, 0).key("proxy")
         try:
             public = parse_experiment({"public": {**settings.proxy, "labelled": True}}).public
-            run = experiment.run.model_copy(update={"seed": seed})
-            shard = build_public(experiment.model_copy(update={"public": public, "run": run}), population)
+            shard = build_public(experiment.with_run(seed=seed).model_copy(update={"public": public}), population)
         except InputError as error:
             raise InputError(f"topology: proxy of node '{node}': {error}") from None
         assert shard is not None  # the section has a name

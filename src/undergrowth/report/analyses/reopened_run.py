@@ -172,7 +172,6 @@ def _on_this_machine(described: Experiment) -> Experiment:
         name = check_torch_device(described.run.device.split(",")[0])
     except InputError:
         name = "cpu"
-    run = described.run.model_copy(update={"engine": "serial", "device": name})
     # The final weights replace those that the run started from. Nothing is decided by a metric any more.
     task = described.task.model_copy(update={"main": None, "better": None})
-    return described.starting_from(None).model_copy(update={"run": run, "task": task})
+    return described.with_run(engine="serial", device=name).starting_from(None).model_copy(update={"task": task})
