@@ -13,8 +13,8 @@ from undergrowth.core import InputError, ModelWeights, move_to
 from undergrowth.devices.meter import Meter
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_facts import count_facts
-from undergrowth.runs.evaluation import with_model
 from undergrowth.runs.federation import Federation
+from undergrowth.runs.run_models import with_model
 
 MAX_SHARE = 0.2  # of all FLOPs
 _BATCH = 2

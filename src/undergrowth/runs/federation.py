@@ -55,6 +55,7 @@ from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_preparation import with_model_settings
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
+from undergrowth.runs.run_models import RunModels
 from undergrowth.runs.server_links import wire_servers
 from undergrowth.runs.server_training import FREE, price_servers
 from undergrowth.runs.topologies import (
@@ -118,6 +119,11 @@ class Federation:
         """The seconds that the server above `device` waits for it."""
         own = self.topology.of(self.servers.get(device, "")).deadline
         return self.task.train.deadline if own is None else own
+
+    @property
+    def models(self) -> RunModels:
+        """The models as they are now."""
+        return RunModels(self.method, self.task, self.driver.root.state, self.world.states.all())
 
     @cached_property
     def servers(self) -> dict[str, str]:

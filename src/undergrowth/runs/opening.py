@@ -13,9 +13,8 @@ from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_builder import build_engine
 from undergrowth.runs.engine_choice import AUTO, choose_engine
 from undergrowth.runs.engine_facts import choose_workers, count_facts
-from undergrowth.runs.evaluation import frozen_digest
 from undergrowth.runs.federation import Federation
-from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.fingerprint import differ, fingerprint, frozen_digest
 from undergrowth.runs.new_device_data import describe_data
 from undergrowth.runs.own_objects import source_records
 from undergrowth.runs.preview import check_deadline, describe_guess

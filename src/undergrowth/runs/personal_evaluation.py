@@ -12,7 +12,6 @@ import torch
 from undergrowth.core import Context, Method, RunError
 from undergrowth.data import Population, fixed_at
 from undergrowth.runs.diagnosis import NOBODY_ASKED
-from undergrowth.runs.evaluation import evaluated_models, score_on_devices, with_model
 from undergrowth.runs.ongoing_run import Execution
 from undergrowth.runs.personal_phase import (
     ACCURACY,
@@ -23,6 +22,7 @@ from undergrowth.runs.personal_phase import (
     tested_population,
 )
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL, PERSONAL
+from undergrowth.runs.run_models import score_on_devices, with_model
 from undergrowth.runs.start_phase import Step, initial_weights
 from undergrowth.runs.store import Store
 
@@ -108,7 +108,7 @@ class _Steps:
 def _method_models(execution: Execution, population: Population) -> dict[str, Accuracies]:
     """The accuracies of the run's model and, if the method has a model for every device, of these."""
     method = execution.federation.method
-    models = _models(execution)
+    models = execution.federation.models.named()
     if "global" not in models:
         return {FEDERATED: _accuracies(execution.score_devices(population))}
     found = {FEDERATED: _score_federated(execution, population)}
@@ -119,20 +119,13 @@ def _method_models(execution: Execution, population: Population) -> dict[str, Ac
 
 def _score_federated(execution: Execution, population: Any) -> Accuracies:
     federation = execution.federation
-    found = with_model(federation.task, _models(execution)["global"])
-    kind, torch_device = federation.task.kind, federation.world.torch_device
-    return _accuracies(score_on_devices(kind, found, population.devices, population, torch_device))
+    found = with_model(federation.task, federation.models.named()["global"])
+    return _accuracies(score_on_devices(federation.task.kind, found, population.devices, population))
 
 
 def _accuracies(metrics: Mapping[str, Mapping[str, float | None]]) -> Accuracies:
     found = {device: each[ACCURACY] for device, each in metrics.items()}
     return {device: accuracy for device, accuracy in found.items() if accuracy is not None}
-
-
-def _models(execution: Execution) -> Mapping[str, Any]:
-    federation = execution.federation
-    root, own = federation.driver.root, federation.world.states.all()
-    return evaluated_models(federation.method, federation.task, root.state, own)
 
 
 def _note(execution: Execution, note: str) -> None:

@@ -24,7 +24,6 @@ from undergrowth.learning.gradient_client import split_samples
 from undergrowth.runs.class_shares import ClassShares
 from undergrowth.runs.config import Experiment, MethodSection, PublicSection
 from undergrowth.runs.engine_choice import AUTO
-from undergrowth.runs.evaluation import evaluated_models
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.model_section import ModelSection
 from undergrowth.runs.own_task import TaskFunctions
@@ -165,8 +164,7 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
         by_class = "personal.test by-class: no device has a class of the central test set; write own"
         holdout = f"personal: data.holdout {experiment.data.holdout} leaves no device a test sample; give a larger one"
         raise InputError(holdout if section.test == "own" else by_class)
-    models = evaluated_models(federation.method, federation.task, federation.driver.root.state, {})
-    if "global" not in models and section.adapt:
+    if "global" not in federation.models.named() and section.adapt:
         raise InputError(f"personal.adapt: {name} has no model of all devices to adapt; write personal.adapt=[]")
     for how in section.adapt:
         step = federate(step_experiment(experiment, how, None), None, population, model, functions)
