@@ -14,8 +14,8 @@ from undergrowth.report.figures import Figure
 from undergrowth.report.html import Page
 from undergrowth.report.run_record import RunRecord
 from undergrowth.runs.atomic_files import check_target, replace_file
-from undergrowth.runs.builders import build_population
 from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.data_builder import build_population
 from undergrowth.runs.stored_experiment import stored_experiment
 
 _MAX_MEGABYTES = 200  # larger data sets are not loaded, because a report should take seconds

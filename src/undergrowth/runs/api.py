@@ -12,7 +12,7 @@ from torch import nn
 from undergrowth.core import InputError, Method, RunWarning, suggest
 from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
-from undergrowth.runs.builders import is_data
+from undergrowth.runs.data_builder import is_data
 from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.formats import RENAMES
 from undergrowth.runs.own_task import TaskFunctions, reference_to

@@ -23,7 +23,7 @@ from undergrowth.runs.evaluation_interval import choose_interval
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.lock import lock_run
-from undergrowth.runs.model_preparation import with_model_settings
+from undergrowth.runs.model_builder import with_model_settings
 from undergrowth.runs.ongoing_run import Execution, OnRound
 from undergrowth.runs.opening import check_same_data, check_same_files, check_same_method, enter_run, open_federation
 from undergrowth.runs.own_objects import changed_sources

@@ -39,20 +39,12 @@ from undergrowth.learning import build_augmentation, build_sampler, build_select
 from undergrowth.learning.ladder import assign_counts
 from undergrowth.learning.own_training import BETWEEN_ROUNDS, OwnTrainingClient, OwnTrainingServer
 from undergrowth.methods import METHODS
-from undergrowth.runs.builders import (
-    build_ladder,
-    build_model,
-    build_population,
-    build_public,
-    check_models,
-    check_torch_device,
-    task_of,
-)
 from undergrowth.runs.config import Experiment, FleetSection
+from undergrowth.runs.data_builder import build_population, build_public, task_of
 from undergrowth.runs.device_groups import DeviceGroups, device_groups
-from undergrowth.runs.engine_builder import build_engine, engine_settings
+from undergrowth.runs.engine_builder import build_engine, check_torch_device, engine_settings
 from undergrowth.runs.method_builder import build_method
-from undergrowth.runs.model_preparation import with_model_settings
+from undergrowth.runs.model_builder import build_ladder, build_model, check_models, with_model_settings
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.runs.run_models import RunModels

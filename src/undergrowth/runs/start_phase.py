@@ -23,8 +23,8 @@ from undergrowth.data import Population, fixed_at
 from undergrowth.exchange import Totals
 from undergrowth.learning.optimisers import SCHEDULES
 from undergrowth.models import check_tensors
-from undergrowth.runs.builders import device_normalisation
 from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
+from undergrowth.runs.data_builder import device_normalisation
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.own_task import TaskFunctions

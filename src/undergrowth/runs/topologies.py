@@ -14,8 +14,8 @@ import torch
 from undergrowth.core import Context, InputError, Method, NodePlace, Shard, Task
 from undergrowth.data import Population, device_names
 from undergrowth.learning.distillation import public_data
-from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population, build_public
 from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.data_builder import DEFAULT_CLIENTS, build_population, build_public
 from undergrowth.topology import ROOT, Topology, build_topology, devices_named, parse_widths, read_content
 from undergrowth.topology.build import MAX_DEVICES
 

@@ -20,8 +20,8 @@ from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.methods.fedavgm import MomentumServer
 from undergrowth.methods.fedopt import AdaptiveServer
 from undergrowth.report.run_record import RunRecord
-from undergrowth.runs.builders import check_torch_device
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.engine_builder import check_torch_device
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.result import load
 from undergrowth.runs.store import MODEL_FILE
