@@ -47,6 +47,12 @@ def describe_error(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def describe_with_type(error: BaseException) -> str:
+    """The type and the text of an exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def suggest(value: str, choices: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the known name that is meant, the nearest one, or all of them."""
     names = sorted(choices)

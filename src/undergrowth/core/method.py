@@ -9,7 +9,7 @@ from inspect import getattr_static, signature
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from undergrowth.core.client import Client
-from undergrowth.core.errors import CODE_ERRORS, InputError
+from undergrowth.core.errors import CODE_ERRORS, InputError, describe_with_type
 from undergrowth.core.model import Model
 from undergrowth.core.packet import Weights
 from undergrowth.core.pytree import State
@@ -208,8 +208,8 @@ def _part(method: Method, name: str) -> object:
     except InputError:
         raise
     except CODE_ERRORS as error:
-        kind = f"{type(error).__name__}: {error}"
-        raise InputError(f"method {type(method).__name__}: its {name} cannot be built: {kind}") from error
+        what = f"method {type(method).__name__}: its {name} cannot be built"
+        raise InputError(f"{what}: {describe_with_type(error)}") from error
 
 
 def _lacks(part: str, found: object) -> str:

@@ -11,13 +11,14 @@ from pydantic import ValidationError
 from torch import nn
 
 from undergrowth.core import CODE_ERRORS, InputError, Method, Model, NextToken, Shard, Task, Weights, suggest
+from undergrowth.core.errors import describe_with_type
 from undergrowth.data import Population
 from undergrowth.learning.adapters import WithAdapters
 from undergrowth.models import WithFrozenStatistics, WithWeights, builder, check_weights, option_names
 from undergrowth.runs.config import Experiment, explain
 from undergrowth.runs.data_builder import task_of
 from undergrowth.runs.model_section import ModelSection, Rung
-from undergrowth.runs.own_objects import OwnModelBuilder, describe_error, is_reference
+from undergrowth.runs.own_objects import OwnModelBuilder, is_reference
 from undergrowth.runs.sections import Named
 
 
@@ -119,7 +120,7 @@ def _functional(model: Callable[[], nn.Module]) -> Model:
     except InputError:
         raise
     except CODE_ERRORS as error:
-        told = f"model: the callable failed ({describe_error(error)}); it is called without arguments"
+        told = f"model: the callable failed ({describe_with_type(error)}); it is called without arguments"
         raise InputError(told) from error
     if not isinstance(built, nn.Module):
         raise InputError(f"model: the callable returned a {type(built).__name__}; it must return an nn.Module")
@@ -184,7 +185,7 @@ def _outputs(model: Model, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         raise
     except CODE_ERRORS as error:
         told = isinstance(error, (RuntimeError, ValueError, IndexError, TypeError)) and str(error).strip()
-        reason = str(error).strip().splitlines()[0] if told else describe_error(error)
+        reason = str(error).strip().splitlines()[0] if told else describe_with_type(error)
         if not x.is_floating_point():
             reason += "; whole numbers are read as tokens, so features must be floats"
         raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from error

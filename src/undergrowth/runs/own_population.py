@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from undergrowth.core import CODE_ERRORS, InputError, Shard
+from undergrowth.core.errors import describe_with_type
 from undergrowth.data import Population
-from undergrowth.runs.own_objects import describe_error
 
 
 def check_population(population: Population) -> None:
@@ -70,4 +70,4 @@ def _call(what: str, written: str, function: Callable[..., Any], *arguments: Any
     except InputError:
         raise
     except CODE_ERRORS as error:
-        raise InputError(f"{what}: {written} failed: {describe_error(error)}") from error
+        raise InputError(f"{what}: {written} failed: {describe_with_type(error)}") from error
