@@ -13,7 +13,7 @@ from torch import Tensor
 from undergrowth.core import AllSelector, InputError, Selector, Shard, Task, Weights
 from undergrowth.core.notation import Form, Number, parse
 from undergrowth.learning.clustering import representatives
-from undergrowth.learning.features import features_of, predictions
+from undergrowth.learning.features import features_of, logits_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class EntropySelector(Selector):
     temperature: float = 0.1
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        entropy = entropies(predictions(task, weights, shard), self.temperature)
+        entropy = entropies(logits_of(task, weights, shard.x), self.temperature)
         # Logarithms in single precision resolve the smallest entropies and ignore rounding in the logits.
         return highest(entropy.log().float(), count_of(self.fraction, len(shard)))
 
@@ -64,7 +64,7 @@ class HighestLossSelector(Selector):
     fraction: float
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        losses = task.kind.losses(predictions(task, weights, shard), shard.y).means
+        losses = task.kind.losses(logits_of(task, weights, shard.x), shard.y).means
         return highest(losses, count_of(self.fraction, len(shard)))
 
 

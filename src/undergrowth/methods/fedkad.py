@@ -45,7 +45,7 @@ from undergrowth.learning.distillation import (
     server_client,
     train_all_on_server,
 )
-from undergrowth.learning.features import features_of, predictions
+from undergrowth.learning.features import features_of, logits_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 
 PROTOTYPES, CLASSES = "prototypes", "classes of prototypes"  # what `PrototypeCrossEntropy` finds in `inputs.received`
@@ -140,7 +140,7 @@ class FedKADServer(OwnModelsServer):
     ) -> tuple[Weights, Mapping[str, Weights]]:
         options, public = self.options, public_data(task, "fedkad")
         drawn = public.take(draw_public(public, options.samples, draw_seed(context)))
-        logits = consensus(predictions(sender_task(task, up), uploaded_weights(up), drawn) for up in uploads.values())
+        logits = consensus(logits_of(sender_task(task, up), uploaded_weights(up), drawn.x) for up in uploads.values())
         sent = [up.part("prototypes").tensors for up in uploads.values()]
         maps, classes = mean_prototypes((each["maps"], each["counts"]) for each in sent)
 
