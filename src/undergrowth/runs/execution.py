@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from undergrowth.core import InputError, Method
+from undergrowth.core import Method
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
@@ -25,12 +25,12 @@ from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.model_builder import with_model_settings
 from undergrowth.runs.ongoing_run import Execution, OnRound
-from undergrowth.runs.opening import check_same_data, check_same_files, check_same_method, enter_run, open_federation
-from undergrowth.runs.own_objects import changed_sources
+from undergrowth.runs.opening import enter_run, open_federation
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_evaluation import evaluate_personal
 from undergrowth.runs.personal_phase import FOLDER, check_personal, chosen_by_auto
 from undergrowth.runs.result import Result, result_of
+from undergrowth.runs.run_inputs import check_same_data, check_same_inputs
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
 from undergrowth.runs.status import record_status
 from undergrowth.runs.store import MODEL_FILE, Store
@@ -122,29 +122,13 @@ def resume(
         row = store.run(name)
         if row["status"] == "done" and (store.folder / name / MODEL_FILE).exists():
             return result_of(store, name, model)
-        given = _given(method, data, model, functions)
-        for part, used in row["experiment"]["objects"].items():
-            if used and given.get(part) is None:
-                raise InputError(
-                    f"run '{name}' was given a {part} object ({used}); resume it from Python: "
-                    f"ug.resume('{name}', {part}=...)"
-                )
         experiment = stored_experiment(row)
-        changed = " and ".join(changed_sources(row["experiment"].get("sources", ())))
-        if changed and not allow_changed_source:
-            raise InputError(
-                f"run '{name}': the source of {changed} has changed since the run began, so the rest would not be that "
-                f"of an uninterrupted run; restore it, or go on with --allow-changed-source (allow_changed_source=True)"
-            )
-        if method is not None:
-            check_same_method(row, method)
-        check_same_files(row, experiment)
+        notes = check_same_inputs(row, experiment, _given(method, data, model, functions), allow_changed_source)
         has_phase = experiment.start.trains
         federation = federate(
             experiment.starting_from(None) if has_phase else experiment, method, data, model, functions
         )
-        if changed:
-            federation.notes.append(f"resumed with another source of {changed} than the run began with")
+        federation.notes.extend(notes)
         if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in sitting.callbacks.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
         check_same_data(row, federation)

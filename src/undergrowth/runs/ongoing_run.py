@@ -21,9 +21,9 @@ from undergrowth.runs.config import Experiment
 from undergrowth.runs.diagnosis import DIVERGED, PERSONAL_DIVERGED, describe_dead_units, describe_guessing, note_rounds
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.final_models import FinalModels
-from undergrowth.runs.fingerprint import digest
 from undergrowth.runs.opening import run_facts
 from undergrowth.runs.personal_phase import personal_costs
+from undergrowth.runs.run_inputs import digest
 from undergrowth.runs.run_models import DeviceMetrics, some_devices, with_model
 from undergrowth.runs.start_phase import FOLDER, start_costs
 from undergrowth.runs.status import fail_run

@@ -10,9 +10,8 @@ from undergrowth.core import InputError
 from undergrowth.data import describe
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.federation import federate
-from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.own_objects import changed_sources
-from undergrowth.runs.setting_files import changed_files
+from undergrowth.runs.run_inputs import changed_files, differ, fingerprint
 from undergrowth.sweeps.jobs import StoredRun
 
 
