@@ -15,11 +15,12 @@ from undergrowth.core.errors import describe_with_type
 from undergrowth.data import Population
 from undergrowth.learning.adapters import WithAdapters
 from undergrowth.models import WithFrozenStatistics, WithWeights, builder, check_weights, option_names
-from undergrowth.runs.config import Experiment, explain
+from undergrowth.runs.config import Experiment
 from undergrowth.runs.data_builder import task_of
 from undergrowth.runs.model_section import ModelSection, Rung
 from undergrowth.runs.own_objects import OwnModelBuilder, is_reference
 from undergrowth.runs.sections import Named
+from undergrowth.runs.validation_errors import explain
 
 
 def with_model_settings(experiment: Experiment, method: Method) -> Experiment:

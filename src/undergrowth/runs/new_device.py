@@ -22,7 +22,7 @@ from undergrowth.learning.adaptation import ALONE, HOW
 from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.adapt.rules import STOPPED, adapted_model
 from undergrowth.runs.atomic_files import check_target, replace_file
-from undergrowth.runs.config import Experiment, FleetSection, LinksSection, explain
+from undergrowth.runs.config import Experiment, FleetSection, LinksSection
 from undergrowth.runs.evaluation import evaluate
 from undergrowth.runs.federation import federate
 from undergrowth.runs.new_device_data import read_data
@@ -33,6 +33,7 @@ from undergrowth.runs.result import main_metric
 from undergrowth.runs.start_phase import initial_weights
 from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
+from undergrowth.runs.validation_errors import explain
 
 DEVICE = "new device"
 DEFAULT_FILE = "adapted.safetensors"

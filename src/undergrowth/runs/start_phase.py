@@ -23,7 +23,7 @@ from undergrowth.data import Population, fixed_at
 from undergrowth.exchange import Totals
 from undergrowth.learning.optimisers import SCHEDULES
 from undergrowth.models import check_tensors
-from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
+from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection
 from undergrowth.runs.data_builder import device_normalisation
 from undergrowth.runs.federation import Federation, federate
 from undergrowth.runs.own_objects import is_reference
@@ -33,6 +33,7 @@ from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import TRAINING_KEYS, FirstMethodSection, StartSection
 from undergrowth.runs.stop_section import StopSection
 from undergrowth.runs.store import MODEL_FILE, Store
+from undergrowth.runs.validation_errors import explain
 
 FOLDER = "start"
 PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"  # a step of another method has its name
