@@ -156,11 +156,8 @@ class FedKADServer(OwnModelsServer):
         (after,) = train(task, [model], options.beta)
         device_beta = options.beta if options.device_beta is None else options.device_beta
         taught: dict[str, Weights] = {}
-        for senders in by_model(uploads):
-            own = sender_task(task, next(iter(senders.values())))
-            taught.update(
-                zip(senders, train(own, [*map(uploaded_weights, senders.values())], device_beta), strict=True)
-            )
+        for own, models in by_model(task, uploads):
+            taught.update(zip(models, train(own, list(models.values()), device_beta), strict=True))
         return after, taught
 
 
