@@ -13,14 +13,8 @@ from undergrowth.core import Context, Method, RunError
 from undergrowth.data import Population, fixed_at
 from undergrowth.runs.diagnosis import NOBODY_ASKED
 from undergrowth.runs.ongoing_run import Execution
-from undergrowth.runs.personal_phase import (
-    ACCURACY,
-    FOLDER,
-    PersonalPhase,
-    chosen_by_auto,
-    step_name,
-    tested_population,
-)
+from undergrowth.runs.personal_phase import ACCURACY, FOLDER, PersonalPhase, chosen_by_auto, step_name
+from undergrowth.runs.personal_populations import tested_population
 from undergrowth.runs.relative_accuracy import FEDERATED, LOCAL, PERSONAL
 from undergrowth.runs.run_models import score_on_devices, with_model
 from undergrowth.runs.start_phase import Step, initial_weights
