@@ -121,8 +121,8 @@ def _functional(model: Callable[[], nn.Module]) -> Model:
     except InputError:
         raise
     except CODE_ERRORS as error:
-        told = f"model: the callable failed ({describe_with_type(error)}); it is called without arguments"
-        raise InputError(told) from error
+        message = f"model: the callable failed ({describe_with_type(error)}); it is called without arguments"
+        raise InputError(message) from error
     if not isinstance(built, nn.Module):
         raise InputError(f"model: the callable returned a {type(built).__name__}; it must return an nn.Module")
     _check_parameters(dict(built.named_parameters()))
@@ -185,8 +185,8 @@ def _outputs(model: Model, weights: Weights, x: torch.Tensor) -> torch.Tensor:
     except InputError:
         raise
     except CODE_ERRORS as error:
-        told = isinstance(error, (RuntimeError, ValueError, IndexError, TypeError)) and str(error).strip()
-        reason = str(error).strip().splitlines()[0] if told else describe_with_type(error)
+        has_text = isinstance(error, (RuntimeError, ValueError, IndexError, TypeError)) and str(error).strip()
+        reason = str(error).strip().splitlines()[0] if has_text else describe_with_type(error)
         if not x.is_floating_point():
             reason += "; whole numbers are read as tokens, so features must be floats"
         raise InputError(f"model: it cannot take an input of shape {tuple(x.shape[1:])}: {reason}") from error

@@ -57,11 +57,13 @@ def check_settings(topology: Topology, method: Method, public: Shard | None) -> 
                     f"topology: node '{node}' has {name}, which {type(method).__name__} does not use at single nodes; "
                     "leave it out, or choose another method, such as bhfl"
                 )
-    shares = {node: each.proxy for node, each in topology.settings.items() if isinstance(each.proxy, int | float)}
-    if shares and public is None:
-        raise InputError(f"topology: node '{next(iter(shares))}' has proxy data; add public: 0.1, which it is part of")
-    if sum(shares.values()) > 1 + 1e-9:
-        raise InputError(f"topology: the nodes have {sum(shares.values()):g} of the public data; at most 1 in all")
+    fractions = {node: each.proxy for node, each in topology.settings.items() if isinstance(each.proxy, int | float)}
+    if fractions and public is None:
+        raise InputError(
+            f"topology: node '{next(iter(fractions))}' has proxy data; add public: 0.1, which it is part of"
+        )
+    if sum(fractions.values()) > 1 + 1e-9:
+        raise InputError(f"topology: the nodes have {sum(fractions.values()):g} of the public data; at most 1 in all")
 
 
 def named_proxy_data(topology: Topology, experiment: Experiment, population: Population) -> dict[str, Shard]:
