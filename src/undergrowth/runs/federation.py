@@ -49,7 +49,7 @@ from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.runs.run_models import RunModels
 from undergrowth.runs.server_links import wire_servers
-from undergrowth.runs.server_training import FREE, price_servers
+from undergrowth.runs.server_training import price_servers
 from undergrowth.runs.topologies import (
     check_proxy_data,
     check_settings,
@@ -187,11 +187,12 @@ def federate(
         task = check_models(task, sample.to(task.model.torch_device))
     check_functions(task, sample)
     notes.extend(unused_settings(experiment, method, task))
-    topology = population_topology("star" if method.pooled else experiment.topology, population)
+    if method.pooled:
+        experiment = _with_one_device(experiment)
+    topology = population_topology(experiment.topology, population)
     check_settings(topology, method, task.public)
-    topology, server_links = wire_servers(topology, FleetSection() if method.pooled else experiment.fleet)
-    fleet_name = "uniform" if method.pooled else experiment.fleet.name
-    fleet = build_fleet(fleet_name, population.devices, experiment.run.seed)
+    topology, server_links = wire_servers(topology, experiment.fleet)
+    fleet = build_fleet(experiment.fleet.name, population.devices, experiment.run.seed)
     if experiment.model.counts and not method.pooled:
         speeds = {name: fleet.profile(name).achieved_flops for name in population.devices}
         assigned = assign_counts(task.ladder, experiment.model.counts, speeds, experiment.run.seed)
@@ -202,8 +203,7 @@ def federate(
     proxy_data = named_proxy_data(topology, experiment, population)
     nodes = _nodes(experiment, method, task, topology, sizes, proxy_data)
     check_proxy_data(topology, method, _name_of(method), {name: node.task for name, node in nodes.items()})
-    server_device = FREE if method.pooled else experiment.fleet.server_device
-    server_training = price_servers(server_device, nodes, sample.x, notes)
+    server_training = price_servers(experiment.fleet.server_device, nodes, sample.x, notes)
     measured = frozenset(task.model.buffers).union(*(model.buffers for model in task.ladder.values()))
     given = experiment.links
     links = Links(given.up, given.down, given.feedback, measured, method.one_model_part)
@@ -219,13 +219,20 @@ def federate(
     for node in nodes.values():
         node.knowledge = clock
     notes.extend(method.notes(task))
-    if not topology.parents and not method.pooled and experiment.fleet.server_link != "free":
+    if not topology.parents and experiment.fleet.server_link != "free":
         notes.append("fleet.server_link has no effect: a star has no link between servers")
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
     return Federation(
         method, population, task, fleet, topology, nodes, world, clock, engine, server_links, server_training, notes,
         groups,
     )  # fmt: skip
+
+
+def _with_one_device(experiment: Experiment) -> Experiment:
+    """The experiment of a pooled run: a star without the settings of several devices and servers."""
+    several = {"name", "server_link", "server_device", "node_deadlines"}
+    fleet = FleetSection(**experiment.fleet.model_dump(exclude=several))
+    return experiment.model_copy(update={"topology": "star", "fleet": fleet})
 
 
 def _name_of(method: Method) -> str:
