@@ -15,7 +15,8 @@ import torch
 from undergrowth.reproduce.table import Raw
 from undergrowth.runs import Store
 from undergrowth.runs.config import Experiment, parse_experiment
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.preview import price_devices
 from undergrowth.runs.topologies import rounds_below
 from undergrowth.runs.tree_price import price_tree

@@ -20,7 +20,8 @@ from undergrowth.runs.callback import Callbacks
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.evaluation_interval import choose_interval
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.lock import lock_run
 from undergrowth.runs.model_builder import with_model_settings

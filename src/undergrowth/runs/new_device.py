@@ -24,7 +24,7 @@ from undergrowth.methods.adapt.rules import STOPPED, adapted_model
 from undergrowth.runs.atomic_files import check_target, replace_file
 from undergrowth.runs.config import Experiment, FleetSection, LinksSection
 from undergrowth.runs.evaluation import evaluate
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.new_device_data import read_data
 from undergrowth.runs.personal_phase import ACCURACY, step_experiment
 from undergrowth.runs.personal_section import PersonalSection

@@ -22,7 +22,8 @@ from undergrowth.exchange import Totals
 from undergrowth.learning.adaptation import ALONE
 from undergrowth.runs.config import Experiment, MethodSection, PublicSection
 from undergrowth.runs.engine_choice import AUTO
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.model_section import ModelSection
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_populations import PartOfPopulation, ValidationPopulation, tested_population

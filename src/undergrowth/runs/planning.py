@@ -15,7 +15,8 @@ from undergrowth.exchange import ROUND_COSTS, TIMED
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, LinksSection, PublicSection
 from undergrowth.runs.data_builder import build_population
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_builder import named_model
 from undergrowth.runs.outline import Outline, population_or_outline

@@ -25,7 +25,8 @@ from undergrowth.learning.optimisers import SCHEDULES
 from undergrowth.models import check_tensors
 from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection
 from undergrowth.runs.data_builder import device_normalisation
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_section import PersonalSection

@@ -9,7 +9,7 @@ from typing import Any
 from undergrowth.core import InputError
 from undergrowth.data import describe
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.run_inputs import changed_files, differ, fingerprint
 from undergrowth.sweeps.jobs import StoredRun

@@ -22,7 +22,8 @@ from undergrowth.methods.fedopt import AdaptiveServer
 from undergrowth.report.run_record import RunRecord
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_builder import check_torch_device
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.result import load
 from undergrowth.runs.store import MODEL_FILE
 from undergrowth.runs.stored_experiment import stored_experiment
