@@ -41,6 +41,7 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, star
 
 
 def console(stderr: bool = False) -> Console:
+    """Where commands print: as wide as the terminal, and without wrapping where there is none."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_WITHOUT_TERMINAL
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)

@@ -40,10 +40,14 @@ from undergrowth.runs.validation_errors import explain
 
 
 class MethodSection(Named):
+    """The method by its name, and its options."""
+
     name: str = "fedavg"
 
 
 class DataSection(Named):
+    """The data set of the devices, its options, and how it is divided among them."""
+
     name: str = "digits"
     path: Place | None = None
     partition: str = "dirichlet:0.1"
@@ -107,6 +111,8 @@ class PublicSection(Section):
 
 
 class FleetSection(Named):
+    """The simulated devices and their faults, and the links and devices of servers."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Place = "uniform"
@@ -126,6 +132,8 @@ class FleetSection(Named):
 
 
 class TrainSection(Section):
+    """Rounds, which devices they ask, and how devices train."""
+
     rounds: Count = 10
     sample: FractionAbove0 = 1.0
     epochs: Count = 1
@@ -143,12 +151,16 @@ class TrainSection(Section):
 
 
 class LinksSection(Section):
+    """How uploads and downloads are encoded."""
+
     up: str = "none"
     down: str = "none"
     feedback: bool = True
 
 
 class RunSection(Section):
+    """How a run is computed, and when it is evaluated and saved."""
+
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     engine: str = "auto"
     device: str = "cpu"
@@ -167,6 +179,8 @@ class RunSection(Section):
 
 
 class Experiment(Section):
+    """What a user describes: everything that decides about a run, in sections."""
+
     method: MethodSection = MethodSection()
     data: DataSection = DataSection()
     stream: StreamSection = StreamSection()

@@ -21,6 +21,7 @@ def build_engine(experiment: Experiment) -> Engine:
 
 
 def engine_settings(experiment: Experiment) -> EngineSettings:
+    """The settings of the section `run` as an engine takes them."""
     section = experiment.run
     # Worker processes may use several torch devices: cuda:0,cuda:1.
     devices = tuple(section.device.split(",")) if section.engine == "processes" else (section.device,)

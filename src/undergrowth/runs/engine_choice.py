@@ -68,6 +68,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class Choice:
+    """The chosen engine with its settings, and why."""
+
     settings: dict[str, Any]  # of the section `run`
     reason: str
 

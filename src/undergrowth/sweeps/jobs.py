@@ -91,6 +91,8 @@ def _values_at(experiment: Experiment, paths: tuple[str, ...]) -> dict[str, Any]
 
 
 class StoredRun(NamedTuple):
+    """What decides whether a run in the store is the run of a job."""
+
     id: str
     done: bool
     experiment: Experiment
