@@ -190,9 +190,7 @@ class _Sitting:
                 run = self.do_step(store, row, step.after(weights))
                 weights = store.folder / run / MODEL_FILE
                 own = [note for note in store.run(run)["notes"] if note not in federation.notes]
-                notes = [note for note in own if not note.startswith(AUTO)]
-                named = [f"{step.name}: {note}" for note in notes]
-                federation.notes.extend(note for note in named if note not in federation.notes)
+                federation.note(*(f"{step.name}: {note}" for note in own if not note.startswith(AUTO)))
         started = self._federate_again(execution.experiment.with_population().starting_from(weights), federation)
         started.notes = federation.notes
         started.driver.start()

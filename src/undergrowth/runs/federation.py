@@ -49,6 +49,10 @@ class Federation:
             self.server_training,
         )  # fmt: skip
 
+    def note(self, *notes: str) -> None:
+        """Adds notes, each once: a step that is done again after a resume has the same ones."""
+        self.notes.extend(note for note in dict.fromkeys(notes) if note not in self.notes)
+
     def use(self, engine: Engine) -> None:
         """Puts another engine in place of the present one, which is closed if it was started."""
         self.driver.close()

@@ -284,7 +284,7 @@ class Execution:
         if empty:
             devices = len(federation.population.devices)
             notes.append(f"devices of which the battery ran out, and which were not asked again: {empty} of {devices}")
-        federation.notes += [note for note in notes if note and note not in federation.notes]
+        federation.note(*filter(None, notes))
 
     def _end(self) -> dict[str, Any]:
         """How many rounds were done and, if the experiment has limits, which one ended the run, with a note about it.
@@ -296,9 +296,7 @@ class Execution:
             return {"rounds": last["round"]}
         reason = CALLBACK if self.stopped else stop.reason_to_end(last, self.metric) or ROUNDS
         stopped = f"stopped after round {last['round']}: {self.stopped}"
-        note = stopped if self.stopped else stop.describe(reason, last, self.metric)
-        if note not in self.federation.notes:
-            self.federation.notes.append(note)
+        self.federation.note(stopped if self.stopped else stop.describe(reason, last, self.metric))
         return {"rounds": last["round"], "stopped": reason}
 
     def _summary(self, weights: Weights) -> dict[str, Any]:
