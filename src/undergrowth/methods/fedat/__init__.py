@@ -54,7 +54,7 @@ from undergrowth.learning.distillation import (
 )
 from undergrowth.learning.features import LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
-from undergrowth.learning.selectors import count_of
+from undergrowth.learning.selectors import count_selected
 from undergrowth.learning.servers import has_no_samples, mean_of_models
 from undergrowth.methods.fedat.attention import FORMS, AttentionTransfer, attention_of
 
@@ -81,7 +81,7 @@ class FedATClient(GradientClient):
         return Packet(tensors, trained.scalars), trained.own
 
     def samples_after_steps(self, size: int) -> int:
-        return count_of(self.options.metadata_share, size) if self.options.metadata_share else 0
+        return count_selected(self.options.metadata_share, size) if self.options.metadata_share else 0
 
 
 @dataclass(frozen=True)
