@@ -37,7 +37,7 @@ class OngoingRun(Protocol):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The rows of the rounds so far, the oldest first. A resumed run has those of its earlier sittings, too."""
+        """The rows of the rounds so far, the oldest first. A resumed run has those before it, too."""
         ...
 
     @property

@@ -61,12 +61,12 @@ def start(
     `on_start` is called when the run exists in the store; `on_phase` and `on_round` when a round of the phase before
     the first round, or of the method, is stored. `callbacks`: objects of the user, see `Callback`.
     """
-    sitting = _Sitting(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
+    executor = _Executor(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
     experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model, functions)
     experiment = with_model_settings(with_first_method(experiment, federation.method), federation.method)
     if experiment.run.evaluate_every == "auto":
-        experiment, federation = sitting.choose_interval(experiment, federation)
+        experiment, federation = executor.choose_interval(experiment, federation)
     try:
         steps = prepare_phase(experiment, federation, model, functions)
         given, experiment = experiment, open_federation(experiment, federation)
@@ -74,16 +74,16 @@ def start(
         check_personal(experiment, federation, model, functions)
         with closing(Store(experiment.run.out, create=True)) as store:
             objects = _given(method, data, model, functions)
-            run = enter_run(store, experiment, federation, objects, sitting.callbacks.names)
+            run = enter_run(store, experiment, federation, objects, executor.callbacks.names)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 execution = Execution(store, run, experiment, federation)
                 if steps:
-                    execution = sitting.do_phase(execution, steps)
+                    execution = executor.do_phase(execution, steps)
                     federation = execution.federation
-                result = sitting.carry_out(execution)
+                result = executor.carry_out(execution)
     finally:
         federation.driver.close()
-    sitting.callbacks.end(result)
+    executor.callbacks.end(result)
     return result
 
 
@@ -117,7 +117,7 @@ def resume(
 
     A run that names objects of the user is refused if their source has changed, unless `allow_changed_source` is set.
     """
-    sitting = _Sitting(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
+    executor = _Executor(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
     with closing(Store(out, write=True)) as store:
         name = store.find(run)
         row = store.run(name)
@@ -130,7 +130,7 @@ def resume(
             experiment.starting_from(None) if has_phase else experiment, method, data, model, functions
         )
         federation.notes.extend(notes)
-        if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in sitting.callbacks.names]:
+        if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in executor.callbacks.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
         check_same_data(row, federation)
         # Whatever stops the run from here on, its notes so far stay.
@@ -143,20 +143,20 @@ def resume(
                     # As it began: `auto` chooses an engine again for every step of the phase.
                     begun = experiment.with_run(engine="auto") if chosen_by_auto(federation) else experiment
                     steps = phase_steps(begun, federation.device_data)
-                    execution = sitting.do_phase(execution, steps)
+                    execution = executor.do_phase(execution, steps)
                 else:
                     federation.driver.start()
                 execution.restore()
-                result = sitting.carry_out(execution)
+                result = executor.carry_out(execution)
             finally:
                 execution.federation.driver.close()
-    sitting.callbacks.end(result)
+    executor.callbacks.end(result)
     return result
 
 
 @dataclass(frozen=True)
-class _Sitting:
-    """What the user gave to `start` or `resume`, and what is done with it for the run and each step of its phases."""
+class _Executor:
+    """Carries out a run and the steps of its phases, with what the user gave to `start` or `resume`."""
 
     model: Callable[[], nn.Module] | None
     functions: TaskFunctions | None

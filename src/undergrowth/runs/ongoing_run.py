@@ -54,7 +54,7 @@ class Execution:
         self._evaluated = 0  # the round of `scores`
         self._by_device: dict[int, dict[str, float]] = {}  # rounds → scores of devices, if their samples change
         self._failure: InputError | RunError | None = None  # of a callback, raised when the round is stored
-        self.wall_before = 0.0  # seconds of earlier sittings
+        self.wall_before = 0.0  # seconds before the run was resumed
         self.began = time.perf_counter()
 
     @property

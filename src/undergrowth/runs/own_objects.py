@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from undergrowth.core import CODE_ERRORS, InputError, suggest
-from undergrowth.core.errors import describe_with_type
+from undergrowth.core.errors import describe_with_type, explain_errors
 from undergrowth.methods import METHODS
 from undergrowth.models import is_hugging_face_model
 from undergrowth.runs.config import Experiment
@@ -110,13 +110,9 @@ def call(section: str, name: str, found: Any, options: Mapping[str, Any], words:
     if not callable(found):
         raise InputError(f"{section} '{name}' is of type {type(found).__name__}; it must be or return {words}")
     check_arguments(section, name, found, options)
-    try:
+    written = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    with explain_errors(f"{section}: {name}({written}) failed"):
         return found(**options)
-    except InputError:
-        raise
-    except CODE_ERRORS as error:
-        written = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        raise InputError(f"{section}: {name}({written}) failed: {describe_with_type(error)}") from error
 
 
 @dataclass(frozen=True)
