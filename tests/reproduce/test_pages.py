@@ -11,7 +11,8 @@ from tests.packed_pages import figures_of
 from tests.reproduce.example_table import example_table
 from undergrowth.reproduce import TableResult
 from undergrowth.reproduce.html_page import draw, render_html
-from undergrowth.reproduce.markdown import ordering_lines, render_page
+from undergrowth.reproduce.markdown import render_page
+from undergrowth.reproduce.page_content import ordering_lines
 from undergrowth.reproduce.results import CellResult, Cost
 from undergrowth.reproduce.settings import settings_lines
 from undergrowth.reproduce.table import Table
