@@ -34,7 +34,7 @@ from undergrowth.devices import describe as describe_fleet
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.execution import start
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.topologies import preview_topology
 from undergrowth.sweeps.grid import expand
 from undergrowth.sweeps.planned_sweep import plan_sweep

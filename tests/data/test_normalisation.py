@@ -14,7 +14,7 @@ from undergrowth.core.errors import InputError
 from undergrowth.data import Dataset, load, normalise, partition_dataset
 from undergrowth.data.normalisation import IMAGES_PER_PASS
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 
 RANDOM = np.random.default_rng(4)
 COUNT = IMAGES_PER_PASS + 7  # more than are summed at once

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core.dropout import NUMBER_OF_KEYS, drop
-from undergrowth.engines.vector.convolution import kernels
+from undergrowth.engines.vector.gpu_layers import kernels
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.learning.descent import descend
 

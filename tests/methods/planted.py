@@ -13,7 +13,7 @@ from undergrowth.core import Shard
 from undergrowth.data import load
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 
 SAMPLES, HELD_OUT = 160, 10  # of a device
 DEVICES = 6  # of a group

@@ -16,7 +16,7 @@ from tests.methods.test_fedft import digits, digits_task
 from tests.methods.test_methods import play
 from undergrowth.core import Context, InputError, Model, Packet, Shard, Task
 from undergrowth.exchange.codecs import build_codec
-from undergrowth.learning import predictions
+from undergrowth.learning import logits_of
 from undergrowth.learning.distillation import draw_public, draw_seed
 from undergrowth.methods import FedAT, FedKAD, FedMD
 from undergrowth.methods.fedkad import prototypes_of
@@ -91,7 +91,7 @@ def test_the_consensus_of_fedmd_is_the_mean_of_the_logits_and_devices_keep_their
     assert [kept["model"] for kept in own.values()] == ["small", "cnn", "small"]
     some = task.public.take(draw_public(task.public, 25, draw_seed(Context(9, "root", 1))))
     says = [
-        predictions(replace(task, model=task.ladder[kept["model"]]), kept["weights"], some) for kept in own.values()
+        logits_of(replace(task, model=task.ladder[kept["model"]]), kept["weights"], some.x) for kept in own.values()
     ]
     torch.testing.assert_close(state["known"].tensors["consensus"], sum(says) / 3)
     models = method.models(task, state, own)
@@ -112,7 +112,7 @@ def test_fedmd_trains_on_the_consensus_before_its_own_samples() -> None:
         steps.data["teacher"][:30], down.tensors["consensus"]
     )
     up, kept = client.local(task, down, shard, {}, Context(0, "a", 0))
-    expected = predictions(task, kept["weights"], task.public.take(draw_public(task.public, 30, 2.0)))
+    expected = logits_of(task, kept["weights"], task.public.take(draw_public(task.public, 30, 2.0)).x)
     assert list(up.tensors) == ["logits"]
     torch.testing.assert_close(up.tensors["logits"], expected, rtol=1e-4, atol=1e-4)
 

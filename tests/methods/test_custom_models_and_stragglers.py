@@ -18,7 +18,8 @@ from undergrowth.core import Method
 from undergrowth.data import load
 from undergrowth.methods import FedAT, FedAvg, FedKAD
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.preview import price_devices
 
 SOME_CLASSES = {"share": 0.1, "missing": [0, 5, 8]}  # as in §5.4.2 of the source

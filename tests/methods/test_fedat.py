@@ -22,7 +22,7 @@ from undergrowth.learning import build_augmentation
 from undergrowth.methods import FedAT, FedKAD
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 
 LEVELS = ("low", "mid", "up")
 SIZES = {"a": 12, "b": 20}  # samples of the devices: p_k = 3/8 and 5/8

@@ -20,7 +20,7 @@ from undergrowth.methods import FedAvg, FedFSC, FedFSCPlus, FedProx, FSCProx, Mo
 from undergrowth.methods.fedfsc.client import FEW_SHOT
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.preview import price_devices
 
 Run = Callable[..., ug.Result]

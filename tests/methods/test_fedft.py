@@ -17,7 +17,7 @@ from undergrowth.data import load
 from undergrowth.methods import FedAvg, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.preview import price_devices
 
 Run = Callable[..., ug.Result]

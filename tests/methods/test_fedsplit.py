@@ -21,7 +21,7 @@ from undergrowth.learning import features_of
 from undergrowth.methods import FedAvg, FedSplit
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.preview import price_devices
 
 Run = Callable[..., ug.Result]

@@ -18,7 +18,7 @@ from tests.runs.objects import Own, normed
 from undergrowth.core import Answer, Ask, AskId, Context, InputError, Node, Packet, Shard
 from undergrowth.methods import FT, LP, FedNCM, FedNCMFT
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 
 
 def pooled_head(module: nn.Sequential, x: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:

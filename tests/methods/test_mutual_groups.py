@@ -32,7 +32,7 @@ from tests.methods.tiny_federation import (
 )
 from undergrowth.core import InputError, Model
 from undergrowth.methods import FedAvg, MutualGroups
-from undergrowth.runs.evaluation import score_all
+from undergrowth.runs.run_models import RunModels
 
 SMALL = Model(lambda: build(4))
 GROUPS = {"a": "left", "b": "right", "c": "left"}
@@ -110,9 +110,9 @@ def test_in_the_ensemble_every_group_predicts_its_own_test_samples() -> None:
     for group, rows in places.items():
         module = module_with(state["groups"][group], SMALL).eval()
         right += int((module(test.x[rows]).argmax(1) == test.y[rows]).sum())
-    scores = score_all(method, GROUPED, state, {}, test, places)
+    scores = RunModels(method, GROUPED, state, {}).score(test, places)
     assert scores["accuracy/ensemble"] == right / 13 and not any("group-" in name for name in scores)
-    everywhere = score_all(method, GROUPED, state, {}, test)
+    everywhere = RunModels(method, GROUPED, state, {}).score(test)
     module = module_with(state["groups"]["left"], SMALL).eval()
     expected = float((module(test.x).argmax(1) == test.y).double().mean())
     assert everywhere["accuracy/group-left"] == expected and "accuracy/ensemble" not in everywhere

@@ -17,7 +17,7 @@ from undergrowth.methods import Central, FedAdagrad, FedAdam, FedAvg, FedAvgM, F
 from undergrowth.methods.fedopt import FedOpt
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 
 
 def test_local() -> None:

@@ -54,10 +54,9 @@ def test_mean_and_deviation() -> None:
     group = group_records(runs()[:3])[0]
     for place, (member, accuracy) in enumerate(zip(group.records, (0.5, 0.7, 0.9), strict=True)):
         member.row["summary"].update(accuracy=accuracy, bytes_up=place, bytes_down=10)
-    mean, deviation = group.mean_and_deviation("accuracy")
-    assert (mean, deviation) == (pytest.approx(0.7), pytest.approx(0.2))  # (0.2² + 0 + 0.2²) / 2 = 0.2²
-    assert group.values("bytes") == [10, 11, 12]
-    assert group_records(runs()[:1])[0].mean_and_deviation("accuracy")[1] is None
+    assert group.spread("accuracy") == (pytest.approx(0.7), pytest.approx(0.2))  # (0.2² + 0 + 0.2²) / 2 = 0.2²
+    assert group.spread("bytes") == (11, 1)
+    assert group_records(runs()[:1])[0].spread("accuracy").deviation is None
 
 
 def test_the_mean_of_curves_that_are_known_at_other_places() -> None:

@@ -12,7 +12,8 @@ from tests.reproduce.example_table import example_table
 from undergrowth.reproduce import TableResult
 from undergrowth.reproduce.catalogue import find_table
 from undergrowth.reproduce.html_page import draw, render_html
-from undergrowth.reproduce.markdown import ordering_lines, render_page
+from undergrowth.reproduce.markdown import render_page
+from undergrowth.reproduce.page_content import ordering_lines
 from undergrowth.reproduce.results import CellResult, Cost
 from undergrowth.reproduce.settings import settings_lines
 from undergrowth.reproduce.table import Table

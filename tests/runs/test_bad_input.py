@@ -101,6 +101,11 @@ def test_an_option_of_a_method_as_an_argument_gets_the_way_to_give_it():
         ug.run("fedprox", mu=0.1)
 
 
+def test_a_section_that_is_no_argument_is_refused():
+    with pytest.raises(InputError, match="train is not an argument; its settings are, such as rounds"):
+        ug.run(train={"lr": 0.5})
+
+
 VALUES = [
     ("lr", 0, "train.lr 0 should be greater than 0"),
     ("lr", -0.1, "train.lr -0.1 should be greater than 0"),

@@ -22,7 +22,8 @@ from undergrowth.runs import engine_facts
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.engine_choice import choose_engine
 from undergrowth.runs.engine_facts import count_facts, typical_jobs
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.store import Store
 
 from ..stopping import stopped_and_resumed

@@ -14,6 +14,7 @@ from undergrowth.core import Classification, Method, Model, Shard, State, Task, 
 from undergrowth.learning.reference import MeasuringClient
 from undergrowth.models import builder
 from undergrowth.runs import evaluation
+from undergrowth.runs.run_models import RunModels
 
 SAMPLES = 3 * evaluation.CPU_BATCH + 17
 
@@ -95,7 +96,8 @@ def test_devices_with_models_of_their_own_are_evaluated_together(mixes: bool, mo
         return plain(self, task, carry, batch)
 
     monkeypatch.setattr(MeasuringClient, "step", watched)
-    found = evaluation.score_devices(OwnModels(), task, {"model": model.initial(9)}, own, population, "cpu")  # type: ignore[arg-type]
+    models = RunModels(OwnModels(), task, {"model": model.initial(9)}, own)
+    found = models.score_devices(population)  # type: ignore[arg-type]
     for device in population.devices[1:]:
         alone = evaluation.evaluate(Classification(), model, own[device]["model"], population.test(device))
         assert found[device] == {"accuracy": alone["accuracy"]}

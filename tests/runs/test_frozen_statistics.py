@@ -17,7 +17,7 @@ from undergrowth.core.binding import BoundModule
 from undergrowth.models import WithFrozenStatistics, builder
 from undergrowth.models.adaptation import freeze_statistics
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 
 FROZEN = {"statistics": "frozen"}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

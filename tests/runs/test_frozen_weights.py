@@ -15,7 +15,7 @@ import undergrowth as ug
 from tests.double_precision import ATOL, RTOL, DoubleDataset, double_data
 from undergrowth.core import Context, InputError, Model
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 
 TRAINED = ("body.bias", "norm.weight", "norm.bias", "out.weight", "out.bias")
 SETTINGS: dict[str, Any] = {"clients": 3, "partition": "iid", "rounds": 2, "batch": 16, "lr": 0.2, "seed": 4}

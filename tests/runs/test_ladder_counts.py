@@ -8,7 +8,8 @@ from typing import Any
 import undergrowth as ug
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.execution import start
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 
 COUNTS = {"mlp": 1, "logistic": 3}
 

@@ -22,7 +22,7 @@ from undergrowth.core import InputError
 from undergrowth.runs import Store
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.engine_builder import engine_settings
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.planning import default_methods
 
 from .objects import digest

@@ -60,7 +60,7 @@ def test_a_run_is_the_same_if_all_states_are_in_a_file(method, engine, tmp_path,
             shutil.copytree(tmp_path / "file", tmp_path / "killed")
 
     nothing = partial(States, 0)
-    monkeypatch.setattr("undergrowth.runs.federation.States", nothing)
+    monkeypatch.setattr("undergrowth.runs.federation_builder.States", nothing)
     monkeypatch.setattr("undergrowth.engines.processes.engine.States", nothing)
     whole = start(tree(method, engine, tmp_path / "file"), on_round=watch)
     resumed = resume("last", str(tmp_path / "killed"), on_round=watch)

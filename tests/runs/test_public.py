@@ -16,7 +16,8 @@ from undergrowth.methods import FedAvg
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.execution import start
 from undergrowth.runs.experiment_file import assign_text
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 
 from .objects import Own, dataset, linear
 

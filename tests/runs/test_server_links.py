@@ -14,7 +14,7 @@ from undergrowth.core import Collect, InputError, Packet, WeightedMean
 from undergrowth.devices import find_link, shipped_links
 from undergrowth.runs.api import parse_arguments
 from undergrowth.runs.config import FleetSection, parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.rehearsal import Uploads
 from undergrowth.runs.server_links import wire_servers
 from undergrowth.topology import NodeSettings, build_topology

@@ -21,7 +21,7 @@ from undergrowth.data import load
 from undergrowth.methods import METHODS
 from undergrowth.runs import schema, store
 from undergrowth.runs.execution import start
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 
 from ..conformance import experiment
 from ..double_precision import double_data, double_model

@@ -17,7 +17,7 @@ from undergrowth.runs.api import parse_arguments
 from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.evaluation_interval import evaluation_flops
 from undergrowth.runs.execution import start
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.stream_scores import Recovery, StreamScores, recovery
 from undergrowth.simulation.own_training import OWN_TRAINING
 

@@ -16,7 +16,7 @@ from undergrowth.core import InputError
 from undergrowth.report import write_report
 from undergrowth.report.tables import score
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 
 FILE = """
 nodes:

@@ -14,7 +14,7 @@ from undergrowth.engines import ENGINE_SETTINGS, ENGINES
 from undergrowth.learning import Adam, AveragingServer, GradientClient
 from undergrowth.methods import METHODS
 from undergrowth.runs.config import Experiment, parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.unused_settings import _value_at, unused_engine_settings
 
 TINY = {"data": {"clients": 4, "train_samples": 40}, "model": "logistic"}

@@ -17,7 +17,7 @@ from undergrowth.exchange import Entry
 from undergrowth.methods import FedAvg, FedBuff, FedFSC, FedProx
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.simulation import Timing
 
 from ..fleet_files import fleet_file

@@ -9,7 +9,7 @@ import pytest
 
 from undergrowth.core import InputError
 from undergrowth.data import load
-from undergrowth.runs import builders
+from undergrowth.runs import data_builder
 from undergrowth.sweeps.grid import expand
 from undergrowth.sweeps.planned_sweep import plan_sweep
 
@@ -128,7 +128,7 @@ def test_variants_with_the_same_data_load_it_once(monkeypatch: pytest.MonkeyPatc
         loaded.append(name)
         return load(name, *given, **options)
 
-    monkeypatch.setattr(builders, "load", count)
+    monkeypatch.setattr(data_builder, "load", count)
     methods = ["fedavg", {"name": "fedprox", "mu": [0.1, 0.2]}, "central"]
     raw = {"data": {"clients": 2}, "method": methods, "model": "logistic", "public": {"samples": 20}}
     assert len(plan_sweep(raw, tmp_path).jobs) == 4

@@ -38,7 +38,7 @@ from undergrowth.bench.ours import FIRST, NUDGED
 from undergrowth.bench.protocol import LAST, ContestFolder
 from undergrowth.bench.workload import Contest, load_weights
 from undergrowth.core import InputError, RunError, Weights, suggest
-from undergrowth.runs.builders import check_torch_device
+from undergrowth.runs.engine_builder import check_torch_device
 
 CONTESTS = {
     "cnn": Contest("cnn", cohort=100, rounds=1),

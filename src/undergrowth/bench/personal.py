@@ -23,7 +23,7 @@ from undergrowth.bench.peak_memory import peak_memory
 from undergrowth.core import InputError, suggest
 from undergrowth.data import Dataset
 from undergrowth.models import builder
-from undergrowth.runs.builders import check_torch_device
+from undergrowth.runs.engine_builder import check_torch_device
 from undergrowth.runs.execution import start
 
 DEVICES, LOOP_DEVICES = 10_000, 50

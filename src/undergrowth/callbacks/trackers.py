@@ -2,7 +2,7 @@
 
 Each needs its library, which is an extra of the package: `pip install 'undergrowth[tensorboard]'`. Every number of the
 history becomes a curve over the rounds, and every setting of the experiment a parameter. A resumed run continues the
-curves of its earlier sittings.
+curves of the rounds before it was resumed.
 """
 
 from __future__ import annotations

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from undergrowth.cli.output import (
-    AsJson,
-    OutFolder,
-    RunNames,
-    TargetAccuracy,
-    TargetMetric,
-    console,
-    open_store,
-    print_json,
-)
+from undergrowth.cli.output import AsJson, OutFolder, RunNames, TargetAccuracy, TargetMetric, console, print_json
 
 if TYPE_CHECKING:  # torch is imported when the command runs, not for its help
     from undergrowth.core import Metric
@@ -45,10 +37,11 @@ def compare(
         load_records,
         shared_metric,
     )
+    from undergrowth.runs import Store
 
     check_metric_target(metric)
     folder, names = find_runs(runs, out)
-    with open_store(folder) as store:
+    with closing(Store(folder)) as store:
         records = load_records(store, names)
     if len(records) < 2:
         raise InputError(f"compare needs at least two runs, and {', '.join(runs)} is one; see `undergrowth list`")

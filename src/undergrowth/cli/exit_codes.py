@@ -33,10 +33,10 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str]:
         return WRONG_INPUT, f"error: '{str(error.filename)[:40]}…' is too long for the name of a file"
     if isinstance(error, RunError):
         return FAILED, f"failed: {one_line(error)}"
-    return FAILED, f"failed: {describe_error(error)}; --debug shows the traceback"
+    return FAILED, f"failed: {describe_failure(error)}; --debug shows the traceback"
 
 
-def describe_error(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """One line about an unexpected exception: its type and text, or the system's message and the file."""
     if isinstance(error, OSError):
         where = f" '{error.filename}'" if error.filename else ""

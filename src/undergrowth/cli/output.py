@@ -6,16 +6,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-
-if TYPE_CHECKING:
-    from undergrowth.runs import Store
 
 _WIDTH_WITHOUT_TERMINAL = 200  # so that lines written to a file or a pipe are not wrapped
 
@@ -47,6 +41,7 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, star
 
 
 def console(stderr: bool = False) -> Console:
+    """Where commands print: as wide as the terminal, and without wrapping where there is none."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_WITHOUT_TERMINAL
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
@@ -59,20 +54,3 @@ def print_json(value: Any) -> None:
     finite = map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
     sys.stdout.write(json.dumps(finite, allow_nan=False, default=str) + "\n")
     sys.stdout.flush()
-
-
-@contextmanager
-def open_store(out: str | Path) -> Iterator[Store]:
-    """Open the run store in the existing folder `out`, and close it after the block."""
-    import sqlite3
-
-    from undergrowth.core import InputError
-    from undergrowth.runs import Store
-
-    store = Store(out)
-    try:
-        yield store
-    except sqlite3.Error as error:
-        raise InputError(f"out '{out}' has a run store that cannot be read: {error}") from error
-    finally:
-        store.close()

@@ -211,7 +211,7 @@ def _print_tables(json: bool) -> None:
 
 def _print_result(result: TableResult, command: str, device: str, page: Path | None) -> None:
     from undergrowth.report.tables import table
-    from undergrowth.reproduce.markdown import (
+    from undergrowth.reproduce.page_content import (
         conditions,
         cost_grid,
         number_grid,
@@ -246,7 +246,7 @@ def _print_result(result: TableResult, command: str, device: str, page: Path | N
 
 
 def _json_result(result: TableResult, command: str, device: str) -> dict[str, Any]:
-    from undergrowth.reproduce.markdown import conditions
+    from undergrowth.reproduce.page_content import conditions
     from undergrowth.reproduce.settings import settings_lines
 
     return {

@@ -63,6 +63,7 @@ def _workload_line(workload: Workload) -> str:
 
 
 def print_workload(workload: Workload, json: bool) -> None:
+    """Prints how many runs are missing and how long they will take, by table if there are several."""
     estimate = workload.estimate
     assert estimate is not None
     by_table = {

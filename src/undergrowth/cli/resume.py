@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from undergrowth.cli.output import AsJson, OutFolder, RunName, open_store
+from undergrowth.cli.output import AsJson, OutFolder, RunName
 from undergrowth.cli.run import Quiet, Trackers, WriteReport
 
 
@@ -30,9 +31,10 @@ def resume(
     from undergrowth.callbacks import build_trackers
     from undergrowth.cli.run_summary import print_summary
     from undergrowth.cli.run_tracking import track_run
+    from undergrowth.runs import Store
     from undergrowth.runs.execution import resume as resume_run
 
-    with open_store(out) as store:
+    with closing(Store(out)) as store:
         name = store.find(run)
         if store.run(name)["status"] == "done":
             typer.echo(f"note: run {name} was already finished", err=True)

@@ -144,6 +144,7 @@ def build_raw_experiment(
 
 
 def print_dropped(keys: list[str], file: str | None) -> None:
+    """Notes the keys of an experiment file that a flag made meaningless, on standard error."""
     if keys:
         typer.echo(f"note: ignored {', '.join(keys)} of '{file}', which belong to what a flag replaced", err=True)
 

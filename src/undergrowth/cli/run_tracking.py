@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError, describe_error
+from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError, describe_failure
 from undergrowth.core import InputError, RunError
 from undergrowth.runs.commands import resume_command
 from undergrowth.runs.execution import Execution
@@ -45,7 +45,7 @@ def track_run(quiet: bool = False) -> Iterator[dict[str, Any]]:
             if not started:
                 raise
             execution, traceback_hint = started[0], _write_traceback(started[0])
-            message = f"failed: run {execution.run}: {describe_error(error)}; {traceback_hint}"
+            message = f"failed: run {execution.run}: {describe_failure(error)}; {traceback_hint}"
             raise CommandError(FAILED, f"{message}; the run {_how_to_resume(execution)}") from error
 
 

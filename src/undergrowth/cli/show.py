@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from undergrowth.cli.output import AsJson, OutFolder, RunName, console, open_store, print_json
+from undergrowth.cli.output import AsJson, OutFolder, RunName, console, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,9 +40,10 @@ def show(
     from undergrowth.report.rerun import rerun_command
     from undergrowth.report.run_record import load_records
     from undergrowth.report.tables import cost_table, device_table, facts, other_scores, score, start_line, table
+    from undergrowth.runs import Store
     from undergrowth.runs.listing import RUN_FACTS
 
-    with open_store(out) as store:
+    with closing(Store(out)) as store:
         record = load_records(store, [run])[0]
         folder = store.folder / record.run
     row, totals = record.row, record.totals

@@ -26,6 +26,8 @@ Carry = dict[str, Any]
 
 @runtime_checkable
 class Client(Protocol):
+    """The rule that a device follows."""
+
     def local(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Packet, State]:
         """Do one job: return the upload, and the device's next own state, which stays on the device."""
         ...

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 # What users of other libraries write → what it is called here. A word without capitals, spaces, "-" and "_".
 MEANINGS = {
@@ -45,6 +46,23 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SystemExit):  # its text is only the exit code
         return f"SystemExit: {error}"
     return str(error) or type(error).__name__
+
+
+def describe_with_type(error: BaseException) -> str:
+    """The type and the text of an exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def explain_errors(what: str) -> Iterator[None]:
+    """Raises an exception of the user's code in the block as an `InputError` that begins with `what`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except CODE_ERRORS as error:
+        raise InputError(f"{what}: {describe_with_type(error)}") from error
 
 
 def suggest(value: str, choices: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from inspect import getattr_static, signature
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from undergrowth.core.client import Client
-from undergrowth.core.errors import CODE_ERRORS, InputError
+from undergrowth.core.errors import InputError, explain_errors
 from undergrowth.core.model import Model
 from undergrowth.core.packet import Weights
 from undergrowth.core.pytree import State
@@ -203,13 +203,8 @@ def _part(method: Method, name: str) -> object:
     """The client or the server of a method; None if it is not defined."""
     if getattr_static(method, name, None) is None:
         return None
-    try:
+    with explain_errors(f"method {type(method).__name__}: its {name} cannot be built"):
         return getattr(method, name)
-    except InputError:
-        raise
-    except CODE_ERRORS as error:
-        kind = f"{type(error).__name__}: {error}"
-        raise InputError(f"method {type(method).__name__}: its {name} cannot be built: {kind}") from error
 
 
 def _lacks(part: str, found: object) -> str:

@@ -45,11 +45,11 @@ def check_options(owner: Any, prefix: str) -> None:
         if choices and value not in choices:
             raise InputError(f"{path} '{value}' is not known; {suggest(str(value), choices)}")
         limits = described.metadata.get("limits", {})
-        numbers = value if isinstance(value, tuple | list) else (value,)
-        if limits and not all(_within(number, limits) for number in numbers if number is not None):
-            wanted = " and ".join(f"{words} {limit:g}" for words, limit in limits.items())
-            raise InputError(f"{path} {value!r} must be a finite number {wanted}")
-        for number in (number for number in numbers if limits and number is not None):
+        values = value if isinstance(value, tuple | list) else (value,)
+        for number in (each for each in values if limits and each is not None):
+            if not _within(number, limits):
+                wanted = " and ".join(f"{words} {limit:g}" for words, limit in limits.items())
+                raise InputError(f"{path} {value!r} must be a finite number {wanted}")
             most = MAX_WHOLE_NUMBER if isinstance(number, int) else MAX_NUMBER
             if number > most:
                 raise InputError(f"{path} {value!r} must be at most {most}")

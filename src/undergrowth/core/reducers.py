@@ -62,6 +62,7 @@ def describe_misfit(error: ValueError | KeyError) -> str:
 
 
 def undiscounted(age: int) -> float:
+    """The weight of an upload of any age where age does not matter."""
     return 1.0
 
 
@@ -333,4 +334,5 @@ def _own_masks(up: Packet) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def union(a: Mapping[str, V], b: Mapping[str, V], join: Callable[[V, V], V]) -> dict[str, V]:
+    """The entries of both; `join(x, y)` where both have one of the same name."""
     return {**a, **{k: join(a[k], v) if k in a else v for k, v in b.items()}}

@@ -48,6 +48,8 @@ class Train:
 
 @dataclass(frozen=True)
 class Task:
+    """The model, the data of the server and the settings that every rule of a run gets."""
+
     model: Model
     classes: int  # or the targets, labels or tokens that the model has an output for
     train: Train = Train()

@@ -9,6 +9,8 @@ from undergrowth.devices.work import Work
 
 
 class Price(NamedTuple):  # a tuple, because a simulation creates a million of them
+    """What a piece of work takes on a device."""
+
     seconds_down: float
     seconds_compute: float
     seconds_up: float

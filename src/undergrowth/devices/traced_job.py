@@ -40,6 +40,8 @@ SHAPES, LABELS, VALUES = "shapes", "labels", "values"
 
 @dataclass
 class TracedJob:
+    """The arguments of a job on tensors without values, and the meter that counts its work."""
+
     client: Any
     task: Task
     down: Packet

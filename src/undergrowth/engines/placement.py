@@ -27,6 +27,8 @@ Assignment = list[list[int]]  # for each worker, the positions of its jobs in th
 
 
 class Placement(Protocol):
+    """A rule that assigns the jobs of a round to workers."""
+
     def place(self, batches: Sequence[int], workers: Sequence[str]) -> Assignment:
         """Assigns jobs to workers. `batches`: of each job; `workers`: the kind of each ("cpu", "cuda:0")."""
         ...
@@ -105,12 +107,14 @@ PLACEMENTS: dict[str, type[RoundRobin] | type[Learned]] = {
 
 
 def placement(name: str) -> Placement:
+    """The placement that `run.placement` names."""
     if name not in PLACEMENTS:
         raise InputError(f"run.placement '{name}' is not known; {suggest(name, PLACEMENTS)}")
     return PLACEMENTS[name]()
 
 
 def largest_first(batches: Sequence[int]) -> list[int]:
+    """The positions of the jobs, those with most batches first."""
     return sorted(range(len(batches)), key=lambda position: -batches[position])
 
 

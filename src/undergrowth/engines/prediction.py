@@ -22,6 +22,7 @@ Array = NDArray[np.float64]
 
 
 def basis(batches: Sequence[float] | Array) -> Array:
+    """The values of x − 1 − log x, log x and 1 for each number of batches, in a new last dimension."""
     x = np.maximum(np.asarray(batches, dtype=np.float64), 1.0)
     return np.stack([x - 1 - np.log(x), np.log(x), np.ones_like(x)], axis=-1)
 
@@ -51,6 +52,7 @@ class Sums(NamedTuple):
 
 
 def sum_measurements(measurements: Sequence[tuple[int, float]]) -> Sums:
+    """The sums over pairs of batches and seconds."""
     x, y = np.asarray(measurements, dtype=np.float64).T
     rows = basis(x)
     return Sums(rows.T @ rows, rows.T @ y, float(np.maximum(x, 1).sum()), float(y.sum()), len(y), float(x.max()))

@@ -11,6 +11,8 @@ from undergrowth.engines.world import EngineSettings, Job, Outcome, World
 
 
 class SerialEngine:
+    """Runs one job after the other."""
+
     def __init__(self, settings: EngineSettings | None = None) -> None:
         """It has no options."""
 

@@ -4,7 +4,7 @@ from undergrowth.core import AllSelector, Selector
 from undergrowth.learning.augmentation import ImageAugmentation, build_augmentation
 from undergrowth.learning.contrastive import Contrastive, ContrastiveClient
 from undergrowth.learning.distillation import Distillation, train_on_server
-from undergrowth.learning.features import UpperModel, features_of, predictions
+from undergrowth.learning.features import UpperModel, features_of, logits_of
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import CrossEntropy, Linear, LossInputs, Objective, Proximal, TaskLoss, with_slope
 from undergrowth.learning.optimisers import Adam, Sgd, learning_rate, require_sgd, sum_of_weights
@@ -41,6 +41,6 @@ __all__ = [
     "Selector", "Sgd", "SliceOptions", "SoftTargets", "Staleness", "StragglerOptions", "TaskLoss",
     "Trained", "UpperModel", "WidthClient", "WidthOptions", "WidthServer", "build_augmentation", "build_sampler",
     "build_selector", "build_slice_client", "distillation_loss", "elastic_loss", "features_of", "fisher_information",
-    "learning_rate", "mean_loss", "model_mismatch", "predictions", "require_sgd", "sum_of_weights", "train_on_server",
+    "learning_rate", "logits_of", "mean_loss", "model_mismatch", "require_sgd", "sum_of_weights", "train_on_server",
     "weighted_sum", "widths_of", "with_slope",
 ]  # fmt: skip

@@ -51,6 +51,8 @@ class Value(NamedTuple):
 
 @dataclass
 class Found:
+    """Where the channels of a module are, as far as they are found."""
+
     axes: dict[str, list[tuple[int, Set, int]]] = field(default_factory=dict)  # tensor → dimension, channels, block
     grouped: dict[str, tuple[str, int]] = field(default_factory=dict)  # layer → its attribute, channels per group
 

@@ -33,7 +33,7 @@ from undergrowth.core.reducers import Reducer, add_upload
 from undergrowth.learning.clustering import k_means, nearest_centres
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.planning import ask_each
-from undergrowth.learning.servers import has_no_samples, model_mismatch
+from undergrowth.learning.servers import has_no_samples, mean_of_models, model_mismatch
 
 PARENT, CLUSTERS, MEMBERS = "parent", "clusters", "members"  # of a packet, and of the server's state
 WEIGHTS = "weights"  # of a cluster
@@ -112,10 +112,7 @@ class ClusterServer(Server):
             if not has_no_samples(mean):
                 weights = {key: value.to(state[MODEL][key].dtype) for key, value in mean.tensors.items()}
                 clusters[name] = {WEIGHTS: {**state[MODEL], **weights}, SAMPLES: mean.scalars[SAMPLES]}
-        total: Packet | None = None
-        for name, kept in clusters.items():
-            if kept[SAMPLES]:
-                total = add_upload(WeightedMean(), total, name, Packet(kept[WEIGHTS], {SAMPLES: kept[SAMPLES]}))
+        total = mean_of_models((kept[WEIGHTS], kept[SAMPLES]) for kept in clusters.values() if kept[SAMPLES])
         if total is None:
             return state
         parent = dict(total.tensors)

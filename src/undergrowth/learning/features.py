@@ -8,15 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undergrowth.core import Model, Output, Shard, Steps, Task, Weights
+from undergrowth.core import Model, Output, Steps, Task, Weights
 from undergrowth.core.names import AUGMENT, X
 
 EVALUATION_BATCH = 512  # samples in one forward pass without training
-
-
-def predictions(task: Task, weights: Weights, shard: Shard) -> Tensor:
-    """The model's logits for all samples, in evaluation mode and without gradients."""
-    return logits_of(task, weights, shard.x)
 
 
 def logits_of(task: Task, weights: Weights, x: Tensor) -> Tensor:

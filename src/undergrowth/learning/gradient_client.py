@@ -122,29 +122,22 @@ class GradientClient(LoopClient):
         task.model.check_batch(setting, batch, self.split)
         if self.held_out:
             shard, _ = split_samples(shard, self.held_out, context)
-        selected = shuffled_steps(
-            task,
-            weights,
-            shard,
-            self.selector or task.selector,
-            int(down.scalars.get(EPOCHS, task.train.epochs)) if self.epochs is None else self.epochs,
-            batch,
-            context.generator("order"),
-        )
+        selector, generator = self.selector or task.selector, context.generator("order")
+        epochs = int(down.scalars.get(EPOCHS, task.train.epochs)) if self.epochs is None else self.epochs
+        selected = shuffled_steps(task, weights, shard, selector, epochs, batch, generator)
         steps = without_small_batches(selected, task.model.smallest_batch(self.split), task.train.drop_last)
         steps = steps.augmented(task.augmentation, context).keyed(task.model, context)
         samples = len(selected.epochs[0]) if selected.epochs else len(shard)
         parameters = {name: weights[name] for name in task.model.trainable(self.split)}
         if not parameters:
             raise InputError(f"split '{self.split}': no parameter above it can be trained, because all are frozen")
+        round = int(down.scalars.get(ROUND, context.round))
         carry: Carry = {
             PARAMETERS: parameters,
             BUFFERS: {name: weights[name] for name in task.model.buffers},
             "optimiser": self._optimiser(task).init(list(parameters.values())),
             RECEIVED: weights,
-            "lr": learning_rate(task.train, int(down.scalars.get(ROUND, context.round)))
-            if self.lr is None
-            else self.lr,
+            "lr": learning_rate(task.train, round) if self.lr is None else self.lr,
             FINISH: {SAMPLES: float(samples) if len(steps) or not selected.epochs else 0.0},
         }
         if name:
@@ -198,19 +191,9 @@ class GradientClient(LoopClient):
         buffers = {name: carry[BUFFERS][name] for name in task.model.upper_buffers(self.split)}
         tensors = {**carry[PARAMETERS], **buffers}
         trained = Trained(
-            task,
-            down,
-            tensors,
-            scalars,
-            shard,
-            own,
-            context,
-            lr=carry["lr"],
-            optimiser=self._optimiser(task),
-            steps=carry.get(STEPS_DONE, 0),
-            received=carry[RECEIVED],
-            finish=carry[FINISH],
-        )
+            task, down, tensors, scalars, shard, own, context, lr=carry["lr"], optimiser=self._optimiser(task),
+            steps=carry.get(STEPS_DONE, 0), received=carry[RECEIVED], finish=carry[FINISH],
+        )  # fmt: skip
         sent = self.upload(trained)
         if not isinstance(sent, tuple) or len(sent) != 2 or not isinstance(sent[0], Packet):
             raise InputError(

@@ -89,6 +89,8 @@ class Objective:
 
 @dataclass(frozen=True)
 class Total(Objective):
+    """The sum of several terms."""
+
     terms: tuple[Objective, ...]
 
     @property
@@ -115,6 +117,8 @@ class Total(Objective):
 
 @dataclass(frozen=True)
 class Scaled(Objective):
+    """A term times a factor."""
+
     factor: float
     term: Objective
 

@@ -22,6 +22,8 @@ Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 class Optimiser(Protocol):
+    """Steps of parameters against their gradients. What changes is in the state, which the caller keeps."""
+
     def init(self, parameters: Tensors) -> OptimiserState: ...
 
     def update(
@@ -33,6 +35,8 @@ class Optimiser(Protocol):
 
 @dataclass(frozen=True)
 class Sgd:
+    """Stochastic gradient descent, plain or with momentum."""
+
     momentum: float = 0.0
     weight_decay: float = 0.0
     dampening: float = 0.0  # of the gradients that are added to the velocity; the first one is not dampened

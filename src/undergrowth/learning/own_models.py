@@ -121,10 +121,15 @@ def uploads_by_path(packet: Packet, above: str = "") -> dict[str, Packet]:
     return found
 
 
-def by_model(uploads: Mapping[str, Packet]) -> list[dict[str, Packet]]:
-    """The uploads in groups whose senders have the same model of the ladder."""
-    rungs = sorted({up.scalars[RUNG] for up in uploads.values()})
-    return [{path: up for path, up in uploads.items() if up.scalars[RUNG] == rung} for rung in rungs]
+def by_model(task: Task, uploads: Mapping[str, Packet]) -> list[tuple[Task, dict[str, Weights]]]:
+    """The uploaded weights of the devices that have the same model of the ladder, with the task of that model."""
+    groups: dict[float, dict[str, Packet]] = {}
+    for path, up in uploads.items():
+        groups.setdefault(up.scalars[RUNG], {})[path] = up
+    return [
+        (sender_task(task, next(iter(ups.values()))), {path: uploaded_weights(up) for path, up in ups.items()})
+        for _, ups in sorted(groups.items())
+    ]
 
 
 def sender_task(task: Task, up: Packet) -> Task:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from undergrowth.core import Context, Method, Model, Packet, Plan, State, Task, View, WeightedMean, Weights, add_upload
+from undergrowth.core import Context, Method, Model, Packet, Plan, State, Task, View, Weights
 from undergrowth.core.names import MODEL, SAMPLES, SEED
 from undergrowth.learning.gradient_client import GradientClient, Trained
-from undergrowth.learning.servers import AveragingServer
+from undergrowth.learning.servers import AveragingServer, mean_of_models
 
 LAYERS = "layers"  # entry of a device's own state: its personal layers
 LayerNames = Callable[[Model], Set[str]]  # names of the weights and buffers that stay on the devices
@@ -75,7 +75,5 @@ class PersonalLayersMethod(Method):
 
 def _mean_layers(states: Iterable[State]) -> Mapping[str, Tensor]:
     """The mean of the devices' own layers; nothing if no device has any."""
-    mean: Packet | None = None
-    for number, own in enumerate(states):
-        mean = add_upload(WeightedMean(), mean, str(number), Packet(own[LAYERS], {SAMPLES: float(own[SAMPLES])}))
+    mean = mean_of_models((own[LAYERS], float(own[SAMPLES])) for own in states)
     return {} if mean is None else mean.tensors

@@ -18,7 +18,7 @@ from torch import Tensor
 from undergrowth.core import Batch, Carry, Context, LoopClient, Model, Packet, Regression, Shard, Steps, Task, Weights
 from undergrowth.core.client import Loop, run_loops
 from undergrowth.core.names import MODEL_NAME, PARAMETERS, RECEIVED, TEACHER, WEIGHT, X, Y
-from undergrowth.learning.features import augmented_inputs, logits_of, predictions
+from undergrowth.learning.features import augmented_inputs, logits_of
 from undergrowth.learning.objectives import LossInputs, Objective, Scaled, TaskLoss, Total, divergences
 from undergrowth.learning.optimisers import Sgd, build_optimiser
 
@@ -203,7 +203,7 @@ def mean_losses(task: Task, models: Sequence[Weights], shards: Sequence[Shard]) 
 
 def mean_loss(task: Task, weights: Weights, shard: Shard) -> Tensor:
     """The loss of the run's task for a model over all samples of a shard, in evaluation mode."""
-    return task.kind.mean_loss(predictions(task, weights, shard), shard.y)
+    return task.kind.mean_loss(logits_of(task, weights, shard.x), shard.y)
 
 
 def fisher_information(

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from undergrowth.core import AllSelector, InputError, Selector, Shard, Task, Weights
 from undergrowth.core.notation import Form, Number, parse
+from undergrowth.core.samplers import count_of
 from undergrowth.learning.clustering import representatives
-from undergrowth.learning.features import features_of, predictions
+from undergrowth.learning.features import features_of, logits_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class RandomSelector(Selector):
     fraction: float
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        count = count_of(self.fraction, len(shard))
+        count = count_selected(self.fraction, len(shard))
         return torch.randperm(len(shard), generator=generator)[:count].sort().values
 
 
@@ -52,9 +53,9 @@ class EntropySelector(Selector):
     temperature: float = 0.1
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        entropy = entropies(predictions(task, weights, shard), self.temperature)
+        entropy = entropies(logits_of(task, weights, shard.x), self.temperature)
         # Logarithms in single precision resolve the smallest entropies and ignore rounding in the logits.
-        return highest(entropy.log().float(), count_of(self.fraction, len(shard)))
+        return highest(entropy.log().float(), count_selected(self.fraction, len(shard)))
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class HighestLossSelector(Selector):
     fraction: float
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
-        losses = task.kind.losses(predictions(task, weights, shard), shard.y).means
-        return highest(losses, count_of(self.fraction, len(shard)))
+        losses = task.kind.losses(logits_of(task, weights, shard.x), shard.y).means
+        return highest(losses, count_selected(self.fraction, len(shard)))
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class KMeansSelector(Selector):
 
     def pick(self, task: Task, weights: Weights, shard: Shard, generator: torch.Generator) -> Tensor:
         features = features_of(task, weights, shard.x, self.level)
-        return representatives(features, shard.y, partial(count_of, self.fraction), self.components, generator)
+        return representatives(features, shard.y, partial(count_selected, self.fraction), self.components, generator)
 
 
 _FRACTION = Number("FRACTION", above=0, at_most=1)
@@ -118,8 +119,8 @@ def highest(scores: Tensor, count: int) -> Tensor:
     return scores.cpu().sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def count_of(fraction: float, total: int) -> int:
+def count_selected(fraction: float, total: int) -> int:
     """The number of samples that `fraction` of `total` is: at least one, if there is any."""
     if not 0 < fraction <= 1:
         raise InputError(f"fraction {fraction} must be above 0 and at most 1")
-    return min(total, max(1, round(fraction * total)))
+    return count_of(fraction, total)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from undergrowth.core import Context, Packet, Reducer, Server, State, Task, WeightedMean, Weights
+from undergrowth.core import Context, Packet, Reducer, Server, State, Task, WeightedMean, Weights, add_upload
 from undergrowth.core.names import MODEL, SAMPLES
 
 
@@ -39,6 +39,14 @@ class AveragingServer(Server):
 def has_no_samples(total: Packet) -> bool:
     """Whether the devices that answered trained on no sample at all. There is no mean then; the model stays."""
     return total.scalars.get(SAMPLES) == 0
+
+
+def mean_of_models(models: Iterable[tuple[Weights, float]]) -> Packet | None:
+    """The mean of models with the samples behind each, as `WeightedMean` combines uploads; None without models."""
+    mean: Packet | None = None
+    for weights, samples in models:
+        mean = add_upload(WeightedMean(), mean, "", Packet(weights, {SAMPLES: samples}))
+    return mean
 
 
 def uploaded_weights(packet: Packet) -> Weights:

@@ -45,7 +45,7 @@ from undergrowth.learning.distillation import (
     server_client,
     train_all_on_server,
 )
-from undergrowth.learning.features import features_of, predictions
+from undergrowth.learning.features import features_of, logits_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
 
 PROTOTYPES, CLASSES = "prototypes", "classes of prototypes"  # what `PrototypeCrossEntropy` finds in `inputs.received`
@@ -140,7 +140,7 @@ class FedKADServer(OwnModelsServer):
     ) -> tuple[Weights, Mapping[str, Weights]]:
         options, public = self.options, public_data(task, "fedkad")
         drawn = public.take(draw_public(public, options.samples, draw_seed(context)))
-        logits = consensus(predictions(sender_task(task, up), uploaded_weights(up), drawn) for up in uploads.values())
+        logits = consensus(logits_of(sender_task(task, up), uploaded_weights(up), drawn.x) for up in uploads.values())
         sent = [up.part("prototypes").tensors for up in uploads.values()]
         maps, classes = mean_prototypes((each["maps"], each["counts"]) for each in sent)
 
@@ -156,11 +156,8 @@ class FedKADServer(OwnModelsServer):
         (after,) = train(task, [model], options.beta)
         device_beta = options.beta if options.device_beta is None else options.device_beta
         taught: dict[str, Weights] = {}
-        for senders in by_model(uploads):
-            own = sender_task(task, next(iter(senders.values())))
-            taught.update(
-                zip(senders, train(own, [*map(uploaded_weights, senders.values())], device_beta), strict=True)
-            )
+        for own, models in by_model(task, uploads):
+            taught.update(zip(models, train(own, list(models.values()), device_beta), strict=True))
         return after, taught
 
 

@@ -164,6 +164,7 @@ def plain(values: Any) -> list[float]:
 
 
 def transparent(hexadecimal: str) -> str:
+    """A colour such as #2a9d6f with the opacity of bands."""
     red, green, blue = (int(hexadecimal[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{_BAND_OPACITY})"
 

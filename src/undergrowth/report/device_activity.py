@@ -28,6 +28,7 @@ class DeviceActivity:
 
 
 def load_activity(store: Store, run: str) -> DeviceActivity:
+    """What the devices did in a run of the store."""
     servers = store.servers(run)
     counts = {child: row for child, row in store.costs_by_device(run).items() if child not in servers}
     return DeviceActivity(counts, *_first_rounds(entry for entry in store.links(run) if entry.child in counts))

@@ -64,21 +64,30 @@ def _histogram(values: Array, key: str) -> Figure:
 
 
 def _boxes(groups: Sequence[Group], values: Sequence[Array], key: str) -> Figure:
+    figure = box_figure([group.label for group in groups], values, _title(key), _value_axis(key))
+    for box in figure["data"]:
+        box["legendgroup"] = legend_group(box["y"][0])
+    return figure
+
+
+def box_figure(
+    labels: Sequence[str], values: Sequence[Sequence[float] | Array], title: str, x_axis: dict[str, Any]
+) -> Figure:
+    """Boxes below each other, one for each label that has values."""
     boxes = [
         {
-            "type": "box", "orientation": "h", "name": group.label, "legendgroup": legend_group(place), "y": [place],
-            **quantiles([group_values]), "marker": {"color": colour(place)}, "line": {"width": 1.5},
+            "type": "box", "orientation": "h", "name": label, "y": [place], **quantiles([own]),
+            "marker": {"color": colour(place)}, "line": {"width": 1.5},
         }
-        for place, (group, group_values) in enumerate(zip(groups, values, strict=True))
-        if len(group_values)
+        for place, (label, own) in enumerate(zip(labels, values, strict=True))
+        if len(own)
     ]  # fmt: skip
-    names = [shorten(group.label) for group in groups]
-    y_axis = axis("", tickvals=list(range(len(groups))), ticktext=names, range=[len(groups) - 0.5, -0.5])
-    height = 90 + _PIXELS_PER_BOX * len(groups)
-    return build_figure(boxes, _title(key), _value_axis(key), {**y_axis, "showgrid": False}, height=height)
+    ticks = {"tickvals": list(range(len(labels))), "ticktext": [_shorten(label) for label in labels]}
+    y_axis = axis("", **ticks, range=[len(labels) - 0.5, -0.5], showgrid=False)
+    return build_figure(boxes, title, x_axis, y_axis, height=90 + _PIXELS_PER_BOX * len(labels))
 
 
-def shorten(label: str) -> str:
+def _shorten(label: str) -> str:
     """A label with at most 24 letters, for the axis of a figure on a narrow screen."""
     return label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 1]}…"
 

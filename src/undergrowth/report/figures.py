@@ -44,6 +44,7 @@ def add_legend(figure: Figure) -> Figure:
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis as plotly reads it. `more`: its other properties, such as tickformat."""
     return {"title": {"text": title}, **more}
 
 

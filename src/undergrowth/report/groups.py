@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from undergrowth.core import InputError, Metric, suggest
 from undergrowth.report.figures import cost_of
 from undergrowth.report.run_record import RunRecord, differences, distinct_labels, shared_metric
+from undergrowth.report.tables import NO_VALUE
 
 SEED = "run.seed"
+
+
+class Spread(NamedTuple):
+    """The mean of some values and their sample standard deviation (n - 1), which one value does not have."""
+
+    mean: float
+    deviation: float | None
 
 
 @dataclass(frozen=True)
@@ -26,13 +34,10 @@ class Group:
         """The devices of all runs: a device of three runs is there three times."""
         return [device for record in self.records for device in record.devices]
 
-    def values(self, key: str) -> list[float]:
-        """The finite totals `key` of the runs; `bytes` are those down and up."""
+    def spread(self, key: str) -> Spread | None:
+        """That of the finite totals `key` of the runs; `bytes` are those down and up."""
         found = [cost_of(record.totals, key) for record in self.records]
-        return [value for value in found if value is not None]
-
-    def mean_and_deviation(self, key: str) -> tuple[float | None, float | None]:
-        return mean_and_deviation(self.values(key))
+        return spread(value for value in found if value is not None)
 
 
 def group_records(records: Sequence[RunRecord], paths: Sequence[str] = ()) -> list[Group]:
@@ -58,10 +63,20 @@ def group_records(records: Sequence[RunRecord], paths: Sequence[str] = ()) -> li
     return [Group(label, tuple(each)) for label, each in zip(labels, members.values(), strict=True)]
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The mean, and the standard deviation of a sample (n - 1); None where there are too few values."""
-    mean = statistics.fmean(values) if values else None
-    return mean, statistics.stdev(values) if len(values) > 1 else None
+def spread(values: Iterable[float]) -> Spread | None:
+    """The mean and the deviation of `values`; None if there are none."""
+    known = list(values)
+    if not known:
+        return None
+    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+
+def format_spread(values: Spread | None, formatted: Callable[[float], str]) -> str:
+    """Mean ± deviation, both written by `formatted`: 0.9120 ± 0.0031."""
+    if values is None:
+        return NO_VALUE
+    deviation = "" if values.deviation is None else f" ± {formatted(values.deviation)}"
+    return f"{formatted(values.mean)}{deviation}"
 
 
 def groups_metric(groups: Sequence[Group]) -> Metric:

@@ -100,6 +100,7 @@ def html_table(
 
 
 def escape(value: Any) -> str:
+    """The text of `value` for markup; a dash for None."""
     return html.escape(NO_VALUE if value is None else str(value))
 
 

@@ -14,8 +14,8 @@ from undergrowth.report.figures import Figure
 from undergrowth.report.html import Page
 from undergrowth.report.run_record import RunRecord
 from undergrowth.runs.atomic_files import check_target, replace_file
-from undergrowth.runs.builders import build_population
 from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.data_builder import build_population
 from undergrowth.runs.stored_experiment import stored_experiment
 
 _MAX_MEGABYTES = 200  # larger data sets are not loaded, because a report should take seconds
@@ -29,18 +29,18 @@ def rebuild_partition(record: RunRecord, cache: dict[str, Any] | None = None) ->
     equal partitions share one.
     """
     cache = {} if cache is None else cache
-    described = stored_experiment(record.row)
-    method = METHODS.get(described.method.name)
+    experiment = stored_experiment(record.row)
+    method = METHODS.get(experiment.method.name)
     if "data" in record.objects or record.row["clients"] > _MAX_DEVICES or (method is not None and method.pooled):
         return None
-    key = f"{described.data.model_dump_json()} {described.run.seed}"
+    key = f"{experiment.data.model_dump_json()} {experiment.run.seed}"
     if key in cache:
         return key, cache[key]
     try:
-        megabytes = describe(described.data.name).megabytes
+        megabytes = describe(experiment.data.name).megabytes
         if megabytes is None or megabytes > _MAX_MEGABYTES:
             return None
-        cache[key] = build_population(described, None)
+        cache[key] = build_population(experiment, None)
     except InputError:  # the files were deleted after the run
         return None
     return key, cache[key]
@@ -50,9 +50,9 @@ def tiers_by_device(record: RunRecord, population: Any) -> dict[str, str]:
     """Device → device class. For an unfinished run the fleet is rebuilt, if `population` is given."""
     if record.devices or population is None:
         return {str(device["device"]): str(device["tier"]) for device in record.devices}
-    described = stored_experiment(record.row)
+    experiment = stored_experiment(record.row)
     try:
-        classes = build_fleet(described.fleet.name, population.devices, described.run.seed).classes
+        classes = build_fleet(experiment.fleet.name, population.devices, experiment.run.seed).classes
     except InputError:  # the fleet file was deleted after the run
         return {}
     return {device: tier for tier, devices in classes.items() for device in devices}
@@ -73,11 +73,11 @@ def partition_figure(population: Any) -> Figure:
 def write_partition_page(section: dict[str, Any], seed: int, target: str | Path) -> Path:
     """Write a page with the figure of a partition. `section` is the `data` section of an experiment."""
     path = check_target(target, "partition.html")
-    described = parse_experiment({"data": section, "run": {"seed": seed}})
-    population: Any = build_population(described, None)
+    experiment = parse_experiment({"data": section, "run": {"seed": seed}})
+    population: Any = build_population(experiment, None)
     if population.task != "classification":
-        raise InputError(f"data set '{described.data.name}' is for {population.task}, which has no classes to plot")
-    page = Page(f"{described.data.name}, {described.data.partition}")
+        raise InputError(f"data set '{experiment.data.name}' is for {population.task}, which has no classes to plot")
+    page = Page(f"{experiment.data.name}, {experiment.data.partition}")
     page.section(page.title, level=1)
     add_partition_section(page)
     page.figures([partition_figure(population)])

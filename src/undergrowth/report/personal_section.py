@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from undergrowth.report.device_figures import MAX_POINTS, quantiles, shorten
+from undergrowth.report.device_figures import MAX_POINTS, box_figure
 from undergrowth.report.figures import Figure, add_legend, axis, build_figure, colour
 from undergrowth.report.html import Page, html_table
 from undergrowth.report.personal_tables import (
@@ -23,7 +23,6 @@ from undergrowth.report.tables import count
 from undergrowth.runs.relative_accuracy import LOCAL, PersonalAccuracy
 
 _BINS = 20
-_PIXELS_PER_BOX = 34
 _TEXT = (
     "Every device also trains a model alone. Relative accuracy is the accuracy of a model on the device's own test "
     "samples minus that of the model trained alone: below 0 the device would be better off without the federation. The "
@@ -53,18 +52,8 @@ def add_personal_sections(page: Page, records: Sequence[RunRecord], labels: Sequ
 
 def relative_boxes(personal: PersonalAccuracy) -> Figure:
     """Minimum, quartiles and maximum of the relative accuracy, a box for each model."""
-    models = personal.compared
-    boxes = [
-        {
-            "type": "box", "orientation": "h", "name": model, "y": [place], **quantiles([personal.relative(model)]),
-            "marker": {"color": colour(place)}, "line": {"width": 1.5},
-        }
-        for place, model in enumerate(models)
-    ]  # fmt: skip
-    names = axis("", tickvals=list(range(len(models))), ticktext=[shorten(model) for model in models])
-    names |= {"range": [len(models) - 0.5, -0.5], "showgrid": False}
-    height = 90 + _PIXELS_PER_BOX * len(models)
-    return build_figure(boxes, "Relative accuracy of devices", _relative_axis(), names, height=height)
+    values = [personal.relative(model) for model in personal.compared]
+    return box_figure(personal.compared, values, "Relative accuracy of devices", _relative_axis())
 
 
 def relative_against_local(personal: PersonalAccuracy) -> Figure:

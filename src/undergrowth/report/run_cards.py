@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from undergrowth.report.figures import colour, legend_group
-from undergrowth.report.groups import Group, groups_metric
+from undergrowth.report.groups import Group, format_spread, groups_metric
 from undergrowth.report.html import Page, escape
 from undergrowth.report.rerun import rerun_command
 from undergrowth.report.run_record import RunRecord
-from undergrowth.report.tables import (
-    NO_VALUE,
-    SHOWN_COSTS,
-    duration,
-    energy,
-    operations,
-    score,
-    size,
-    spread,
-    start_line,
-)
+from undergrowth.report.tables import NO_VALUE, SHOWN_COSTS, duration, energy, operations, score, size, start_line
 
 Column = tuple[str, str, Callable[[float | None], str]]  # total, title, formatting function
 _GROUP_COLUMNS: tuple[Column, ...] = (
@@ -43,10 +33,9 @@ def add_group_table(page: Page, groups: Sequence[Group]) -> None:
     metric = groups_metric(groups).name
     columns: list[Column] = [*([] if metric == "loss" else [(metric, metric, score)]), *_GROUP_COLUMNS]
     rows = [
-        (group.label, len(group.records), *(spread(*group.mean_and_deviation(key), formatted)
-         for key, _, formatted in columns))
+        (group.label, len(group.records), *(format_spread(group.spread(key), each) for key, _, each in columns))
         for group in groups
-    ]  # fmt: skip
+    ]
     text = "Mean and standard deviation over the runs of a row, at the end of each run."
     page.section("Results", text)
     page.table(["", "runs", *(title for _, title, _ in columns)], rows)

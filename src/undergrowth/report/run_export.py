@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from undergrowth.core import InputError
-from undergrowth.report.groups import SEED, Group, group_records, groups_metric
+from undergrowth.report.groups import SEED, Group, Spread, group_records, groups_metric
 from undergrowth.report.run_names import find_runs
 from undergrowth.report.run_record import RunRecord, differences, load_records
 from undergrowth.runs import Store
@@ -87,15 +87,15 @@ def latex_table(groups: Sequence[Group]) -> str:
     percent = (r"\%", ((0.01, ""),)) if metric.is_fraction else ("", ((1.0, ""),))
     main = (metric.name, _escape(metric.name.capitalize()), *percent)
     shown = [*([] if metric.name == "loss" else [main]), *_LATEX_COLUMNS]
-    columns = [column for column in shown if any(group.values(column[0]) for group in groups)]
+    columns = [column for column in shown if any(group.spread(column[0]) for group in groups)]
     titles, cells = ["", "Runs"], [[_escape(group.label), str(len(group.records))] for group in groups]
     for key, title, unit, prefixes in columns:
-        spreads = [group.mean_and_deviation(key) for group in groups]
-        highest = max(abs(mean) for mean, _ in spreads if mean is not None)
+        spreads = [group.spread(key) for group in groups]
+        highest = max(abs(each.mean) for each in spreads if each)
         factor, prefix = next((each for each in prefixes if highest >= each[0]), prefixes[-1])
         titles.append(f"{title} ({prefix}{unit})" if prefix + unit else title)
         for row, spread in zip(cells, spreads, strict=True):
-            row.append(_latex_number(*spread, factor))
+            row.append(_latex_number(spread, factor))
     lines = [r"\begin{tabular}{l" + "r" * (len(titles) - 1) + "}", r"\toprule", _latex_row(titles), r"\midrule"]
     return "\n".join([*lines, *map(_latex_row, cells), r"\bottomrule", r"\end{tabular}", ""])
 
@@ -104,10 +104,11 @@ def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _latex_number(mean: float | None, deviation: float | None, factor: float) -> str:
+def _latex_number(spread: Spread | None, factor: float) -> str:
     """The mean with four digits, and the deviation with as many decimals."""
-    if mean is None:
+    if spread is None:
         return "--"
+    mean, deviation = spread
     digits = 1 + math.floor(math.log10(abs(mean / factor))) if mean else 1  # before the point
     decimals = min(max(4 - digits, 0), _MAX_DECIMALS)
     more = "" if deviation is None else rf" \pm {deviation / factor:.{decimals}f}"

@@ -85,9 +85,8 @@ class RunRecord:
         return row if self.device_answers is None else self.device_answers.get(row["round"], {})
 
     def best(self, metric: Metric) -> float | None:
-        """The best value of `metric` in any round."""
-        values = [finite(row.get(metric.name)) for row in self.rounds]
-        return max((value for value in values if value is not None), key=metric.improvement, default=None)
+        """The best value of `metric` in any round; None if no round has it."""
+        return _best(self.rounds, metric)
 
     def first_round_with(self, target: float, metric: Metric) -> dict[str, Any] | None:
         """The first round in which `metric` was as good as `target`."""
@@ -119,15 +118,14 @@ def load_records(
     return records
 
 
-def best_accuracy(rounds: Sequence[Mapping[str, Any]]) -> float | None:
-    """The highest accuracy; None if the task has none."""
-    accuracies = [finite(row.get("accuracy")) for row in rounds]
-    return max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
+def _best(rounds: Sequence[Mapping[str, Any]], metric: Metric) -> float | None:
+    values = [finite(row.get(metric.name)) for row in rounds]
+    return max((value for value in values if value is not None), key=metric.improvement, default=None)
 
 
 def learning_efficiency(rounds: Sequence[Mapping[str, Any]], compute_seconds: float | None) -> float | None:
     """The best accuracy divided by the computing time of all devices together."""
-    best = best_accuracy(rounds)
+    best = _best(rounds, Metric("accuracy"))
     return None if best is None or not compute_seconds else best / compute_seconds
 
 

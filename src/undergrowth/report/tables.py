@@ -100,11 +100,6 @@ def efficiency(value: float | None) -> str:
     return NO_VALUE if value is None or not math.isfinite(value) else f"{value:.3g} /s"
 
 
-def spread(mean: float | None, deviation: float | None, formatted: Callable[[float | None], str]) -> str:
-    """A mean with its deviation, if there is one: 0.9120 ± 0.0031."""
-    return formatted(mean) if deviation is None else f"{formatted(mean)} ± {formatted(deviation)}"
-
-
 # Costs of a run: key in the summary, title, formatting function.
 SHOWN_COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("bytes_down", "sent down, all links", size),

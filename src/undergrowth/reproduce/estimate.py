@@ -15,7 +15,8 @@ import torch
 from undergrowth.reproduce.table import Raw
 from undergrowth.runs import Store
 from undergrowth.runs.config import Experiment, parse_experiment
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.preview import price_devices
 from undergrowth.runs.topologies import rounds_below
 from undergrowth.runs.tree_price import price_tree
@@ -40,16 +41,16 @@ class Work:
 
 def count_work(raw: Raw) -> Work:
     """Count the work of an experiment, without training. The data of the experiment must be available."""
-    described = parse_experiment(merge_layers(raw, {"run": {"device": "cpu", "engine": "serial", "chunk": None}}))
-    federation = federate(described)
+    experiment = parse_experiment(merge_layers(raw, {"run": {"device": "cpu", "engine": "serial", "chunk": None}}))
+    federation = federate(experiment)
     prospects = {each.device: each.timing for each in price_devices(federation)}
     asked = [prospects[device] for device in federation.first_round.packets if device in prospects]
-    clients = max(1, math.ceil(described.train.sample * len(federation.first_round.packets)))
-    rounds = _rounds(described, federation) * rounds_below(federation.topology, ROOT, federation.method)
+    clients = max(1, math.ceil(experiment.train.sample * len(federation.first_round.packets)))
+    rounds = _rounds(experiment, federation) * rounds_below(federation.topology, ROOT, federation.method)
     flops = clients * rounds * sum(each.flops for each in asked) / len(asked)
     samples = sum(federation.population.size(device) for device in federation.population.devices)
     return Work(
-        described.method.name,
+        experiment.method.name,
         flops,
         max(each.memory for each in asked),
         clients,
@@ -57,12 +58,12 @@ def count_work(raw: Raw) -> Work:
     )
 
 
-def _rounds(described: Experiment, federation: Federation) -> int:
+def _rounds(experiment: Experiment, federation: Federation) -> int:
     """The rounds of the root, as many as the simulated time leaves room for."""
-    seconds, tree = described.stop.simulated_seconds, price_tree("", federation)
+    seconds, tree = experiment.stop.simulated_seconds, price_tree("", federation)
     if seconds is None or not tree:
-        return described.max_rounds
-    return min(described.max_rounds, math.ceil(seconds / float(tree[0]["seconds"])))
+        return experiment.max_rounds
+    return min(experiment.max_rounds, math.ceil(seconds / float(tree[0]["seconds"])))
 
 
 class Speeds:

@@ -6,38 +6,25 @@ from collections.abc import Sequence
 
 from undergrowth.report.figures import Figure, add_legend, axis, build_figure, colour, line_style
 from undergrowth.report.html import Page
-from undergrowth.reproduce import markdown
+from undergrowth.reproduce.page_content import page_parts
 from undergrowth.reproduce.results import CellResult, TableResult
-from undergrowth.reproduce.settings import settings_lines
 
 
 def render_html(result: TableResult, command: str, torch_device: str) -> str:
     """The page of `result`. `command` is the one that made it, `torch_device` its torch device."""
-    table = result.table
-    page = Page(f"{table.label}: {table.title}")
-    page.section(page.title, markdown.introduction(result), level=1)
+    headline, *parts = page_parts(result, command, torch_device)
+    page = Page(headline.title)
+    page.section(headline.title, headline.text, level=1)
     page.figures(draw(result))
-    page.table(*markdown.number_grid(result))
-    for column, grid in markdown.curve_grids(result).items():
-        page.section(f"{column}: accuracy by round")
-        page.table(*grid)
-    if result.orderings:
-        page.section("Orderings")
-        for line in markdown.ordering_lines(result):
+    for part in (headline._replace(title="", text=""), *parts):
+        if part.title:
+            page.section(part.title, part.text)
+        elif part.text:
+            page.text(part.text)
+        if part.table:
+            page.table(*part.table)
+        for line in part.lines:
             page.text(line)
-    if seeds := markdown.seeds_line(result):
-        page.text(seeds)
-    page.section("Costs", "Compute and traffic of all devices in all rounds, mean over seeds, without pretraining.")
-    page.table(*markdown.cost_grid(result))
-    for title, lines in (
-        ("Settings", settings_lines(result.cells)),
-        ("Conditions", markdown.conditions(result, command, torch_device)),
-        *markdown.shortcomings(result).items(),
-    ):
-        if lines:
-            page.section(title)
-            for line in lines:
-                page.text(line)
     return page.render()
 
 

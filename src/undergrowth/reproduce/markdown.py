@@ -1,22 +1,11 @@
-"""A reproduced table as a Markdown page, with everything needed to judge it and to run it again."""
+"""A reproduced table as a Markdown page."""
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Callable, Iterable, Sequence
-from datetime import date
+from collections.abc import Sequence
 
-import torch
-
-from undergrowth import __version__
-from undergrowth.report.tables import NO_VALUE
-from undergrowth.reproduce.orderings import MAX_SEEDS, MIN_SEEDS
-from undergrowth.reproduce.results import CellResult, TableResult
-from undergrowth.reproduce.settings import settings_lines
-
-Grid = tuple[list[str], list[list[str]]]  # column titles, and rows of cells
-_MAX_ROUNDS = 10  # shown of a learning curve
+from undergrowth.reproduce.page_content import page_parts
+from undergrowth.reproduce.results import TableResult
 
 
 def render_page(result: TableResult, command: str, torch_device: str, plots: Sequence[str] = ()) -> str:
@@ -24,169 +13,15 @@ def render_page(result: TableResult, command: str, torch_device: str, plots: Seq
 
     plots: the names of image files in the folder of the page.
     """
-    table = result.table
-    parts = [f"# {table.label}: {table.title}", introduction(result)]
-    parts += [f"![{table.label}, plot]({name})" for name in plots]
-    parts += _markdown_table(number_grid(result))
-    for column, grid in curve_grids(result).items():
-        parts += [f"## {column}: accuracy by round", *_markdown_table(grid)]
-    if result.orderings:
-        parts += ["## Orderings", _bullets(ordering_lines(result))]
-    if seeds := seeds_line(result):
-        parts.append(seeds)
-    costs = "Compute and traffic of all devices in all rounds, mean over seeds, without pretraining."
-    parts += ["## Costs", costs, *_markdown_table(cost_grid(result))]
-    parts += ["## Settings", _bullets(settings_lines(result.cells))]
-    parts += ["## Conditions", _bullets(conditions(result, command, torch_device))]
-    for title, lines in shortcomings(result).items():
-        parts += [f"## {title}", _bullets(lines)]
-    return "\n\n".join(parts) + "\n"
+    images = "\n\n".join(f"![{result.table.label}, plot]({name})" for name in plots)
+    blocks = []
+    for level, part in enumerate(page_parts(result, command, torch_device)):
+        blocks += [f"{'##' if level else '#'} {part.title}" if part.title else "", part.text, "" if level else images]
+        blocks += [_table(*part.table) if part.table else "", "\n".join(f"- {line}" for line in part.lines)]
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def introduction(result: TableResult) -> str:
-    """The source of a table, and what its cells are."""
-    value = "the best test accuracy over all rounds" if result.table.unit == "%" else "the value"
-    unit = "per cent" if result.table.unit == "%" else result.table.unit
-    if result.table.is_question:
-        return (
-            f"{result.table.source}. The source has no numbers. Every cell: ours in {unit}, of what the notes say, "
-            "with the standard deviation over seeds."
-        )
-    title = (
-        "" if result.scale == "full" else " The title describes the published experiment; ours is below, in Settings."
-    )
-    return (
-        f"{result.table.source}. Every cell: ours / published, {value} in {unit} unless a note says otherwise, with "
-        f"the standard deviation over seeds.{title}"
-    )
-
-
-def number_grid(result: TableResult) -> Grid:
-    """The cells as `ours / published`. A number of models with another pretraining is not shown."""
-    if result.table.is_question:
-        return _grid(result, lambda each: f"{each.ours or NO_VALUE}")
-    return _grid(result, lambda each: f"{each.ours or NO_VALUE} / {each.published or NO_VALUE}")
-
-
-def cost_grid(result: TableResult) -> Grid:
-    """The cells as compute and traffic of all devices; one column if the cells of every row are of the same runs."""
-    columns, rows = _grid(result, lambda each: f"{each.cost or NO_VALUE}")
-    by_row = {row: [each for each in result.cells if each.cell.row == row] for row, *_ in rows}
-    same_runs = all(len({str(each.cell.experiments) for each in cells}) == 1 for cells in by_row.values())
-    if len(result.cells) == len(rows) or not same_runs:  # one cell in every row, or different runs
-        return columns, rows
-    most_seeds = {row: max(cells, key=lambda each: len(each.costs)) for row, cells in by_row.items()}
-    return ["", "all columns"], [[row, f"{each.cost or NO_VALUE}"] for row, each in most_seeds.items()]
-
-
-def curve_grids(result: TableResult) -> dict[str, Grid]:
-    """The learning curves of a published figure at some rounds, by column; none for a table."""
-    if not result.table.is_figure or result.table.plot.kind != "rounds":
-        return {}
-    grids = {}
-    for column in result.table.columns:
-        curves = {each.cell.row: dict(each.curve) for each in result.cells if each.cell.column == column and each.curve}
-        rounds = sorted({at for curve in curves.values() for at in curve})
-        chosen = rounds[:: -(-len(rounds) // _MAX_ROUNDS)] if rounds else []
-        shown = sorted({*chosen, *rounds[-1:]})
-        rows = [
-            [row, *(f"{curve[at]:.2f}" if at in curve else NO_VALUE for at in shown)] for row, curve in curves.items()
-        ]
-        if rows:
-            grids[column] = (["", *(f"round {at}" for at in shown)], rows)
-    return grids
-
-
-def _grid(result: TableResult, format_cell: Callable[[CellResult], str]) -> Grid:
-    cells = {each.cell.place: each for each in result.cells}
-    columns = [column for column in result.table.columns if any(place[1] == column for place in cells)]
-    rows = []
-    for row in result.table.rows:
-        row_cells = [cells.get((row, column)) for column in columns]
-        if any(row_cells):
-            rows.append([row, *(format_cell(each) if each else NO_VALUE for each in row_cells)])
-    return ["", *columns], rows
-
-
-def ordering_lines(result: TableResult, claims: bool = True) -> list[str]:
-    """The orderings that were checked, with or without the authors' `claims`, and how many could not be."""
-    checked = [each for each in result.orderings if each.seeds]
-    lines = [f"{each} — “{each.claim}”" if claims else f"{each}" for each in checked]
-    if others := len(result.orderings) - len(checked):
-        orderings = "ordering needs" if others == 1 else "orderings need"
-        lines.append(f"{others} {'further ' if checked else ''}{orderings} cells that were not run")
-    return lines
-
-
-def seeds_line(result: TableResult) -> str:
-    """Which cells need more seeds; empty if none does, or if the table has one seed by its nature."""
-    one_seed = result.table.scale("small").seeds < MIN_SEEDS  # columns are seeds, or numbers do not depend on them
-    if result.scale == "smoke" or one_seed or not result.unsettled:
-        return ""
-    unsettled, names = set(result.unsettled), dict[str, None]()  # a row stands for all its cells
-    for row, column in result.unsettled:
-        whole = all(each.cell.place in unsettled for each in result.cells if each.cell.row == row)
-        names[row if whole else f"{row}/{column}"] = None
-    cells = "; ".join(names)
-    return f"A gap is below two standard errors; with `--more-seeds` these cells get {MAX_SEEDS} seeds: {cells}."
-
-
-def conditions(result: TableResult, command: str, torch_device: str) -> list[str]:
-    """Command, date, versions, machine, scale, seeds and notes of a result, one line each."""
-    seeds = sorted({len(each.values) for each in result.cells if each.values})
-    return [
-        f"`{command}`, {date.today().isoformat()}, undergrowth {__version__}, torch {torch.__version__}",
-        machine(torch_device, sorted({each.cell.raw.get("run", {}).get("precision", "tf32") for each in result.cells})),
-        f"scale {result.scale}, seeds: {' or '.join(map(str, seeds)) or 'none'}",
-        *_start_notes(result),
-        *result.table.scale(result.scale).notes,
-        *result.table.notes,
-    ]
-
-
-def shortcomings(result: TableResult) -> dict[str, list[str]]:
-    """The cells that are not complete, by what they lack, and how to get missing files; empty if all are."""
-    reasons = {
-        "Left out": result.left_out,
-        "Missing files": result.missing,
-        "Failed": result.failed,
-        "Not finished": result.unfinished,
-    }
-    return {title: [f"{name}: {text}" for name, text in each.items()] for title, each in reasons.items() if each}
-
-
-def _start_notes(result: TableResult) -> list[str]:
-    """The data set of the pretraining, where it is not the published one."""
-    others = {
-        (each.start.chain[0].source, each.cell.starts[0].chain[0].source)
-        for each in result.cells
-        if each.start and each.start is not each.cell.starts[0]
-    }
-    return [
-        f"pretrained on {ours}, because there was no {theirs}; published numbers are those for {ours}, if there are any"
-        for ours, theirs in sorted(others)
-    ]
-
-
-def machine(torch_device: str, precisions: Sequence[str]) -> str:
-    """The hardware behind `torch_device`, and the precision of a GPU's matrix products."""
-    cores = f"{platform.machine()}, {os.cpu_count()} cores"
-    if torch.device(torch_device).type == "cuda" and torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name(torch_device)}, precision {' and '.join(precisions)}; {cores}"
-    return cores
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _markdown_table(grid: Grid) -> list[str]:
-    columns, rows = grid
-    return ["\n".join(_markdown_lines(columns, rows))]
-
-
-def _markdown_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    yield f"| {' | '.join(columns)} |"
-    yield f"|{'---|' * len(columns)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [" | ".join(columns), *(" | ".join(row) for row in rows)]
+    head, *body = [f"| {line} |" for line in lines]
+    return "\n".join([head, f"|{'---|' * len(columns)}", *body])

@@ -34,13 +34,13 @@ def measure_pruned(store: Store, run: str, metric: str) -> float:
     - `utilisation`: U (`learning.pruning.utilisation`) of the devices with that model in per cent, mean over devices.
     """
     row = store.run(run)
-    section = stored_experiment(row)
-    method = build_method(section.method.name, section.method.options)
+    experiment = stored_experiment(row)
+    method = build_method(experiment.method.name, experiment.method.options)
     if not isinstance(method, REFT) or method.ratio is None:
         raise RunError(f"run '{run}' of {row['method']}: '{metric}' needs reft with a ratio")
     if metric == UTILISATION:
         devices = [facts["device"] for facts in store.devices(run)]
-        fleet = build_fleet(section.fleet.name, devices, section.run.seed)
+        fleet = build_fleet(experiment.fleet.name, devices, experiment.run.seed)
         speeds = [fleet.profile(device).achieved_flops for device in devices]
         return 100 * statistics.fmean(utilisation(method.ratio, speed, 1e9 * method.f_lambda) for speed in speeds)
     module = pruned_copy(result_of(store, run).model, method.ratio)

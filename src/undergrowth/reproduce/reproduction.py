@@ -23,7 +23,7 @@ from undergrowth.reproduce.table_cells import build_cells, data_sections, data_s
 from undergrowth.reproduce.table_plan import TablePlan, plan_table
 from undergrowth.reproduce.weights import weights_source
 from undergrowth.runs import Store
-from undergrowth.runs.builders import check_torch_device
+from undergrowth.runs.engine_builder import check_torch_device
 from undergrowth.sweeps.jobs import Job, RunIndex
 from undergrowth.sweeps.worker_pool import JobResults, WorkerPool
 

@@ -90,5 +90,6 @@ def published_figure(table: Table, cell: Cell, start: Pretraining | None) -> Fig
 
 
 def run_cost(store: Store, run: str) -> Cost:
+    """What a finished run cost."""
     summary = store.run(run)["summary"]
     return Cost(summary["flops"], summary["bytes_up"] + summary["bytes_down"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
 from os import PathLike
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from undergrowth.core import InputError, Method, RunWarning, suggest
 from undergrowth.data import Dataset, Population, describe, is_hugging_face
 from undergrowth.runs import execution
-from undergrowth.runs.builders import is_data
+from undergrowth.runs.data_builder import is_data
 from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.formats import RENAMES
 from undergrowth.runs.own_task import TaskFunctions, reference_to
@@ -189,18 +190,7 @@ _DICTIONARIES = {
 
 def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionary of the experiment that the arguments of `run` describe, and the objects among the arguments."""
-    settings = {name: section for section, names in _PLACES.items() for name in names}
-    known = {
-        *_PLACES, *settings, *_KINDS, "links", "loss", "metrics", "personal", "public", "start", "stop", "stream",
-        "task", "topology",
-    }  # fmt: skip
-    extra = set(arguments) - known - {"options", "data_options", "model_options", "callbacks", "progress"}
-    for rename in RENAMES:
-        if rename.section in _PLACES and rename.old in extra:
-            raise InputError(f"the argument {rename.old} is now called {rename.new}")
-    if extra:
-        hint = f"; an option of the method is given as options={{'{min(extra)}': ...}}"
-        raise InputError(f"{min(extra)} is not an argument; {suggest(min(extra), known)}{hint}")
+    _refuse_unknown(arguments)
     given = {name: value for name, value in arguments.items() if value is not None}
     raw: dict[str, Any] = {section: {} for section in _PLACES}
     objects: dict[str, Any] = {}
@@ -216,14 +206,26 @@ def parse_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         if objects[name] is not None and options.keys() - allowed:
             raise InputError(f"{name}: options go with a name; this {name} is an object and has its own")
         raw.setdefault(name, {}).update({**options, "name": _name(part)})
-    for name, section in settings.items():
-        if name in given:
-            raw[section][name] = given[name]
+    for section, names in _PLACES.items():
+        raw[section].update({name: given[name] for name in names if name in given})
     if "fleet" in given:
         raw["fleet"]["name"] = given["fleet"]
     raw |= {name: _mapping(arguments, name) for name in ("links", "start", "stop", "stream")}
     raw["task"], objects["functions"] = _task_arguments(arguments)
     return {**raw, **{name: given[name] for name in ("personal", "public", "topology") if name in given}}, objects
+
+
+def _refuse_unknown(arguments: Mapping[str, Any]) -> None:
+    known = signature(run).parameters.keys() - {"unknown"}
+    unknown = sorted(arguments.keys() - known)
+    for rename in RENAMES:
+        if rename.section in _PLACES and rename.old in unknown:
+            raise InputError(f"the argument {rename.old} is now called {rename.new}")
+    if unknown and unknown[0] in _PLACES:
+        raise InputError(f"{unknown[0]} is not an argument; its settings are, such as {_PLACES[unknown[0]][0]}")
+    if unknown:
+        hint = f"an option of the method is given as options={{'{unknown[0]}': ...}}"
+        raise InputError(f"{unknown[0]} is not an argument; {suggest(unknown[0], known)}; {hint}")
 
 
 def _task_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], TaskFunctions | None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from undergrowth.core import CODE_ERRORS, InputError, Metric, RunError, Weights
+from undergrowth.core.errors import describe_with_type
 
 if TYPE_CHECKING:
     from undergrowth.runs.config import Experiment
@@ -36,7 +37,7 @@ class OngoingRun(Protocol):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The rows of the rounds so far, the oldest first. A resumed run has those of its earlier sittings, too."""
+        """The rows of the rounds so far, the oldest first. A resumed run has those before it, too."""
         ...
 
     @property
@@ -109,8 +110,8 @@ class Callbacks:
             except (InputError, RunError):  # their message is complete
                 raise
             except CODE_ERRORS as error:
-                what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                raise RunError(f"the callback {type(callback).__name__} failed in {hook}: {what}") from error
+                where = f"the callback {type(callback).__name__} failed in {hook}"
+                raise RunError(f"{where}: {describe_with_type(error)}") from error
 
 
 def _check(callbacks: Iterable[Any] | None) -> Sequence[Any]:

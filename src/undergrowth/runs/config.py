@@ -6,14 +6,13 @@ A wrong key, type or value is refused with one sentence that names it.
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from undergrowth.core import InputError, Train, find_meant, suggest
+from undergrowth.core import InputError, Train, suggest
 from undergrowth.data import is_table_file
 from undergrowth.learning import learning_rate
 from undergrowth.runs.fields import (
@@ -32,19 +31,23 @@ from undergrowth.runs.fields import (
 from undergrowth.runs.formats import refuse_old_keys
 from undergrowth.runs.model_section import ModelSection
 from undergrowth.runs.personal_section import PersonalSection
-from undergrowth.runs.sections import Named, Section, section_type
+from undergrowth.runs.sections import Named, Section, keys_of
 from undergrowth.runs.start_section import StartSection
 from undergrowth.runs.stop_section import DEFAULT_MAX_ROUNDS, StopSection
 from undergrowth.runs.stream_section import StreamSection
 from undergrowth.runs.task_section import TaskSection
-from undergrowth.runs.validation_errors import KEY, first_problem, right_value
+from undergrowth.runs.validation_errors import explain
 
 
 class MethodSection(Named):
+    """The method by its name, and its options."""
+
     name: str = "fedavg"
 
 
 class DataSection(Named):
+    """The data set of the devices, its options, and how it is divided among them."""
+
     name: str = "digits"
     path: Place | None = None
     partition: str = "dirichlet:0.1"
@@ -108,6 +111,8 @@ class PublicSection(Section):
 
 
 class FleetSection(Named):
+    """The simulated devices and their faults, and the links and devices of servers."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Place = "uniform"
@@ -127,6 +132,8 @@ class FleetSection(Named):
 
 
 class TrainSection(Section):
+    """Rounds, which devices they ask, and how devices train."""
+
     rounds: Count = 10
     sample: FractionAbove0 = 1.0
     epochs: Count = 1
@@ -144,12 +151,16 @@ class TrainSection(Section):
 
 
 class LinksSection(Section):
+    """How uploads and downloads are encoded."""
+
     up: str = "none"
     down: str = "none"
     feedback: bool = True
 
 
 class RunSection(Section):
+    """How a run is computed, and when it is evaluated and saved."""
+
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     engine: str = "auto"
     device: str = "cpu"
@@ -168,6 +179,8 @@ class RunSection(Section):
 
 
 class Experiment(Section):
+    """What a user describes: everything that decides about a run, in sections."""
+
     method: MethodSection = MethodSection()
     data: DataSection = DataSection()
     stream: StreamSection = StreamSection()
@@ -203,6 +216,10 @@ class Experiment(Section):
             update["public"] = PublicSection()
         return self.model_copy(update=update)
 
+    def with_run(self, **settings: Any) -> Experiment:
+        """The experiment with other values of some settings in the section `run`."""
+        return self.model_copy(update={"run": self.run.model_copy(update=settings)})
+
     def starting_from(self, weights: Path | None) -> Experiment:
         """The experiment without its phase `start`: it begins with the weights in a file, or with none."""
         return self.model_copy(update={"start": StartSection(weights=None if weights is None else str(weights))})
@@ -226,7 +243,7 @@ def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
     try:
         experiment = Experiment.model_validate(raw)
     except ValidationError as error:
-        raise InputError(explain(error, Experiment)) from None
+        raise InputError(explain(error, Experiment, elsewhere=experiment_keys())) from None
     start = experiment.start
     if (start.weights or start.data or start.warm_rounds) and experiment.model.options.get("weights") is not None:
         raise InputError("model.weights and start are both given; write the file as start.weights")
@@ -254,45 +271,6 @@ def _refuse_decimal_commas(raw: Mapping[str, Any]) -> None:
                 raise InputError(f"{section}.{key} '{whole},{next_key}' has a decimal comma; write {whole}.{next_key}")
 
 
-def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """The first problem that pydantic found, in one sentence."""
-    place, first, kinds = first_problem(error, model)
-    path = ".".join([prefix, *place] if prefix else place)
-    if first["type"] == "extra_forbidden":
-        return f"{path} is not a known key; {_suggest_key(model, place)}"
-    if first["type"] == "invalid_key":  # a number, or a word that YAML reads as a number or as true
-        section = ".".join([prefix, *place[:-1]] if prefix else place[:-1])
-        key = f"the key {first['input']!r}"
-        return f"{section + ': ' if section else ''}{key} must be a word, such as {keys_of(model, place[:-1])[0]}"
-    if place[-1:] == [KEY]:
-        return f"{path.removesuffix(f'.{place[-2]}.{KEY}')}: the key {first['input']!r} must be a word"
-    if first["type"] == "missing":
-        return f"{path} is missing in {first['input']!r}"
-    if first["type"] == "model_type":
-        keys = keys_of(model, place)
-        or_name = "a name, or " if "name" in keys else ""
-        return f"{path} {first['input']!r} should be {or_name}a section with keys such as {keys[0]}"
-    comma = re.fullmatch(r"\s*(-?\d+),(\d+)\s*", first["input"]) if isinstance(first["input"], str) else None
-    if comma and first["type"] in ("float_parsing", "int_parsing"):
-        return f"{path} '{first['input']}' has a decimal comma; write {comma[1]}.{comma[2]}"
-    return f"{path} {first['input']!r} {f'should be {kinds}' if kinds else right_value(first, model, place)}"
-
-
-def _suggest_key(model: type[BaseModel], place: Sequence[str]) -> str:
-    """The nearest key of the section; but first a key of that meaning, there or in another section of an experiment.
-
-    Only the keys of a section itself are looked for in other sections: what is in `model.lora` belongs there.
-    """
-    here = keys_of(model, place[:-1])
-    meant = find_meant(place[-1], here)
-    if meant is None and model is Experiment and len(place) <= 2:
-        sections = {path.rpartition(".")[2]: path for path in reversed(experiment_keys())}
-        meant = find_meant(place[-1], sections)
-        if meant in sections:
-            return f"did you mean '{sections[meant]}'?"
-    return suggest(place[-1], here)
-
-
 def experiment_keys() -> list[str]:
     """Every key of an experiment by its path, such as train.lr. Those of the phase before the first round are last."""
     return [
@@ -301,13 +279,3 @@ def experiment_keys() -> list[str]:
         for key in keys_of(Experiment, [section])
         if key not in Experiment.model_fields and key != "name"
     ]
-
-
-def keys_of(model: type[BaseModel], place: Sequence[str]) -> list[str]:
-    """The keys of the section at `place`, such as ["train"]; of the last section on the way if `place` is a value."""
-    for step in place:
-        inner = section_type(model, step)
-        if inner is None:
-            break
-        model = inner
-    return list(model.model_fields)

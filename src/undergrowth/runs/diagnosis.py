@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and why it has not learned anything, or less than it could, where that can be seen."""
+"""Notes about what went wrong in a run, and about a model that has learned little, with the likely cause."""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""From an experiment to the engine that it names, and the settings of that engine."""
+"""From an experiment to the engine and the torch device that it names, and the settings of that engine."""
 
 from __future__ import annotations
+
+import os
+
+import torch
 
 from undergrowth.core import InputError, suggest
 from undergrowth.engines import ENGINES, Engine, EngineSettings
@@ -17,6 +21,7 @@ def build_engine(experiment: Experiment) -> Engine:
 
 
 def engine_settings(experiment: Experiment) -> EngineSettings:
+    """The settings of the section `run` as an engine takes them."""
     section = experiment.run
     # Worker processes may use several torch devices: cuda:0,cuda:1.
     devices = tuple(section.device.split(",")) if section.engine == "processes" else (section.device,)
@@ -30,3 +35,18 @@ def engine_settings(experiment: Experiment) -> EngineSettings:
         tf32=section.precision != "float32",
         modules=tuple(dict.fromkeys(name.partition(":")[0] for name in references(experiment))),
     )
+
+
+def check_torch_device(name: str) -> str:
+    """`name`, if torch can compute on that device of this machine. Raises `InputError` otherwise."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise InputError(f"run.device '{name}' is not a device that runs can be on; write cpu, cuda or cuda:0")
+    # With this setting torch does not initialise CUDA here; processes forked later could not use it any more.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"run.device '{name}': torch finds no GPU on this machine; write cpu")
+    return name

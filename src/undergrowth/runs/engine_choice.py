@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from undergrowth.engines.vector.stack_size import CPU_CLIENTS, MAX_CPU_BYTES
+from undergrowth.engines.vector.stack_size import clients_on_cpu
 
 AUTO = "engine auto"  # begins the note about the choice
 
@@ -69,6 +69,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class Choice:
+    """The chosen engine with its settings, and why."""
+
     settings: dict[str, Any]  # of the section `run`
     reason: str
 
@@ -120,5 +122,4 @@ def client_seconds(facts: Facts, stack: int | None = None) -> float:
 
 def stack_size(facts: Facts, clients: int) -> int:
     """How many of `clients` a stack on a CPU holds."""
-    least, most = CPU_CLIENTS
-    return min(clients, max(least, min(most, MAX_CPU_BYTES // (4 * facts.weights))))
+    return min(clients, clients_on_cpu(4 * facts.weights))

@@ -13,10 +13,10 @@ from undergrowth.core import InputError, ModelWeights, move_to
 from undergrowth.devices.meter import Meter
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_facts import count_facts
-from undergrowth.runs.evaluation import with_model
 from undergrowth.runs.federation import Federation
+from undergrowth.runs.run_models import with_model
 
-MAX_SHARE = 0.2  # of all FLOPs
+MAX_FRACTION = 0.2  # of all FLOPs
 _BATCH = 2
 
 
@@ -30,18 +30,18 @@ def choose_interval(experiment: Experiment, federation: Federation) -> tuple[int
     every = interval(training, evaluation, experiment.train.rounds)
     rounds = "every round" if every == 1 else f"every {every} rounds"
     return every, (
-        f"evaluate_every auto: {rounds}, so that evaluation is at most {MAX_SHARE:.0%} of the computing: "
+        f"evaluate_every auto: {rounds}, so that evaluation is at most {MAX_FRACTION:.0%} of the computing: "
         f"{evaluation:.3g} FLOPs an evaluation, {training:.3g} FLOPs a round of training"
     )
 
 
 def interval(training: float, evaluation: float, rounds: int) -> int:
-    """The fewest rounds of `training` FLOPs after which `evaluation` FLOPs are at most `MAX_SHARE` of all."""
+    """The fewest rounds of `training` FLOPs after which `evaluation` FLOPs are at most `MAX_FRACTION` of all."""
     if not evaluation:
         return 1
     if not training:
         return rounds
-    return max(1, min(rounds, math.ceil(evaluation * (1 - MAX_SHARE) / (MAX_SHARE * training))))
+    return max(1, min(rounds, math.ceil(evaluation * (1 - MAX_FRACTION) / (MAX_FRACTION * training))))
 
 
 def evaluation_flops(federation: Federation) -> float:

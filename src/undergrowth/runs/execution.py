@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from undergrowth.core import InputError, Method
+from undergrowth.core import Method
 from undergrowth.data import Dataset, Population
 from undergrowth.engines import restore_torch_settings, set_torch
 from undergrowth.engines.memory import collect_garbage_less_often
@@ -20,17 +20,18 @@ from undergrowth.runs.callback import Callbacks
 from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.evaluation_interval import choose_interval
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.lock import lock_run
-from undergrowth.runs.model_preparation import with_model_settings
+from undergrowth.runs.model_builder import with_model_settings
 from undergrowth.runs.ongoing_run import Execution, OnRound
-from undergrowth.runs.opening import check_same_data, check_same_files, check_same_method, enter_run, open_federation
-from undergrowth.runs.own_objects import changed_sources
+from undergrowth.runs.opening import enter_run, open_federation
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_evaluation import evaluate_personal
 from undergrowth.runs.personal_phase import FOLDER, check_personal, chosen_by_auto
 from undergrowth.runs.result import Result, result_of
+from undergrowth.runs.run_inputs import check_same_data, check_same_inputs
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
 from undergrowth.runs.status import record_status
 from undergrowth.runs.store import MODEL_FILE, Store
@@ -60,12 +61,12 @@ def start(
     `on_start` is called when the run exists in the store; `on_phase` and `on_round` when a round of the phase before
     the first round, or of the method, is stored. `callbacks`: objects of the user, see `Callback`.
     """
-    sitting = _Sitting(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
+    executor = _Executor(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
     experiment = parse_experiment(raw)
     federation = federate(experiment, method, data, model, functions)
     experiment = with_model_settings(with_first_method(experiment, federation.method), federation.method)
     if experiment.run.evaluate_every == "auto":
-        experiment, federation = sitting.choose_interval(experiment, federation)
+        experiment, federation = executor.choose_interval(experiment, federation)
     try:
         steps = prepare_phase(experiment, federation, model, functions)
         given, experiment = experiment, open_federation(experiment, federation)
@@ -73,16 +74,16 @@ def start(
         check_personal(experiment, federation, model, functions)
         with closing(Store(experiment.run.out, create=True)) as store:
             objects = _given(method, data, model, functions)
-            run = enter_run(store, experiment, federation, objects, sitting.callbacks.names)
+            run = enter_run(store, experiment, federation, objects, executor.callbacks.names)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
                 execution = Execution(store, run, experiment, federation)
                 if steps:
-                    execution = sitting.do_phase(execution, steps)
+                    execution = executor.do_phase(execution, steps)
                     federation = execution.federation
-                result = sitting.carry_out(execution)
+                result = executor.carry_out(execution)
     finally:
         federation.driver.close()
-    sitting.callbacks.end(result)
+    executor.callbacks.end(result)
     return result
 
 
@@ -116,36 +117,20 @@ def resume(
 
     A run that names objects of the user is refused if their source has changed, unless `allow_changed_source` is set.
     """
-    sitting = _Sitting(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
+    executor = _Executor(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
     with closing(Store(out, write=True)) as store:
         name = store.find(run)
         row = store.run(name)
         if row["status"] == "done" and (store.folder / name / MODEL_FILE).exists():
             return result_of(store, name, model)
-        given = _given(method, data, model, functions)
-        for part, used in row["experiment"]["objects"].items():
-            if used and given.get(part) is None:
-                raise InputError(
-                    f"run '{name}' was given a {part} object ({used}); resume it from Python: "
-                    f"ug.resume('{name}', {part}=...)"
-                )
         experiment = stored_experiment(row)
-        changed = " and ".join(changed_sources(row["experiment"].get("sources", ())))
-        if changed and not allow_changed_source:
-            raise InputError(
-                f"run '{name}': the source of {changed} has changed since the run began, so the rest would not be that "
-                f"of an uninterrupted run; restore it, or go on with --allow-changed-source (allow_changed_source=True)"
-            )
-        if method is not None:
-            check_same_method(row, method)
-        check_same_files(row, experiment)
+        notes = check_same_inputs(row, experiment, _given(method, data, model, functions), allow_changed_source)
         has_phase = experiment.start.trains
         federation = federate(
             experiment.starting_from(None) if has_phase else experiment, method, data, model, functions
         )
-        if changed:
-            federation.notes.append(f"resumed with another source of {changed} than the run began with")
-        if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in sitting.callbacks.names]:
+        federation.notes.extend(notes)
+        if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in executor.callbacks.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
         check_same_data(row, federation)
         # Whatever stops the run from here on, its notes so far stay.
@@ -155,28 +140,23 @@ def resume(
             try:
                 # A run of an older version has done its warm rounds without a folder for them.
                 if has_phase and (execution.phase_folder.exists() or not store.checkpoints(name)):
-                    steps = phase_steps(_as_begun(experiment, federation), federation.device_data)
-                    execution = sitting.do_phase(execution, steps)
+                    # As it began: `auto` chooses an engine again for every step of the phase.
+                    begun = experiment.with_run(engine="auto") if chosen_by_auto(federation) else experiment
+                    steps = phase_steps(begun, federation.device_data)
+                    execution = executor.do_phase(execution, steps)
                 else:
                     federation.driver.start()
                 execution.restore()
-                result = sitting.carry_out(execution)
+                result = executor.carry_out(execution)
             finally:
                 execution.federation.driver.close()
-    sitting.callbacks.end(result)
+    executor.callbacks.end(result)
     return result
 
 
-def _as_begun(experiment: Experiment, federation: Federation) -> Experiment:
-    """The stored experiment with the engine that it began with: `auto` chooses again for every step of the phase."""
-    if not chosen_by_auto(federation):
-        return experiment
-    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"engine": "auto"})})
-
-
 @dataclass(frozen=True)
-class _Sitting:
-    """What the user gave to `start` or `resume`, and what is done with it for the run and each step of its phases."""
+class _Executor:
+    """Carries out a run and the steps of its phases, with what the user gave to `start` or `resume`."""
 
     model: Callable[[], nn.Module] | None
     functions: TaskFunctions | None
@@ -188,7 +168,7 @@ class _Sitting:
     def choose_interval(self, experiment: Experiment, federation: Federation) -> tuple[Experiment, Federation]:
         """The experiment with the number that `evaluate_every: auto` stands for, and its federation."""
         every, reason = choose_interval(experiment, federation)
-        experiment = experiment.model_copy(update={"run": experiment.run.model_copy(update={"evaluate_every": every})})
+        experiment = experiment.with_run(evaluate_every=every)
         # The nodes know the interval, too: some methods do more in a round that is evaluated.
         chosen = self._federate_again(experiment.with_population(), federation)
         chosen.notes = [*federation.notes, reason]
@@ -210,9 +190,7 @@ class _Sitting:
                 run = self.do_step(store, row, step.after(weights))
                 weights = store.folder / run / MODEL_FILE
                 own = [note for note in store.run(run)["notes"] if note not in federation.notes]
-                notes = [note for note in own if not note.startswith(AUTO)]
-                named = [f"{step.name}: {note}" for note in notes]
-                federation.notes.extend(note for note in named if note not in federation.notes)
+                federation.note(*(f"{step.name}: {note}" for note in own if not note.startswith(AUTO)))
         started = self._federate_again(execution.experiment.with_population().starting_from(weights), federation)
         started.notes = federation.notes
         started.driver.start()

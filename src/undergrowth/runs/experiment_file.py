@@ -9,7 +9,8 @@ import yaml
 
 from undergrowth.core import InputError
 from undergrowth.devices.plain_yaml import DuplicateKeyError, load_yaml
-from undergrowth.runs.config import Experiment, keys_of
+from undergrowth.runs.config import Experiment
+from undergrowth.runs.sections import keys_of
 
 
 def read(path: str | Path) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from undergrowth.core import State
 from undergrowth.data import Population
 from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.adapt.rules import has_stopped
-from undergrowth.runs.evaluation import DeviceMetrics, models_per_pass, score_devices
 from undergrowth.runs.federation import Federation
+from undergrowth.runs.run_models import DeviceMetrics, models_per_pass
 
 
 class FinalModels:
@@ -21,7 +22,7 @@ class FinalModels:
         self.parts = parts
         self.metrics: dict[str, DeviceMetrics] = {name: {} for name in parts}
         self._waiting: dict[str, State] = {}
-        self._most = models_per_pass(federation.task, federation.world.torch_device)
+        self._most = models_per_pass(federation.task)
         if len(federation.nodes) == 1:  # in a tree, an edge server may ask a device again in the same round
             federation.world.states.is_final = self.take
 
@@ -51,6 +52,4 @@ class FinalModels:
         self._waiting = {}
 
     def _score_on(self, population: Population, own: Mapping[str, State], devices: list[str]) -> DeviceMetrics:
-        federation = self.federation
-        state, torch_device = federation.driver.root.state, federation.world.torch_device
-        return score_devices(federation.method, federation.task, state, own, population, torch_device, devices)
+        return replace(self.federation.models, own=own).score_devices(population, devices)

@@ -10,9 +10,9 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from undergrowth.core import InputError, Method, suggest
 from undergrowth.methods import METHODS
-from undergrowth.runs.config import explain
 from undergrowth.runs.fields import NO_BOOLEANS
 from undergrowth.runs.own_objects import call, construct, importable_options, is_reference, resolve
+from undergrowth.runs.validation_errors import explain
 
 
 def build_method(name: str, options: dict[str, Any]) -> Method:

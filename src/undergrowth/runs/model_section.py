@@ -39,6 +39,8 @@ class LoraSection(Section):
 
 
 class ModelSection(Named):
+    """The model of the run by its name, its options, and what is changed in it."""
+
     name: str = "cnn"
     levels: dict[str, str] | None = None  # split level → first submodule above it; None: the model's own, or a guess
     ladder: tuple[Rung, ...] = ()

@@ -22,9 +22,9 @@ from undergrowth.learning.adaptation import ALONE, HOW
 from undergrowth.methods.adapt import Adapt
 from undergrowth.methods.adapt.rules import STOPPED, adapted_model
 from undergrowth.runs.atomic_files import check_target, replace_file
-from undergrowth.runs.config import Experiment, FleetSection, LinksSection, explain
+from undergrowth.runs.config import Experiment, FleetSection, LinksSection
 from undergrowth.runs.evaluation import evaluate
-from undergrowth.runs.federation import federate
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.new_device_data import read_data
 from undergrowth.runs.personal_phase import ACCURACY, step_experiment
 from undergrowth.runs.personal_section import PersonalSection
@@ -33,6 +33,7 @@ from undergrowth.runs.result import main_metric
 from undergrowth.runs.start_phase import initial_weights
 from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.stored_experiment import stored_experiment
+from undergrowth.runs.validation_errors import explain
 
 DEVICE = "new device"
 DEFAULT_FILE = "adapted.safetensors"
@@ -135,17 +136,10 @@ def _experiment(experiment: Experiment, epochs: int | None, lr: float | None, se
         personal = PersonalSection.model_validate({**experiment.personal.model_dump(), **given})
     except ValidationError as error:
         raise InputError(explain(error, PersonalSection, "personal")) from None
-    run: dict[str, Any] = {"engine": "serial", "device": "cpu", "workers": None, "precision": "float32"}
-    run |= {} if seed is None else {"seed": seed}
-    return experiment.model_copy(
-        update={
-            "personal": personal,
-            "fleet": FleetSection(),
-            "links": LinksSection(),
-            "topology": "star",
-            "run": experiment.run.model_copy(update=run),
-        }
-    )
+    experiment = experiment.with_run(engine="serial", device="cpu", workers=None, precision="float32")
+    experiment = experiment if seed is None else experiment.with_run(seed=seed)
+    update = {"personal": personal, "fleet": FleetSection(), "links": LinksSection(), "topology": "star"}
+    return experiment.model_copy(update=update)
 
 
 @dataclass(frozen=True)

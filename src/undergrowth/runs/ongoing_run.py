@@ -19,19 +19,12 @@ from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.diagnosis import DIVERGED, PERSONAL_DIVERGED, describe_dead_units, describe_guessing, note_rounds
-from undergrowth.runs.evaluation import (
-    DeviceMetrics,
-    digest,
-    evaluated_models,
-    score_all,
-    score_devices,
-    some_devices,
-    with_model,
-)
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.opening import run_facts
 from undergrowth.runs.personal_phase import personal_costs
+from undergrowth.runs.run_inputs import digest
+from undergrowth.runs.run_models import DeviceMetrics, some_devices, with_model
 from undergrowth.runs.start_phase import FOLDER, start_costs
 from undergrowth.runs.status import fail_run
 from undergrowth.runs.stop_section import CALLBACK, ROUNDS
@@ -61,7 +54,7 @@ class Execution:
         self._evaluated = 0  # the round of `scores`
         self._by_device: dict[int, dict[str, float]] = {}  # rounds → scores of devices, if their samples change
         self._failure: InputError | RunError | None = None  # of a callback, raised when the round is stored
-        self.wall_before = 0.0  # seconds of earlier sittings
+        self.wall_before = 0.0  # seconds before the run was resumed
         self.began = time.perf_counter()
 
     @property
@@ -204,11 +197,8 @@ class Execution:
 
     def score_devices(self, population: Population) -> DeviceMetrics:
         """The metrics of each device's model on its test samples in `population`; of many devices, of some."""
-        federation = self.federation
-        root, own = federation.driver.root, federation.world.states.all()
         devices = None if self.experiment.personal.evaluate else some_devices(population)
-        torch_device = federation.world.torch_device
-        return score_devices(federation.method, federation.task, root.state, own, population, torch_device, devices)
+        return self.federation.models.score_devices(population, devices)
 
     def _rows(self, ends: Sequence[RoundEnd]) -> list[dict[str, Any]]:
         """The rows of the history for rounds that ended in the same instant, up to the one that ends the run."""
@@ -263,10 +253,7 @@ class Execution:
     def _evaluate(self, round: int) -> None:
         self._evaluated = round
         federation = self.federation
-        root, own = federation.driver.root, federation.world.states.all()
-        self.scores = score_all(
-            federation.method, federation.task, root.state, own, federation.test, federation.test_groups
-        )
+        self.scores = federation.models.score(federation.test, federation.test_groups)
         if federation.changes:
             self._evaluate_devices(round)
 
@@ -297,7 +284,7 @@ class Execution:
         if empty:
             devices = len(federation.population.devices)
             notes.append(f"devices of which the battery ran out, and which were not asked again: {empty} of {devices}")
-        federation.notes += [note for note in notes if note and note not in federation.notes]
+        federation.note(*filter(None, notes))
 
     def _end(self) -> dict[str, Any]:
         """How many rounds were done and, if the experiment has limits, which one ended the run, with a note about it.
@@ -309,9 +296,7 @@ class Execution:
             return {"rounds": last["round"]}
         reason = CALLBACK if self.stopped else stop.reason_to_end(last, self.metric) or ROUNDS
         stopped = f"stopped after round {last['round']}: {self.stopped}"
-        note = stopped if self.stopped else stop.describe(reason, last, self.metric)
-        if note not in self.federation.notes:
-            self.federation.notes.append(note)
+        self.federation.note(stopped if self.stopped else stop.describe(reason, last, self.metric))
         return {"rounds": last["round"], "stopped": reason}
 
     def _summary(self, weights: Weights) -> dict[str, Any]:
@@ -335,8 +320,7 @@ class Execution:
 
 def final_model(federation: Federation) -> ModelWeights:
     """The global model; where every device has its own, that of the device with most samples, the first by name."""
-    root, own = federation.driver.root, federation.world.states.all()
-    models = evaluated_models(federation.method, federation.task, root.state, own)
+    models = federation.models.named()
     population, devices = federation.population, set(federation.population.devices)
     owners = {name: name.removeprefix("devices/") for name in models}
     sizes = {name: population.size(owner) if owner in devices else 0 for name, owner in owners.items()}

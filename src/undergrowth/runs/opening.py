@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
 from typing import Any
 
-from undergrowth.core import InputError, Method, TaskKind, check_state
+from undergrowth.core import TaskKind, check_state
 from undergrowth.data import Population, is_population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_builder import build_engine
 from undergrowth.runs.engine_choice import AUTO, choose_engine
 from undergrowth.runs.engine_facts import choose_workers, count_facts
-from undergrowth.runs.evaluation import frozen_digest
 from undergrowth.runs.federation import Federation
-from undergrowth.runs.fingerprint import differ, fingerprint
 from undergrowth.runs.new_device_data import describe_data
 from undergrowth.runs.own_objects import source_records
 from undergrowth.runs.preview import check_deadline, describe_guess
-from undergrowth.runs.setting_files import changed_files, hash_files
+from undergrowth.runs.run_inputs import fingerprint, frozen_digest, hash_files
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import object_options, option_defaults
 from undergrowth.runs.tree_price import check_server_deadlines
@@ -38,17 +35,13 @@ def open_federation(experiment: Experiment, federation: Federation) -> Experimen
     if is_auto:
         choice = choose_engine(count_facts(federation))
         federation.notes.append(f"{AUTO}: {choice.reason}")
-        experiment = _with_run(experiment, choice.settings)
+        experiment = experiment.with_run(**choice.settings)
         federation.use(build_engine(experiment))
         federation.driver.start()
     # The number of workers is stored, because a resumed run needs as many for the same bits.
     chosen, reasons = choose_workers(federation)
     federation.notes.extend(reasons)
-    return _with_run(experiment, chosen)
-
-
-def _with_run(experiment: Experiment, chosen: Mapping[str, Any]) -> Experiment:
-    return experiment.model_copy(update={"run": experiment.run.model_copy(update=chosen)})
+    return experiment.with_run(**chosen)
 
 
 def enter_run(
@@ -104,37 +97,3 @@ def run_facts(experiment: Experiment, population: Population) -> dict[str, Any]:
         "clients": len(population.devices),
         "engine": experiment.run.engine,
     }
-
-
-def check_same_method(row: Mapping[str, Any], method: Method) -> None:
-    """Refuses to continue the run in a row of the store with other options of the method than it began with.
-
-    Rules among the fields of a method, such as its client, are not compared: a user may mend one and go on.
-    """
-    before, now = row["experiment"]["settings"]["method"], object_options(method)
-    for key in before.keys() & now.keys():
-        if before[key] != now[key] and not is_dataclass(getattr(method, key)):
-            raise InputError(
-                f"method.{key} {now[key]!r} of the object is not that of run '{row['id']}', {before[key]!r}; "
-                f"resume it with the same object, or start a new run"
-            )
-
-
-def check_same_files(row: Mapping[str, Any], experiment: Experiment) -> None:
-    """Refuses to continue the run in a row of the store if a file of its fleet or topology has changed."""
-    for setting in changed_files(row["experiment"].get("files"), experiment):
-        raise InputError(
-            f"{setting}: its file has changed since run '{row['id']}' began; restore it, or start a new run"
-        )
-
-
-def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
-    """Refuses to continue the run in a row of the store with other data or frozen weights than at its start."""
-    before = row["experiment"].get("fingerprint")
-    if before is not None and differ(before, fingerprint(federation.population)):
-        raise InputError(f"data: it is not the data of run '{row['id']}'; restore that data, or start a new run")
-    frozen = row["experiment"].get("frozen")
-    if frozen is not None and frozen != frozen_digest(federation.task):
-        raise InputError(
-            f"model: its frozen weights are not those of run '{row['id']}'; restore them, or start a new run"
-        )

@@ -8,8 +8,8 @@ import torch
 
 from undergrowth.core import TASKS, Shard
 from undergrowth.data import MissingFilesError, Population, describe, device_names, parse_rule
-from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.data_builder import DEFAULT_CLIENTS, build_population
 from undergrowth.runs.own_objects import is_reference
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from undergrowth.core import CODE_ERRORS, InputError, suggest
+from undergrowth.core.errors import describe_with_type, explain_errors
 from undergrowth.methods import METHODS
 from undergrowth.models import is_hugging_face_model
 from undergrowth.runs.config import Experiment
@@ -67,7 +68,7 @@ def _import(what: str, path: str) -> ModuleType:
         end = f"; {hint}" if hint.startswith("did") else ""
         raise InputError(f"{what}: there is no module '{path}' in '{folder}', and none is installed{end}") from None
     except CODE_ERRORS as error:
-        raise InputError(f"{what}: importing '{path}' failed: {describe_error(error)}") from error
+        raise InputError(f"{what}: importing '{path}' failed: {describe_with_type(error)}") from error
     here = Path(folder, *path.split("."))
     wanted = [each for each in (here / "__init__.py", here.with_suffix(".py")) if each.is_file()]
     loaded = getattr(module, "__file__", None)
@@ -76,11 +77,6 @@ def _import(what: str, path: str) -> ModuleType:
             f"{what}: Python has already imported another module '{path}' ({loaded}); rename '{wanted[0]}'"
         )
     return module
-
-
-def describe_error(error: BaseException) -> str:
-    """An exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def check_arguments(section: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -114,13 +110,9 @@ def call(section: str, name: str, found: Any, options: Mapping[str, Any], words:
     if not callable(found):
         raise InputError(f"{section} '{name}' is of type {type(found).__name__}; it must be or return {words}")
     check_arguments(section, name, found, options)
-    try:
+    written = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    with explain_errors(f"{section}: {name}({written}) failed"):
         return found(**options)
-    except InputError:
-        raise
-    except CODE_ERRORS as error:
-        written = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        raise InputError(f"{section}: {name}({written}) failed: {describe_error(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from undergrowth.core import CODE_ERRORS, InputError, Shard
+from undergrowth.core import InputError, Shard
+from undergrowth.core.errors import explain_errors
 from undergrowth.data import Population
-from undergrowth.runs.own_objects import describe_error
 
 
 def check_population(population: Population) -> None:
@@ -47,14 +47,16 @@ def _is_sequence(found: object) -> bool:
 
 
 def _size(what: str, population: Population, device: str) -> int:
-    size = _call(what, f"size('{device}')", population.size, device)
+    with explain_errors(f"{what}: size('{device}') failed"):
+        size = population.size(device)
     if not isinstance(size, Integral) or size < 0:
         raise InputError(f"{what}: size('{device}') is {size!r}; it must be a whole number of at least 0")
     return int(size)
 
 
 def _shard(what: str, written: str, function: Callable[..., Any], *arguments: Any) -> Shard:
-    found = _call(what, written, function, *arguments)
+    with explain_errors(f"{what}: {written} failed"):
+        found = function(*arguments)
     if not isinstance(found, Shard):
         raise InputError(f"{what}: {written} is a {type(found).__name__}; it must be a Shard")
     if not (isinstance(found.x, Tensor) and isinstance(found.y, Tensor) and found.x.ndim and found.y.ndim):
@@ -62,12 +64,3 @@ def _shard(what: str, written: str, function: Callable[..., Any], *arguments: An
     if len(found.x) != len(found.y):
         raise InputError(f"{what}: {written} has {len(found.x)} inputs and {len(found.y)} labels; they must be equal")
     return found
-
-
-def _call(what: str, written: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except InputError:
-        raise
-    except CODE_ERRORS as error:
-        raise InputError(f"{what}: {written} failed: {describe_error(error)}") from error

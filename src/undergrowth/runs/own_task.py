@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import CODE_ERRORS, TASKS, InputError, Metric, NextToken, Shard, Task, TaskKind, suggest
+from undergrowth.core.errors import describe_with_type
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.own_objects import describe_error, resolve
+from undergrowth.runs.own_objects import resolve
 from undergrowth.runs.store import ROUND_COLUMNS
 from undergrowth.runs.task_section import TaskSection
 
@@ -118,4 +119,4 @@ def _call(path: str, function: Callable[..., Any], outputs: Tensor, labels: Tens
     try:
         return function(outputs, labels)
     except CODE_ERRORS as error:
-        raise InputError(f"{path} failed with {shapes}: {describe_error(error)}") from error
+        raise InputError(f"{path} failed with {shapes}: {describe_with_type(error)}") from error

@@ -12,22 +12,21 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from undergrowth.core import Context, InputError, Shard
+from undergrowth.core import InputError
 from undergrowth.data import Population
 from undergrowth.exchange import Totals
 from undergrowth.learning.adaptation import ALONE
-from undergrowth.learning.gradient_client import split_samples
-from undergrowth.runs.class_shares import ClassShares
 from undergrowth.runs.config import Experiment, MethodSection, PublicSection
 from undergrowth.runs.engine_choice import AUTO
-from undergrowth.runs.evaluation import evaluated_models
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.model_section import ModelSection
 from undergrowth.runs.own_task import TaskFunctions
+from undergrowth.runs.personal_populations import PartOfPopulation, ValidationPopulation, tested_population
 from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.relative_accuracy import LOCAL
 from undergrowth.runs.start_phase import ALWAYS_AVAILABLE, EVERYBODY, Step
@@ -38,40 +37,6 @@ from undergrowth.runs.store import Store
 FOLDER = "personal"
 ACCURACY = "accuracy"
 _TRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay")
-
-
-@dataclass(frozen=True)
-class PartOfPopulation:
-    """The same devices, with samples only on those in `chosen`."""
-
-    population: Population
-    chosen: frozenset[str]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.population, name)
-
-    def size(self, device: str) -> int:
-        return self.population.size(device) if device in self.chosen else 0
-
-    def train(self, device: str) -> Shard:
-        shard = self.population.train(device)
-        return shard if device in self.chosen else shard.take(torch.arange(0))
-
-
-@dataclass(frozen=True)
-class ValidationSamples:
-    """The same devices; their test samples are those that early stopping holds out."""
-
-    population: Population
-    fraction: float
-    seed: int
-    test_weights: ClassVar[None] = None  # all of them count the same, whatever `population` says
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.population, name)
-
-    def test(self, device: str) -> Shard:
-        return split_samples(self.population.train(device), self.fraction, Context(self.seed, device, 0))[1]
 
 
 @dataclass(frozen=True)
@@ -90,7 +55,7 @@ class PersonalPhase:
 
     @cached_property
     def validation(self) -> Population:
-        return ValidationSamples(self.population, self.section.validation, self.seed)
+        return ValidationPopulation(self.population, self.section.validation, self.seed)
 
     def local(self) -> Step:
         """Every device trains a model of its own from the weights that the federation started from."""
@@ -137,9 +102,8 @@ def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> E
         ),
         "stop": StopSection(),
         "personal": PersonalSection(),
-        "run": experiment.run.model_copy(update={"evaluate_every": rounds}),
     }
-    return experiment.with_population().model_copy(update=update)
+    return experiment.with_population().with_run(evaluate_every=rounds).model_copy(update=update)
 
 
 def check_personal(experiment: Experiment, federation: Federation, model: Any, functions: TaskFunctions | None) -> None:
@@ -166,23 +130,12 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
         by_class = "personal.test by-class: no device has a class of the central test set; write own"
         holdout = f"personal: data.holdout {experiment.data.holdout} leaves no device a test sample; give a larger one"
         raise InputError(holdout if section.test == "own" else by_class)
-    models = evaluated_models(federation.method, federation.task, federation.driver.root.state, {})
-    if "global" not in models and section.adapt:
+    if "global" not in federation.models.named() and section.adapt:
         raise InputError(f"personal.adapt: {name} has no model of all devices to adapt; write personal.adapt=[]")
     for how in section.adapt:
         step = federate(step_experiment(experiment, how, None), None, population, model, functions)
         if how == "freeze":
             step.task.model.trainable("head")
-
-
-def tested_population(section: PersonalSection, population: Population) -> Population:
-    """The devices with the test samples that score their models."""
-    if section.test == "own":
-        return population
-    task = getattr(population, "task", "classification")
-    if task != "classification":
-        raise InputError(f"personal.test by-class needs classes, and the task is {task}; write own")
-    return ClassShares(population)
 
 
 def chosen_by_auto(federation: Federation) -> bool:

@@ -19,7 +19,7 @@ class PersonalSection(Section):
 
     evaluate: bool = False
     adapt: tuple[str, ...] = ("fine-tune",)
-    test: Literal["own", "by-class"] = "own"  # samples of the device, or see `ClassShares`
+    test: Literal["own", "by-class"] = "own"  # samples of the device, or see `ClassWeightedPopulation`
     # Training of the local-only and of the adapted models. None: the value in `train`.
     epochs: Count = 5
     batch: Count | None = None

@@ -13,10 +13,12 @@ from undergrowth.data import Dataset, Population
 from undergrowth.devices import Tracer
 from undergrowth.exchange import ROUND_COSTS, TIMED
 from undergrowth.methods import METHODS
-from undergrowth.runs.builders import build_population, named_model
 from undergrowth.runs.config import Experiment, LinksSection, PublicSection
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.data_builder import build_population
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.method_builder import build_method
+from undergrowth.runs.model_builder import named_model
 from undergrowth.runs.outline import Outline, population_or_outline
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.own_task import TaskFunctions

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,10 +22,8 @@ from undergrowth.devices.meter import Meter
 from undergrowth.engines import Job, Outcome, States, World
 from undergrowth.exchange import Entry
 from undergrowth.learning.own_training import BETWEEN_ROUNDS
+from undergrowth.runs.federation import Federation
 from undergrowth.simulation import FleetClock, Simulation
-
-if TYPE_CHECKING:
-    from undergrowth.runs.federation import Federation
 
 MAX_ROUNDS = 100  # of an asynchronous root: the figures are means over the run, or over its first rounds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -12,6 +13,16 @@ def section_type(parent: type[BaseModel], key: str) -> type[BaseModel] | None:
     field = parent.model_fields.get(key)
     kinds = () if field is None else (field.annotation, *get_args(field.annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def keys_of(model: type[BaseModel], place: Sequence[str]) -> list[str]:
+    """The keys of the section at `place`, such as ["train"]; of the last section on the way if `place` is a value."""
+    for step in place:
+        inner = section_type(model, step)
+        if inner is None:
+            break
+        model = inner
+    return list(model.model_fields)
 
 
 class Section(BaseModel):

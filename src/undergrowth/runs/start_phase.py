@@ -23,9 +23,10 @@ from undergrowth.data import Population, fixed_at
 from undergrowth.exchange import Totals
 from undergrowth.learning.optimisers import SCHEDULES
 from undergrowth.models import check_tensors
-from undergrowth.runs.builders import device_normalisation
-from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection, explain
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.config import DataSection, Experiment, MethodSection, PublicSection
+from undergrowth.runs.data_builder import device_normalisation
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.own_objects import is_reference
 from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_section import PersonalSection
@@ -33,6 +34,7 @@ from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import TRAINING_KEYS, FirstMethodSection, StartSection
 from undergrowth.runs.stop_section import StopSection
 from undergrowth.runs.store import MODEL_FILE, Store
+from undergrowth.runs.validation_errors import explain
 
 FOLDER = "start"
 PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"  # a step of another method has its name

@@ -14,8 +14,8 @@ import torch
 from undergrowth.core import Context, InputError, Method, NodePlace, Shard, Task
 from undergrowth.data import Population, device_names
 from undergrowth.learning.distillation import public_data
-from undergrowth.runs.builders import DEFAULT_CLIENTS, build_population, build_public
 from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.data_builder import DEFAULT_CLIENTS, build_population, build_public
 from undergrowth.topology import ROOT, Topology, build_topology, devices_named, parse_widths, read_content
 from undergrowth.topology.build import MAX_DEVICES
 
@@ -57,11 +57,13 @@ def check_settings(topology: Topology, method: Method, public: Shard | None) -> 
                     f"topology: node '{node}' has {name}, which {type(method).__name__} does not use at single nodes; "
                     "leave it out, or choose another method, such as bhfl"
                 )
-    shares = {node: each.proxy for node, each in topology.settings.items() if isinstance(each.proxy, int | float)}
-    if shares and public is None:
-        raise InputError(f"topology: node '{next(iter(shares))}' has proxy data; add public: 0.1, which it is part of")
-    if sum(shares.values()) > 1 + 1e-9:
-        raise InputError(f"topology: the nodes have {sum(shares.values()):g} of the public data; at most 1 in all")
+    fractions = {node: each.proxy for node, each in topology.settings.items() if isinstance(each.proxy, int | float)}
+    if fractions and public is None:
+        raise InputError(
+            f"topology: node '{next(iter(fractions))}' has proxy data; add public: 0.1, which it is part of"
+        )
+    if sum(fractions.values()) > 1 + 1e-9:
+        raise InputError(f"topology: the nodes have {sum(fractions.values()):g} of the public data; at most 1 in all")
 
 
 def named_proxy_data(topology: Topology, experiment: Experiment, population: Population) -> dict[str, Shard]:
@@ -73,8 +75,7 @@ def named_proxy_data(topology: Topology, experiment: Experiment, population: Pop
         seed = Context(experiment.run.seed, node, 0).key("proxy")
         try:
             public = parse_experiment({"public": {**settings.proxy, "labelled": True}}).public
-            run = experiment.run.model_copy(update={"seed": seed})
-            shard = build_public(experiment.model_copy(update={"public": public, "run": run}), population)
+            shard = build_public(experiment.with_run(seed=seed).model_copy(update={"public": public}), population)
         except InputError as error:
             raise InputError(f"topology: proxy of node '{node}': {error}") from None
         assert shard is not None  # the section has a name

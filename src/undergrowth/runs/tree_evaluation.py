@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from undergrowth.core import Method, Model, Shard, Task, Weights, personal_model
-from undergrowth.runs.evaluation import MAX_EVALUATED_DEVICES, evaluate, evaluated_models, with_model
+from undergrowth.core import Method, Model, Shard, Task, Weights
+from undergrowth.runs.evaluation import evaluate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.run_models import own_test_samples, some_devices, with_model
 from undergrowth.runs.topologies import place_of
-
-if TYPE_CHECKING:  # federation.py imports the evaluation
-    from undergrowth.runs.federation import Federation
 
 
 def score_tree(federation: Federation) -> dict[str, Any]:
@@ -24,10 +23,9 @@ def score_tree(federation: Federation) -> dict[str, Any]:
     if len(models) < 2 and not (models and keeps_all):
         return {}
     topology, population, task = federation.topology, federation.present, federation.task
-    step = max(1, -(-len(population.devices) // MAX_EVALUATED_DEVICES))
-    shards = {name: population.test(name) for name in population.devices[::step]}
-    shards = {name: shard.to(federation.world.torch_device) for name, shard in shards.items() if len(shard)}
-    parents = {child: node for node, below in topology.children.items() for child in below}
+    found = own_test_samples(population, some_devices(population))
+    shards = {name: shard.to(federation.world.torch_device) for name, shard in found.items()}
+    parents = federation.servers
     rows = []
     for node, weights in models.items():
         below = [shard for device, shard in shards.items() if node in _way(device, parents)]
@@ -49,11 +47,10 @@ def score_tree(federation: Federation) -> dict[str, Any]:
 
 def _models(federation: Federation) -> dict[str, Weights]:
     """The model of every node that has one; none if the root's is not the run's."""
-    root, own = federation.driver.root, federation.world.states.all()
-    found = evaluated_models(federation.method, federation.task, root.state, own).get("global")
+    found = federation.models.named().get("global")
     if found is None or with_model(federation.task, found).model is not federation.task.model:
         return {}
-    models = {root.name: with_model(federation.task, found).weights}
+    models = {federation.driver.root.name: with_model(federation.task, found).weights}
     for name, node in federation.nodes.items():
         weights = None if node.is_root else federation.method.node_model(federation.task, node.state)
         if weights is not None:
@@ -65,11 +62,10 @@ def _by_distance(
     federation: Federation, models: dict[str, Weights], shards: dict[str, Shard], parents: dict[str, str]
 ) -> list[dict[str, Any]]:
     """The mean metric, over the devices with test samples, of the models at each distance from them."""
-    root, own = federation.driver.root, federation.world.states.all()
-    method, task = federation.method, federation.task
+    task, now = federation.task, federation.models
     found: dict[int, list[float]] = {}
     for device, shard in shards.items():
-        personal = with_model(task, personal_model(method, task, root.state, own.get(device, {}), device))
+        personal = with_model(task, now.personal(device))
         used = [personal.weights, *(models.get(node) for node in _way(device, parents))]
         for distance, weights in enumerate(used):
             if weights is not None:

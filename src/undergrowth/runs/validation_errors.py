@@ -1,7 +1,8 @@
-"""What pydantic found in the settings of a user, at places that the user can write."""
+"""What pydantic found in the settings of a user, in one sentence with a path that the user can write."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -9,10 +10,10 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from undergrowth.core import MAX_NUMBER
-from undergrowth.runs.sections import section_type
+from undergrowth.core import MAX_NUMBER, find_meant, suggest
+from undergrowth.runs.sections import keys_of, section_type
 
-KEY = "[key]"  # the last step of pydantic's path to a key that is wrong
+_KEY = "[key]"  # the last step of pydantic's path to a key that is wrong
 _KINDS = {
     "string_type": "a text", "dict_type": "a section", "list_type": "a list", "tuple_type": "a list",
     "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
@@ -21,7 +22,49 @@ _KINDS = {
 _LIMITS = ("gt", "ge", "lt", "le")
 
 
-def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[list[str], ErrorDetails, str]:
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", elsewhere: Sequence[str] = ()) -> str:
+    """The first problem that pydantic found, in one sentence.
+
+    `prefix`: the path of `model`. `elsewhere`: keys of other sections by their paths, of which an unknown one may be.
+    """
+    place, first, kinds = _first_problem(error, model)
+    path = ".".join([prefix, *place] if prefix else place)
+    if first["type"] == "extra_forbidden":
+        return f"{path} is not a known key; {_suggest_key(model, place, elsewhere)}"
+    if first["type"] == "invalid_key":  # a number, or a word that YAML reads as a number or as true
+        section = ".".join([prefix, *place[:-1]] if prefix else place[:-1])
+        key = f"the key {first['input']!r}"
+        return f"{section + ': ' if section else ''}{key} must be a word, such as {keys_of(model, place[:-1])[0]}"
+    if place[-1:] == [_KEY]:
+        return f"{path.removesuffix(f'.{place[-2]}.{_KEY}')}: the key {first['input']!r} must be a word"
+    if first["type"] == "missing":
+        return f"{path} is missing in {first['input']!r}"
+    if first["type"] == "model_type":
+        keys = keys_of(model, place)
+        or_name = "a name, or " if "name" in keys else ""
+        return f"{path} {first['input']!r} should be {or_name}a section with keys such as {keys[0]}"
+    comma = re.fullmatch(r"\s*(-?\d+),(\d+)\s*", first["input"]) if isinstance(first["input"], str) else None
+    if comma and first["type"] in ("float_parsing", "int_parsing"):
+        return f"{path} '{first['input']}' has a decimal comma; write {comma[1]}.{comma[2]}"
+    return f"{path} {first['input']!r} {f'should be {kinds}' if kinds else _right_value(first, model, place)}"
+
+
+def _suggest_key(model: type[BaseModel], place: Sequence[str], elsewhere: Sequence[str]) -> str:
+    """The nearest key of the section; but first a key of that meaning, there or `elsewhere`.
+
+    Only the keys of a section itself are looked for in other sections: what is in `model.lora` belongs there.
+    """
+    here = keys_of(model, place[:-1])
+    meant = find_meant(place[-1], here)
+    if meant is None and len(place) <= 2:
+        sections = {path.rpartition(".")[2]: path for path in reversed(elsewhere)}
+        meant = find_meant(place[-1], sections)
+        if meant in sections:
+            return f"did you mean '{sections[meant]}'?"
+    return suggest(place[-1], here)
+
+
+def _first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[list[str], ErrorDetails, str]:
     """The place of the first problem, the problem, and the kinds of value that would be right if there are several.
 
     A value that may be of several kinds has a problem for each of them. Of these, the one deepest in the value is that
@@ -54,7 +97,7 @@ def _place(model: type[BaseModel], steps: Sequence[int | str]) -> list[str]:
 
 def _is_of_user(step: int | str, after: int | str) -> bool:
     """Whether a step in a value of several kinds is a place in a list, or a key that is wrong."""
-    return isinstance(step, int) or KEY in (step, after)
+    return isinstance(step, int) or _KEY in (step, after)
 
 
 def _has_kinds(annotation: Any) -> bool:
@@ -62,7 +105,7 @@ def _has_kinds(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, UnionType) and len(kinds) > 1
 
 
-def right_value(problem: ErrorDetails, model: type[BaseModel], place: Sequence[str]) -> str:
+def _right_value(problem: ErrorDetails, model: type[BaseModel], place: Sequence[str]) -> str:
     """The end of a sentence about the value at `place`: what it should be."""
     words = problem["msg"]
     if problem["type"] in ("tuple_type", "list_type"):

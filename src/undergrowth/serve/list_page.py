@@ -104,10 +104,10 @@ def _sweep_row(sweep: str, rows: Sequence[Row]) -> str:
     box = f'<input type="checkbox" aria-label="tick all runs of sweep {name}">'
     button = f'<button type="button" class="fold" aria-expanded="true">sweep {name}</button>'
     runs = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
-    told = f'<span class="quiet">{runs}: {escape(words)}</span>'
+    about = f'<span class="quiet">{runs}: {escape(words)}</span>'
     return (
         f'<tr class="sweep" data-sweep="{name}"><td class="tick">{box}</td>'
-        f'<td colspan="{_COLUMNS}">{button} {told}</td></tr>'
+        f'<td colspan="{_COLUMNS}">{button} {about}</td></tr>'
     )
 
 

@@ -20,9 +20,7 @@ class Pending:
     events: list[tuple[float, int, str, str, Any]] = field(default_factory=list)  # time, order, kind, node, content
     order: int = 0  # of events and asks: breaks ties between equal times
     asks: dict[str, OpenAsk] = field(default_factory=dict)  # child → its open ask
-    waiting: dict[str, float] = field(
-        default_factory=dict
-    )  # device whose job is not done → the time at which it is due
+    waiting: dict[str, float] = field(default_factory=dict)  # device with a job to do → when that is due
     combined: dict[str, list[Outcome]] = field(default_factory=dict)  # node → combined uploads that have not arrived
 
     def open(self, parent: str, id: AskId, bytes_down: int, now: float, timing: Timing) -> OpenAsk:

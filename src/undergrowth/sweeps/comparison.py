@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from undergrowth.core import Metric
+from undergrowth.report.groups import Spread, spread
 from undergrowth.report.run_record import RunRecord, finite
 from undergrowth.runs.stop_section import BUDGETS
 
 ACCURACY = Metric("accuracy")
-
-
-class Spread(NamedTuple):
-    """The mean of some values and their sample standard deviation, which one value does not have."""
-
-    mean: float
-    deviation: float | None
-
-    def format(self, formatted: Callable[[float], str]) -> str:
-        """Mean ± deviation, both written by `formatted`."""
-        deviation = "" if self.deviation is None else f" ± {formatted(self.deviation)}"
-        return f"{formatted(self.mean)}{deviation}"
 
 
 @dataclass(frozen=True)
@@ -58,8 +46,8 @@ class ComparisonRow:
         spreads |= {f"rounds_to_{metric}": self.rounds_to_target}
         spreads |= {f"{name}_to_{metric}": self.costs_to_target.get(name) for name in BUDGETS}
         figures: dict[str, Any] = {}
-        for name, spread in spreads.items():
-            figures[name], figures[f"{name}_deviation"] = spread or (None, None)
+        for name, found in spreads.items():
+            figures[name], figures[f"{name}_deviation"] = found or (None, None)
         counts = {"agreeing": self.agreeing, "compared": self.compared, "reached": self.reached}
         return {"variant": self.variant, "seeds": self.seeds, **counts, **figures}
 
@@ -84,13 +72,6 @@ def compare(variants: Sequence[VariantRuns], target: float | None, metric: Metri
             )
         )  # fmt: skip
     return rows
-
-
-def spread(values: Iterable[float]) -> Spread | None:
-    known = list(values)
-    if not known:
-        return None
-    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
 
 def _values(variant: VariantRuns, metric: Metric) -> dict[int, float]:

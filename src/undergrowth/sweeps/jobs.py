@@ -63,15 +63,15 @@ class Job:
         exact = json.dumps(_values_at(self.experiment, self.exact)) if self.exact else ""
         return experiment_key(self.experiment) + exact + "".join(job.key for job in self.starts)
 
-    def is_run_by(self, described: Experiment) -> bool:
+    def is_run_by(self, experiment: Experiment) -> bool:
         """Whether an experiment with the same key has the values of this job in `exact`. `auto` is any engine."""
-        wanted, found = (_values_at(each, self.exact) for each in (self.experiment, described))
+        wanted, found = (_values_at(each, self.exact) for each in (self.experiment, experiment))
         return all(wanted[path] in ("auto", found[path]) for path in self.exact)
 
 
-def experiment_key(described: Experiment) -> str:
+def experiment_key(experiment: Experiment) -> str:
     """Everything in an experiment that changes its result: no folders, torch device or engine."""
-    raw = fill(described.model_dump(mode="json"), option_defaults(described))
+    raw = fill(experiment.model_dump(mode="json"), option_defaults(experiment))
     for section in ("data", "public"):
         if isinstance(raw.get(section), dict):
             raw[section].pop("path", None)
@@ -85,15 +85,17 @@ def experiment_key(described: Experiment) -> str:
     return json.dumps(raw, sort_keys=True)
 
 
-def _values_at(described: Experiment, paths: tuple[str, ...]) -> dict[str, Any]:
-    flat = flatten(described.model_dump(mode="json"))
+def _values_at(experiment: Experiment, paths: tuple[str, ...]) -> dict[str, Any]:
+    flat = flatten(experiment.model_dump(mode="json"))
     return {path: flat.get(path) for path in paths}
 
 
 class StoredRun(NamedTuple):
+    """What decides whether a run in the store is the run of a job."""
+
     id: str
     done: bool
-    described: Experiment
+    experiment: Experiment
     kept: Mapping[str, Any]  # what the store has about the experiment, such as the fingerprint of its data
 
 
@@ -110,13 +112,13 @@ class RunIndex:
         for run in store.ids():
             try:
                 row = store.run(run)
-                described = stored_experiment(row)
+                experiment = stored_experiment(row)
             except InputError:  # written by a version with other settings, or damaged
                 continue
             if any(row["experiment"]["objects"].values()):
                 continue
-            runs = self._runs.setdefault(experiment_key(described), [])
-            runs.append(StoredRun(row["id"], row["status"] == "done", described, row["experiment"]))
+            runs = self._runs.setdefault(experiment_key(experiment), [])
+            runs.append(StoredRun(row["id"], row["status"] == "done", experiment, row["experiment"]))
 
     def finished_run(self, job: Job) -> str | None:
         """The id of a finished run of `job`."""
@@ -126,7 +128,7 @@ class RunIndex:
     def unfinished_run(self, job: Job) -> str | None:
         """The id of the newest unfinished run of `job` with the same torch device and files, to be resumed."""
         wanted = _location(job.experiment)
-        runs = (run for run in reversed(self._runs_of(job)) if not run.done and _location(run.described) == wanted)
+        runs = (run for run in reversed(self._runs_of(job)) if not run.done and _location(run.experiment) == wanted)
         return next((run.id for run in runs if self.has_same_inputs(run)), None)
 
     def _runs_of(self, job: Job) -> list[StoredRun]:
@@ -137,13 +139,13 @@ class RunIndex:
             if sum(file is not None for file in weights) < len(job.starts):
                 return []
             job = job.with_weights(*weights)
-        return [run for run in self._runs.get(experiment_key(job.experiment), ()) if job.is_run_by(run.described)]
+        return [run for run in self._runs.get(experiment_key(job.experiment), ()) if job.is_run_by(run.experiment)]
 
     def weights_file(self, run: str) -> Path:
         return self.folder / run / MODEL_FILE
 
 
-def _location(described: Experiment) -> tuple[Any, ...]:
-    raw = described.model_dump()
+def _location(experiment: Experiment) -> tuple[Any, ...]:
+    raw = experiment.model_dump()
     paths = ((raw.get(section) or {}).get("path") for section in ("data", "public"))
     return (raw["run"]["device"], raw["start"]["weights"], *paths)

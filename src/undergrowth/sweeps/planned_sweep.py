@@ -15,7 +15,8 @@ from undergrowth.data import Population
 from undergrowth.report.run_record import flatten
 from undergrowth.runs import experiment_file
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_phase import prepare_phase
 from undergrowth.sweeps.grid import Variant, expand

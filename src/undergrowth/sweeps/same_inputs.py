@@ -9,10 +9,9 @@ from typing import Any
 from undergrowth.core import InputError
 from undergrowth.data import describe
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.federation import federate
-from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.own_objects import changed_sources
-from undergrowth.runs.setting_files import changed_files
+from undergrowth.runs.run_inputs import changed_files, differ, fingerprint
 from undergrowth.sweeps.jobs import StoredRun
 
 
@@ -28,26 +27,26 @@ class SameInputs:
                 return False
         except InputError:  # a module is missing
             return False
-        if changed_files(run.kept.get("files"), run.described):
+        if changed_files(run.kept.get("files"), run.experiment):
             return False
-        if _is_embedded(run.described):
+        if _is_embedded(run.experiment):
             return True
-        before, now = run.kept.get("fingerprint"), self._fingerprint(run.described)
+        before, now = run.kept.get("fingerprint"), self._fingerprint(run.experiment)
         return before is not None and now is not None and not differ(before, now)
 
-    def _fingerprint(self, described: Experiment) -> dict[str, Any] | None:
+    def _fingerprint(self, experiment: Experiment) -> dict[str, Any] | None:
         """The fingerprint of the data that an experiment names; None if the data cannot be built any more."""
-        sections = described.model_dump(mode="json", include={"data", "public"})
-        key = json.dumps([sections, described.run.seed, described.method.name == "central"])
+        sections = experiment.model_dump(mode="json", include={"data", "public"})
+        key = json.dumps([sections, experiment.run.seed, experiment.method.name == "central"])
         if key not in self._fingerprints:
             self._fingerprints[key] = None
             with suppress(InputError):
-                self._fingerprints[key] = fingerprint(federate(described).population)
+                self._fingerprints[key] = fingerprint(federate(experiment).population)
         return self._fingerprints[key]
 
 
-def _is_embedded(described: Experiment) -> bool:
+def _is_embedded(experiment: Experiment) -> bool:
     """Whether the data comes with the package, so that it cannot have changed."""
     with suppress(InputError):
-        return describe(described.data.name).embedded
+        return describe(experiment.data.name).embedded
     return False

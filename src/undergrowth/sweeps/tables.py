@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
 
+from undergrowth.report.groups import Spread, format_spread
 from undergrowth.report.tables import NO_VALUE, WideOrNarrow, duration, energy, score, size, stackable_table, table
-from undergrowth.sweeps.comparison import ComparisonRow, Spread
+from undergrowth.sweeps.comparison import ComparisonRow
 
 _COSTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "simulated_seconds": ("time", duration),
@@ -25,10 +26,10 @@ def score_table(rows: Sequence[ComparisonRow], metric: str = "accuracy") -> Wide
     for row in rows:
         sign = "+" if row.difference and row.difference.mean >= 0 else ""
         agree = f"{row.agreeing} of {row.compared}" if row.compared else NO_VALUE
-        difference = sign + _text(row.difference, score)
+        difference = sign + format_spread(row.difference, score)
         means = {name: spread._replace(deviation=None) for name, spread in row.costs.items()}
         rounds = row.rounds and row.rounds._replace(deviation=None)
-        cells.append([row.variant, row.seeds, _text(row.value, score), difference, agree, _rounds(rounds)])
+        cells.append([row.variant, row.seeds, format_spread(row.value, score), difference, agree, _rounds(rounds)])
         cells[-1] += _cost_cells(means)
     return stackable_table(columns, cells, _STACKED, right=range(1, len(columns)))
 
@@ -44,12 +45,8 @@ def target_table(rows: Sequence[ComparisonRow]) -> Table:
 
 
 def _cost_cells(costs: Mapping[str, Spread]) -> list[str]:
-    return [_text(costs.get(name), formatted) for name, (_, formatted) in _COSTS.items()]
+    return [format_spread(costs.get(name), formatted) for name, (_, formatted) in _COSTS.items()]
 
 
 def _rounds(spread: Spread | None) -> str:
-    return _text(spread, "{:.3g}".format)
-
-
-def _text(spread: Spread | None, formatted: Callable[[float], str]) -> str:
-    return NO_VALUE if spread is None else spread.format(formatted)
+    return format_spread(spread, "{:.3g}".format)

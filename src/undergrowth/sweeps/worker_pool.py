@@ -222,29 +222,29 @@ class WorkerPool:
         if time.time() >= self.until or not all(start.key in results.runs for start in job.starts):
             return STOPPED
         starts = (job.start, job.device_start)
-        described = job.with_weights(
+        resolved = job.with_weights(
             *(self.index.weights_file(results.runs[start.key]) if start else None for start in starts)
         )
-        unfinished = self.index.unfinished_run(described)
+        unfinished = self.index.unfinished_run(resolved)
         if unfinished:
             wait_until_free(self.index.folder / unfinished, SECONDS_FOR_ORPHANS)
         else:  # a resumed run reports its first fraction after a round
             self.on_progress(job, 0.0)
-        request: dict[str, Any] = {"raw": described.raw, "run": unfinished, "out": str(self.index.folder)}
+        request: dict[str, Any] = {"raw": resolved.raw, "run": unfinished, "out": str(self.index.folder)}
         if job.sweep:
             request["sweep"] = job.sweep
         if self.until < math.inf:
             request["until"] = self.until
         worker = self._idle.get()
         try:
-            if described.experiment.run.engine in _ENGINES_THAT_USE_ALL_CORES:
+            if resolved.experiment.run.engine in _ENGINES_THAT_USE_ALL_CORES:
                 request["cores"] = worker.cores
-            return self._run_until_connected(worker, described, request, job)
+            return self._run_until_connected(worker, resolved, request, job)
         finally:
             self._idle.put(worker)
 
     def _run_until_connected(
-        self, worker: WorkerProcess | ThisProcess, described: Job, request: dict[str, Any], job: Job
+        self, worker: WorkerProcess | ThisProcess, resolved: Job, request: dict[str, Any], job: Job
     ) -> Reply:
         """Run a job, and again in a new process if it could not use NVIDIA's MPS, as long as that is starting."""
         for pause in (*MPS_PAUSES, None):
@@ -261,7 +261,7 @@ class WorkerPool:
             worker.close()
             self._stopped.wait(pause)
             with closing(Store(self.index.folder, create=True)) as store:
-                request["run"] = RunIndex(store, self.index.has_same_inputs).unfinished_run(described)
+                request["run"] = RunIndex(store, self.index.has_same_inputs).unfinished_run(resolved)
         return reply
 
 

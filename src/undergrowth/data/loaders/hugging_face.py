@@ -77,8 +77,8 @@ def load(
         inputs, labels = [inputs[0][kept], inputs[0][held]], [labels[0][kept], labels[0][held]]
         fields = {key: values[kept] for key, values in fields.items()}
     name = "dataset" if is_hugging_face(path) else Path(path).resolve().name
-    told = f"the input is {', '.join(columns)} and the label {', '.join(label_columns) or 'the next token'}"
-    notes = (told,) if input is None or (label is None and label_columns) else ()
+    chosen = f"the input is {', '.join(columns)} and the label {', '.join(label_columns) or 'the next token'}"
+    notes = (chosen,) if input is None or (label is None and label_columns) else ()
     (x, test_x), (y, test_y) = inputs, labels
     return Dataset(name, x, y, test_x, test_y, classes, names, fields, notes=notes, task=task)
 

@@ -39,6 +39,8 @@ MAX_DEATHS = 3  # of workers in a row on the same job
 
 
 class ProcessesEngine:
+    """Runs jobs in worker processes, whose number and placement are settings."""
+
     def __init__(self, settings: EngineSettings | None = None) -> None:
         self.settings = settings or EngineSettings()
         names, workers = self.settings.torch_devices, self.settings.workers

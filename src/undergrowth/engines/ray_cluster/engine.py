@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # Ray is imported when it is used
 
 
 class RayEngine:
+    """Runs jobs on the workers of a Ray cluster."""
+
     def __init__(self, settings: EngineSettings | None = None) -> None:
         if find_spec("ray") is None:
             raise InputError("run.engine 'ray' needs the extra: pip install 'undergrowth[ray]'")

@@ -40,6 +40,8 @@ class WorkerReport:
 
 
 class Worker:
+    """What runs in a process of the cluster. `world` and `shards` are sent once, the jobs of a round in one call."""
+
     def __init__(
         self, world: SerializedObject, shards: SerializedObject, torch_device: str, settings: EngineSettings
     ) -> None:

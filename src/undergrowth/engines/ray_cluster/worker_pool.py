@@ -55,6 +55,8 @@ class Call:
 
 
 class RayWorkerPool:
+    """Keeps as many workers as the settings or the cluster allow, and hands calls to them."""
+
     def __init__(self, settings: EngineSettings, world: World) -> None:
         self.settings = settings
         self.owns_connection = not ray.is_initialized()  # otherwise the user connected, and disconnects

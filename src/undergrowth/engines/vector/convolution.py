@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from undergrowth.engines.vector.gpu_layers import gpu_layers
 
 
 def convolve(
@@ -36,20 +34,6 @@ def _grouped(
     flat_bias = None if bias is None else bias.reshape(-1)
     out = F.conv2d(as_channels, weight.flatten(0, 1), flat_bias, stride, padding, dilation, groups * clients)
     return out.reshape(len(out), clients, -1, *out.shape[2:]).transpose(0, 1).flatten(0, 1)
-
-
-def gpu_layers(x: Tensor) -> ModuleType | None:
-    """The package of layers with Triton kernels if they apply to `x`: on a GPU, and not in double precision."""
-    return kernels() if x.is_cuda and x.dtype != torch.float64 else None
-
-
-@cache
-def kernels() -> ModuleType | None:
-    """None if Triton is not installed."""
-    try:
-        return import_module("undergrowth.engines.vector.gpu")
-    except ImportError:
-        return None
 
 
 def pool(x: Tensor, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Tensor:

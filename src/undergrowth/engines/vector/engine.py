@@ -16,6 +16,8 @@ from undergrowth.engines.world import EngineSettings, Job, Outcome, World
 
 
 class VectorEngine:
+    """Runs jobs in stacks, as many clients at once as fit into memory."""
+
     def __init__(self, settings: EngineSettings | None = None) -> None:
         self.settings = settings or EngineSettings()
         self._memory = RecordingMemory()

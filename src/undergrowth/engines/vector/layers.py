@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from undergrowth.core.dropout import drop
-from undergrowth.engines.vector.convolution import convolve, gpu_layers, pool
+from undergrowth.engines.vector.convolution import convolve, pool
+from undergrowth.engines.vector.gpu_layers import gpu_layers
 from undergrowth.engines.vector.normalisation import Normalised, normalise
 from undergrowth.engines.vector.recurrence import run_layers
 from undergrowth.learning.descent import descend

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from undergrowth.engines.vector.convolution import gpu_layers
+from undergrowth.engines.vector.gpu_layers import gpu_layers
 
 
 class Normalised(NamedTuple):

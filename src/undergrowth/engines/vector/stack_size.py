@@ -14,6 +14,12 @@ MAX_GPU_CLIENTS = 256  # more at once are not faster
 MEMORY_FRACTION = 0.4  # of the free memory of a GPU: a recording needs as much again
 
 
+def clients_on_cpu(model_bytes: int) -> int:
+    """The number of clients in a stack on a CPU, by the bytes of the weights of one."""
+    least, most = CPU_CLIENTS
+    return max(least, min(most, MAX_CPU_BYTES // model_bytes))
+
+
 class StackSize:
     """The number of clients in a stack, by kind of job. On a GPU it depends on the measured memory of one client.
 
@@ -43,8 +49,7 @@ class StackSize:
         if kind in self._limits or self._given is not None:
             return self._limits.get(kind) or self._given or 1
         if not self.cuda:
-            least, most = CPU_CLIENTS
-            return max(least, min(most, MAX_CPU_BYTES // self._model_bytes))
+            return clients_on_cpu(self._model_bytes)
         if (kind, width) not in self._fitting:
             free, _ = torch.cuda.mem_get_info(self._torch_device)
             # Not torch.cuda.memory_reserved, which sorts all statistics and takes ten times as long.

@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from undergrowth.core import Packet, Shard, State, Task, WeightedMean, Weights, add_upload
-from undergrowth.core.names import SAMPLES
+from undergrowth.core import Shard, State, Task, Weights
 from undergrowth.core.notation import Form, Number, parse
+from undergrowth.learning.servers import mean_of_models
 from undergrowth.methods.fedopt import FedAdagrad, FedAdam, FedOpt, FedYogi
 
 ADAPTIVE: Mapping[str, FedOpt] = {"fedadam": FedAdam(), "fedyogi": FedYogi(), "fedadagrad": FedAdagrad()}
@@ -173,11 +173,9 @@ def mean_of(inputs: Sequence[ReceivedModel]) -> Weights:
     """The mean of several models, weighed by their samples."""
     if len(inputs) == 1:
         return inputs[0].weights
-    partial: Packet | None = None
-    for each in inputs:
-        partial = add_upload(WeightedMean(), partial, "", Packet(each.weights, {SAMPLES: each.samples}))
-    assert partial is not None
-    return partial.tensors
+    mean = mean_of_models((each.weights, each.samples) for each in inputs)
+    assert mean is not None
+    return mean.tensors
 
 
 def _like(value: Tensor, other: Tensor) -> Tensor:

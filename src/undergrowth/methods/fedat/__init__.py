@@ -44,7 +44,6 @@ from torch import Tensor
 
 from undergrowth.core import Context, InputError, Method, ModelWeights, Packet, Shard, State, Task, Weights, option
 from undergrowth.core.names import AUGMENT, SAMPLES, X, Y
-from undergrowth.core.reducers import WeightedMean, add_upload
 from undergrowth.learning import GradientClient, RandomSelector, TaskLoss, Trained
 from undergrowth.learning.distillation import (
     check_same_shapes,
@@ -55,8 +54,8 @@ from undergrowth.learning.distillation import (
 )
 from undergrowth.learning.features import LowerModel, UpperModel, features_of
 from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
-from undergrowth.learning.selectors import count_of
-from undergrowth.learning.servers import has_no_samples
+from undergrowth.learning.selectors import count_selected
+from undergrowth.learning.servers import has_no_samples, mean_of_models
 from undergrowth.methods.fedat.attention import FORMS, AttentionTransfer, attention_of
 
 ALIGNMENTS = ("attention", "plain", "none")
@@ -82,7 +81,7 @@ class FedATClient(GradientClient):
         return Packet(tensors, trained.scalars), trained.own
 
     def samples_after_steps(self, size: int) -> int:
-        return count_of(self.options.metadata_share, size) if self.options.metadata_share else 0
+        return count_selected(self.options.metadata_share, size) if self.options.metadata_share else 0
 
 
 @dataclass(frozen=True)
@@ -112,11 +111,9 @@ class FedATServer(OwnModelsServer):
         after = _mean(model, uploads, self._teach_copies(task, model, uploads, context))
         maps = self._attention(task, after)
         taught: dict[str, Weights] = {}
-        for senders in by_model(uploads):
-            own = sender_task(task, next(iter(senders.values())))
-            models = [uploaded_weights(up) for up in senders.values()]
-            trained = self._transfer(own, models, [maps] * len(models), context._replace(turn=3))
-            taught.update(zip(senders, trained, strict=True))
+        for own, models in by_model(task, uploads):
+            trained = self._transfer(own, list(models.values()), [maps] * len(models), context._replace(turn=3))
+            taught.update(zip(models, trained, strict=True))
         return after, taught
 
     def _teach_copies(
@@ -190,9 +187,8 @@ def _augmented(task: Task, context: Context) -> Shard:
 
 def _mean(model: Weights, uploads: Mapping[str, Packet], copies: Sequence[Weights]) -> Weights:
     """Σ p_k·copy_k; `model` if no device trained on a sample."""
-    total = None
-    for (path, up), copy in zip(uploads.items(), copies, strict=True):
-        total = add_upload(WeightedMean(), total, path, Packet(copy, {SAMPLES: up.scalars[SAMPLES]}))
+    samples = [up.scalars[SAMPLES] for up in uploads.values()]
+    total = mean_of_models(zip(copies, samples, strict=True))
     return model if total is None or has_no_samples(total) else total.tensors
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import InputError
-from undergrowth.learning import FewShotSelector, GradientClient, Sgd, predictions
+from undergrowth.learning import FewShotSelector, GradientClient, Sgd, logits_of
 from undergrowth.report.analyses.analysis import Analysis, Numbers, RunNumbers, add_run_heading, heat_map, round_numbers
 from undergrowth.report.analyses.reopened_run import ReopenedRun
 from undergrowth.report.figures import Figure
@@ -36,10 +36,10 @@ def compute(record: RunRecord, reopen: Callable[[], ReopenedRun]) -> Numbers:
     devices, test, classes = run.devices, run.test_samples(), run.task.classes
     if not devices:
         raise InputError(f"the bias analysis needs a device that can train, and run '{record.run}' has none")
-    logits = {"before": [predictions(run.task, run.weights, test)]}
+    logits = {"before": [logits_of(run.task, run.weights, test.x)]}
     for update, client in _UPDATES.items():
         tracked = run.progress.track(devices, description=f"bias: {_WORDS[update]}")
-        logits[update] = [predictions(run.task, run.train_locally(client, name), test) for name in tracked]
+        logits[update] = [logits_of(run.task, run.train_locally(client, name), test.x) for name in tracked]
     true_fractions = _class_fractions(test.y, classes)
     numbers: Numbers = {
         "devices": devices, "classes": run.class_names(), "shots": SHOTS, "test_samples": len(test),

@@ -13,7 +13,7 @@ from undergrowth.report.analyses.analysis import Analysis, Numbers, RunNumbers
 from undergrowth.report.analyses.reopened_run import ReopenedRun
 from undergrowth.report.figures import axis, build_figure, colour, legend_group
 from undergrowth.report.html import Page
-from undergrowth.report.run_record import RunRecord, best_accuracy, learning_efficiency
+from undergrowth.report.run_record import RunRecord, learning_efficiency
 from undergrowth.report.tables import duration, score
 from undergrowth.report.tables import efficiency as format_efficiency
 
@@ -26,7 +26,7 @@ def compute(record: RunRecord, reopen: Callable[[], ReopenedRun]) -> Numbers:
         raise InputError(f"it is an accuracy over time, and the metric of run '{record.run}' is {record.metric.name}")
     if value is None:
         raise InputError(f"run '{record.run}' has no finished round with an accuracy and a cost yet")
-    best, seconds = best_accuracy(record.rounds), totals["compute_seconds"]
+    best, seconds = record.best(record.metric), totals["compute_seconds"]
     start = 0.0 if record.start is None else record.start.compute_seconds
     return {
         "learning_efficiency": value,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from undergrowth.core import InputError
-from undergrowth.learning import predictions
+from undergrowth.learning import logits_of
 from undergrowth.learning.selectors import entropies
 from undergrowth.report.analyses.analysis import Analysis, Numbers, RunNumbers, add_run_heading, round_numbers
 from undergrowth.report.analyses.reopened_run import ReopenedRun
@@ -36,7 +36,7 @@ def compute(record: RunRecord, reopen: Callable[[], ReopenedRun]) -> Numbers:
     highest = math.log(max(2, run.task.classes))
     distributions = {}
     for device in run.progress.track(devices, description="entropy: predictions"):
-        logits = predictions(run.task, run.weights, run.shard(device))[:, : run.task.classes]
+        logits = logits_of(run.task, run.weights, run.shard(device).x)[:, : run.task.classes]
         distributions[device] = [_distribution(logits, temperature, highest) for temperature in TEMPERATURES]
     return {"highest": highest, "devices": distributions}
 

@@ -20,9 +20,10 @@ from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.methods.fedavgm import MomentumServer
 from undergrowth.methods.fedopt import AdaptiveServer
 from undergrowth.report.run_record import RunRecord
-from undergrowth.runs.builders import check_torch_device
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.federation import Federation, federate
+from undergrowth.runs.engine_builder import check_torch_device
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.result import load
 from undergrowth.runs.store import MODEL_FILE
 from undergrowth.runs.stored_experiment import stored_experiment
@@ -148,9 +149,9 @@ def reopen_run(
     # An object is used only for runs that were given one; other runs of the same call name theirs.
     objects: dict[str, Any] = {part: getattr(given, part) for part in used}
     result = load(record.run, str(folder), objects.get("model"))
-    described = stored_experiment(record.row)
-    set_torch(described.run.precision != "float32", described.run.threads)
-    federation = federate(_on_this_machine(described), objects.get("method"), objects.get("data"), result.build)
+    experiment = stored_experiment(record.row)
+    set_torch(experiment.run.precision != "float32", experiment.run.threads)
+    federation = federate(_on_this_machine(experiment), objects.get("method"), objects.get("data"), result.build)
     path = result.folder / MODEL_FILE
     try:
         weights = safetensors.torch.load_file(path, device=federation.world.torch_device)
@@ -163,16 +164,15 @@ def reopen_run(
     problem = find_non_finite(Packet(weights))
     if problem:
         raise InputError(f"the final model of run '{record.run}' has diverged: {problem}")
-    return ReopenedRun(federation, weights, described.run.seed, result.summary["rounds"], max_devices, progress)
+    return ReopenedRun(federation, weights, experiment.run.seed, result.summary["rounds"], max_devices, progress)
 
 
-def _on_this_machine(described: Experiment) -> Experiment:
+def _on_this_machine(experiment: Experiment) -> Experiment:
     """The experiment with the serial engine on the first torch device of the run, or on the CPU without that device."""
     try:
-        name = check_torch_device(described.run.device.split(",")[0])
+        name = check_torch_device(experiment.run.device.split(",")[0])
     except InputError:
         name = "cpu"
-    run = described.run.model_copy(update={"engine": "serial", "device": name})
     # The final weights replace those that the run started from. Nothing is decided by a metric any more.
-    task = described.task.model_copy(update={"main": None, "better": None})
-    return described.starting_from(None).model_copy(update={"run": run, "task": task})
+    task = experiment.task.model_copy(update={"main": None, "better": None})
+    return experiment.with_run(engine="serial", device=name).starting_from(None).model_copy(update={"task": task})

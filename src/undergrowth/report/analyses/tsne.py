@@ -7,6 +7,7 @@ highest entropy (FedFT-EDS), and those nearest to the centres of K-means cluster
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from undergrowth.core import InputError
 from undergrowth.learning import EntropySelector, features_of
 from undergrowth.learning.clustering import principal, representatives
-from undergrowth.learning.selectors import count_of
+from undergrowth.learning.selectors import count_selected
 from undergrowth.report.analyses.analysis import Analysis, Numbers, RunNumbers, add_run_heading, round_numbers
 from undergrowth.report.analyses.reopened_run import ReopenedRun
 from undergrowth.report.figures import COLOURS, Figure, add_legend, axis, build_figure
@@ -45,7 +46,8 @@ def compute(record: RunRecord, reopen: Callable[[], ReopenedRun]) -> Numbers:
     features = features_of(run.task, run.weights, shown.x, level).flatten(1).cpu()
     generator = context.generator("tsne selection")
     uncertain = EntropySelector(_FRACTION).pick(run.task, run.weights, shown, generator)
-    central = representatives(features, shown.y, lambda number: count_of(_FRACTION, number), _COMPONENTS, generator)
+    kept = partial(count_selected, _FRACTION)
+    central = representatives(features, shown.y, kept, _COMPONENTS, generator)
     progress_task = run.progress.add_task("tsne: map", total=None)
     points = principal(features.double(), _COMPONENTS)
     embedded = _embed(points, context.key("tsne") % 2**32)

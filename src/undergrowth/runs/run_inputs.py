@@ -1,0 +1,138 @@
+"""What a run began with besides its settings: objects, source, files, data, frozen weights.
+
+A run stores their names and hashes. A resumed run, or a sweep that takes a finished run, must find the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from os.path import expanduser
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from undergrowth import devices
+from undergrowth.core import InputError, Method, Task, Weights
+from undergrowth.data import Population
+from undergrowth.runs.config import Experiment
+from undergrowth.runs.federation import Federation
+from undergrowth.runs.own_objects import changed_sources
+from undergrowth.runs.stored_experiment import object_options
+
+MAX_SAMPLES_PER_SHARD = 1000  # samples whose values are used
+TOLERANCE = 1e-4  # another machine may decode sound or images with other last digits
+
+
+def fingerprint(population: Population) -> dict[str, Any]:
+    """The sizes of all devices; labels, mean and standard deviation of the test set and the first device's samples."""
+    sizes = [population.size(name) for name in population.devices]
+    first = next(name for name, size in zip(population.devices, sizes, strict=True) if size)
+    shards = population.central_test(), population.train(first)
+    values = torch.cat([shard.x[:: 1 + len(shard) // MAX_SAMPLES_PER_SHARD].double().flatten() for shard in shards])
+    return {
+        "sizes": crc32(str(sizes).encode()),
+        "labels": [crc32(shard.y.numpy().tobytes()) for shard in shards],
+        "mean": float(values.mean()),
+        "spread": float(values.std(correction=0)),
+    }
+
+
+def differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two fingerprints belong to different data."""
+    exact = any(before[name] != now[name] for name in ("sizes", "labels"))
+    scale = TOLERANCE * (abs(before["mean"]) + before["spread"])
+    return exact or not all(math.isclose(before[n], now[n], rel_tol=0, abs_tol=scale) for n in ("mean", "spread"))
+
+
+def frozen_digest(task: Task) -> str | None:
+    """The digest of the tensors that the run's models hold beside their weights; None if there are none."""
+    models = {"": task.model, **task.ladder}
+    tensors = {f"{name}/{key}": value for name, model in models.items() for key, value in model.constants.items()}
+    return digest(tensors) if tensors else None
+
+
+def digest(weights: Weights) -> str:
+    """SHA-256 over the tensors, by sorted name, as raw little-endian bytes."""
+    hashed = hashlib.sha256()
+    for name in sorted(weights):
+        values = weights[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        if sys.byteorder == "big":
+            values = values.reshape(-1, weights[name].element_size())[:, ::-1].copy()
+        hashed.update(values.tobytes())
+    return hashed.hexdigest()
+
+
+def hash_files(experiment: Experiment) -> dict[str, str]:
+    """The SHA-256 of the file that a setting names, for each setting of fleet and topology that names one."""
+    kind, _, trace = (part.strip() for part in experiment.fleet.availability.partition(":"))
+    named = {
+        "fleet": "" if experiment.fleet.name in devices.names() else experiment.fleet.name,
+        "fleet.availability": trace if kind == "trace" else "",
+        "topology": experiment.topology if isinstance(experiment.topology, str) else "",
+    }
+    paths = {setting: Path(expanduser(text)) for setting, text in named.items() if text}
+    return {setting: hashlib.sha256(path.read_bytes()).hexdigest() for setting, path in paths.items() if path.is_file()}
+
+
+def changed_files(before: Mapping[str, str] | None, experiment: Experiment) -> list[str]:
+    """The settings whose files are not those with the hashes in `before`, which runs of older versions do not have."""
+    now = {} if before is None else hash_files(experiment)
+    return [setting for setting, found in (before or {}).items() if now.get(setting) != found]
+
+
+def check_same_inputs(
+    row: Mapping[str, Any], experiment: Experiment, given: Mapping[str, Any], allow_changed_source: bool
+) -> list[str]:
+    """Refuses to continue the run in a row of the store with other objects, source or files than it began with.
+
+    `given`: the objects that the user gave. Returns notes about what has changed all the same.
+    """
+    run, began = row["id"], row["experiment"]
+    for part, used in began["objects"].items():
+        if used and given.get(part) is None:
+            raise InputError(
+                f"run '{run}' was given a {part} object ({used}); resume it from Python: ug.resume('{run}', {part}=...)"
+            )
+    changed = " and ".join(changed_sources(began.get("sources", ())))
+    if changed and not allow_changed_source:
+        raise InputError(
+            f"run '{run}': the source of {changed} has changed since the run began, so the rest would not be that of "
+            "an uninterrupted run; restore it, or go on with --allow-changed-source (allow_changed_source=True)"
+        )
+    if given["method"] is not None:
+        _check_same_options(row, given["method"])
+    for setting in changed_files(began.get("files"), experiment):
+        raise InputError(f"{setting}: its file has changed since run '{run}' began; restore it, or start a new run")
+    return [f"resumed with another source of {changed} than the run began with"] if changed else []
+
+
+def _check_same_options(row: Mapping[str, Any], method: Method) -> None:
+    """Refuses a method object with other options.
+
+    Rules among the fields of a method, such as its client, are not compared: a user may mend one and go on.
+    """
+    before, now = row["experiment"]["settings"]["method"], object_options(method)
+    for key in before.keys() & now.keys():
+        if before[key] != now[key] and not is_dataclass(getattr(method, key)):
+            raise InputError(
+                f"method.{key} {now[key]!r} of the object is not that of run '{row['id']}', {before[key]!r}; "
+                f"resume it with the same object, or start a new run"
+            )
+
+
+def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
+    """Refuses to continue the run in a row of the store with other data or frozen weights than at its start."""
+    before = row["experiment"].get("fingerprint")
+    if before is not None and differ(before, fingerprint(federation.population)):
+        raise InputError(f"data: it is not the data of run '{row['id']}'; restore that data, or start a new run")
+    frozen = row["experiment"].get("frozen")
+    if frozen is not None and frozen != frozen_digest(federation.task):
+        raise InputError(
+            f"model: its frozen weights are not those of run '{row['id']}'; restore them, or start a new run"
+        )
