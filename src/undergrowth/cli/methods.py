@@ -6,7 +6,7 @@ import inspect
 from dataclasses import MISSING, fields
 from typing import Any
 
-from undergrowth.cli.output import AsJson, EntryName, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json, print_rows
 
 
 def methods(name: EntryName = None, json: AsJson = False) -> None:
@@ -16,7 +16,6 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
     """
     from undergrowth.core import InputError
     from undergrowth.methods import METHODS
-    from undergrowth.report.tables import table
     from undergrowth.runs.method_builder import method_class
 
     if name is None:
@@ -24,9 +23,6 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
             {"method": each, "title": title(method), "tasks": tasks(method), "options": options(method)}
             for each, method in METHODS.items()
         ]
-        if json:
-            print_json(rows)
-            return
         shown = [
             (
                 row["method"], row["title"], row["tasks"],
@@ -34,7 +30,7 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
             )
             for row in rows
         ]  # fmt: skip
-        console().print(table(("method", "description", "tasks", "options"), shown))
+        print_rows(rows, json, ("method", "description", "tasks", "options"), shown)
         return
     method = method_class(name)
     if method is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError, one_line
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, console, print_json, print_rows
 
 if TYPE_CHECKING:
     from undergrowth.reproduce import Results, TableResult
@@ -151,7 +151,6 @@ def _report_shortcomings(results: Results) -> None:
 
 
 def _print_tables(json: bool) -> None:
-    from undergrowth.report.tables import table
     from undergrowth.reproduce import SCALES, load_tables
     from undergrowth.reproduce.reproduction import count_runs, data_sources
 
@@ -162,15 +161,12 @@ def _print_tables(json: bool) -> None:
         }
         for each in load_tables().values()
     ]  # fmt: skip
-    if json:
-        print_json(rows)
-        return
     shown = [
         (row["table"], row["title"], "\n".join(wrap(", ".join(row["data"]), _DATA_WIDTH)), *row["runs"].values())
         for row in rows
     ]
     columns = ("table", "title", "data", *(f"runs, {scale}" for scale in SCALES))
-    console().print(table(columns, shown, right=(3, 4, 5)))
+    print_rows(rows, json, columns, shown, right=(3, 4, 5))
 
 
 def _print_result(result: TableResult, command: str, device: str, page: Path | None) -> None:
