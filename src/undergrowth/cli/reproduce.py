@@ -109,7 +109,10 @@ def reproduce(
     changes: dict[str, Any] = {}
     for setting in settings or []:
         assign_text(changes, setting)
-    task = Reproduction(named, scale, seeds, {}, device, engine, only, out, count, minutes, changes)
+    task = Reproduction(
+        named, scale, seeds=seeds, device=device, engine=engine, only=only, out=out, jobs=count, minutes=minutes,
+        changes=changes,
+    )  # fmt: skip
     known = {source for each in task.published.values() for size in each.scales for source in data_sources(each, size)}
     task = replace(task, paths=parse_data_paths(data_path or [], known))
     page_of = page_files(target, list(task.published))

@@ -223,7 +223,10 @@ def reproduce_tables(
     fraction of it, 0 at its start, and `on_result` with the result of each table once its last run has ended. A table
     that cannot be run is in `failed` of the result; if none can, its error is raised.
     """
-    task = Reproduction(tables, scale, seeds, paths or {}, device, engine, only, out, jobs, minutes, changes or {})
+    task = Reproduction(
+        tables, scale, seeds=seeds, paths=paths or {}, device=device, engine=engine, only=only, out=out, jobs=jobs,
+        minutes=minutes, changes=changes or {},
+    )  # fmt: skip
     return task.run(more_seeds, on_plan, on_progress, on_result)
 
 
