@@ -8,7 +8,6 @@ step that was interrupted starts again; its devices' models are not kept after i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -133,7 +132,7 @@ def personal_costs(folder: Path) -> dict[str, Totals]:
     """The costs of each step so far of the phase of the run in `folder`; empty without a phase."""
     if not (folder / FOLDER).exists():
         return {}
-    with closing(Store(folder / FOLDER)) as store:
+    with Store(folder / FOLDER) as store:
         return {step_name(row): store.totals(row["id"]) for row in store.runs()}
 
 

@@ -8,7 +8,6 @@ at last the method.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -204,7 +203,7 @@ def step_name(row: Mapping[str, Any]) -> str:
 def initial_weights(folder: Path, experiment: Experiment) -> Path | None:
     """The file with the weights that the run in `folder` started from; None if it drew them."""
     if (folder / FOLDER).exists():
-        with closing(Store(folder / FOLDER)) as store:
+        with Store(folder / FOLDER) as store:
             return folder / FOLDER / str(store.runs()[-1]["id"]) / MODEL_FILE
     return None if experiment.start.weights is None else Path(experiment.start.weights)
 
@@ -222,7 +221,7 @@ def start_costs(folder: Path) -> StartCosts | None:
     if not (folder / FOLDER).exists():
         return None
     costs = StartCosts()
-    with closing(Store(folder / FOLDER)) as store:
+    with Store(folder / FOLDER) as store:
         for row in store.runs():
             last = store.last_round(row["id"])
             costs.wall_seconds += last.get("wall_seconds", 0.0)
