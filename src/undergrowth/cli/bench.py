@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undergrowth.cli.exit_codes import FAILED, CommandError
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, print_json, print_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,14 +50,11 @@ def bench(
     """
     from undergrowth.bench import BENCHMARKS
     from undergrowth.core import InputError, suggest
-    from undergrowth.report.tables import table
 
     if name is None:
-        if json:
-            print_json([{"benchmark": each, "shows": shows} for each, (shows, _) in BENCHMARKS.items()])
-        else:
-            rows = [(each, shows) for each, (shows, _) in BENCHMARKS.items()]
-            console().print(table(("benchmark", "what it shows"), rows))
+        rows = [(each, shows) for each, (shows, _) in BENCHMARKS.items()]
+        listed = [{"benchmark": each, "shows": shows} for each, shows in rows]
+        print_rows(listed, json, ("benchmark", "what it shows"), rows)
         return
     if name not in BENCHMARKS:
         raise InputError(f"benchmark '{name}' is not known; {suggest(name, BENCHMARKS)}")

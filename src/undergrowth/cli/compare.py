@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,7 @@ def compare(
 
     check_metric_target(metric)
     folder, names = find_runs(runs, out)
-    with closing(Store(folder)) as store:
+    with Store(folder) as store:
         records = load_records(store, names)
     if len(records) < 2:
         raise InputError(f"compare needs at least two runs, and {', '.join(runs)} is one; see `undergrowth list`")

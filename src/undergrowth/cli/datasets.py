@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from undergrowth.cli.output import AsJson, EntryName, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json, print_rows
 
 _JSON_KEYS = (
     "name", "title", "shape", "classes", "train", "test", "megabytes", "licence", "how_to_get", "layout", "fields",
@@ -36,7 +36,7 @@ def datasets(
     from undergrowth.core import InputError
     from undergrowth.data import describe, names
     from undergrowth.report.partition import write_partition_page
-    from undergrowth.report.tables import count, table
+    from undergrowth.report.tables import count
 
     if name is None and plot is not None:
         raise InputError("--plot needs the name of a data set, such as digits")
@@ -49,9 +49,6 @@ def datasets(
         _print_entry(entry, json)
         return
     entries = [describe(each) for each in names()]
-    if json:
-        print_json([_json_entry(entry) for entry in entries])
-        return
     rows = [
         (
             each.name, each.title, _shape(each.shape), count(each.classes if each.task == "classification" else None),
@@ -60,7 +57,7 @@ def datasets(
         for each in entries
     ]  # fmt: skip
     columns = ("data set", "description", "input", "classes", "train", "test")
-    console().print(table(columns, rows, right=(3, 4, 5)))
+    print_rows([_json_entry(entry) for entry in entries], json, columns, rows, right=(3, 4, 5))
 
 
 def _print_entry(entry: Any, json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from undergrowth.cli.output import AsJson, EntryName, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json, print_rows
 
 
 def fleets(name: EntryName = None, json: AsJson = False) -> None:
@@ -17,17 +17,14 @@ def fleets(name: EntryName = None, json: AsJson = False) -> None:
       undergrowth run --fleet mixed-edge --deadline 60
     """
     from undergrowth.devices import describe, names
-    from undergrowth.report.tables import table
 
     if name is None:
         fleet_rows = {each: describe(each) for each in names()}
-        if json:
-            print_json([{"fleet": each, "devices": rows} for each, rows in fleet_rows.items()])
-            return
+        listed = [{"fleet": each, "devices": rows} for each, rows in fleet_rows.items()]
         shown = [
             (each, ", ".join(f"{_number(row)} {row['device']}" for row in rows)) for each, rows in fleet_rows.items()
         ]
-        console().print(table(("fleet", "devices"), shown))
+        print_rows(listed, json, ("fleet", "devices"), shown)
         return
     rows: list[dict[str, Any]] = describe(name)
     if json:

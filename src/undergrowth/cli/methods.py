@@ -8,7 +8,7 @@ import shlex
 from dataclasses import MISSING, fields
 from typing import Any
 
-from undergrowth.cli.output import AsJson, EntryName, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json, print_rows
 
 
 def methods(name: EntryName = None, json: AsJson = False) -> None:
@@ -18,7 +18,6 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
     """
     from undergrowth.core import InputError
     from undergrowth.methods import METHODS
-    from undergrowth.report.tables import table
     from undergrowth.runs.method_builder import method_class
 
     if name is None:
@@ -26,9 +25,6 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
             {"method": each, "title": title(method), "tasks": tasks(method), "options": options(method)}
             for each, method in METHODS.items()
         ]
-        if json:
-            print_json(rows)
-            return
         shown = [
             (
                 row["method"], row["title"], row["tasks"],
@@ -36,7 +32,7 @@ def methods(name: EntryName = None, json: AsJson = False) -> None:
             )
             for row in rows
         ]  # fmt: skip
-        console().print(table(("method", "description", "tasks", "options"), shown))
+        print_rows(rows, json, ("method", "description", "tasks", "options"), shown)
         return
     method = method_class(name)
     if method is None:

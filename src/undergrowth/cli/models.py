@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from undergrowth.cli.output import AsJson, EntryName, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json, print_rows
 
 
 def models(name: EntryName = None, json: AsJson = False) -> None:
@@ -16,18 +16,16 @@ def models(name: EntryName = None, json: AsJson = False) -> None:
     Example: undergrowth models wrn-40-1
     """
     from undergrowth.models import describe, names
-    from undergrowth.report.tables import count, facts, table
+    from undergrowth.report.tables import count, facts
 
     if name is None:
         entries = [describe(each) for each in names()]
-        if json:
-            print_json([asdict(entry) for entry in entries])
-            return
         rows = [
             (each.name, each.title, count(each.parameters), _input(each), ", ".join(each.levels)) for each in entries
         ]
         rows.append(("hf:NAME", "a text or vision model of transformers", "", "", "embeddings, low, mid, up, head"))
-        console().print(table(("model", "description", "parameters", "for", "split levels"), rows, right=(2,)))
+        columns = ("model", "description", "parameters", "for", "split levels")
+        print_rows([asdict(entry) for entry in entries], json, columns, rows, right=(2,))
         return
     entry = describe(name)
     if json:

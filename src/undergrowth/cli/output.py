@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -45,6 +46,18 @@ def console(stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_WITHOUT_TERMINAL
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+
+
+def print_rows(
+    value: Sequence[Any], json: bool, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Iterable[int] = ()
+) -> None:
+    """Print `value` as one line of JSON, or else `rows` as a table."""
+    from undergrowth.report.tables import table
+
+    if json:
+        print_json(value)
+    else:
+        console().print(table(columns, rows, right=right))
 
 
 def print_json(value: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undergrowth.cli.exit_codes import FAILED, INTERRUPTED, CommandError, one_line
-from undergrowth.cli.output import AsJson, console, print_json
+from undergrowth.cli.output import AsJson, console, print_json, print_rows
 
 if TYPE_CHECKING:
     from undergrowth.reproduce import Results, TableResult
@@ -97,6 +97,7 @@ def reproduce(
     from undergrowth.cli.reproduce_progress import print_workload, show_progress
     from undergrowth.reproduce import Reproduction, load_tables
     from undergrowth.reproduce.data_paths import parse_data_paths
+    from undergrowth.reproduce.page_files import page_files, write_page
     from undergrowth.reproduce.reproduction import data_sources
     from undergrowth.runs.experiment_file import assign_text
 
@@ -108,10 +109,13 @@ def reproduce(
     changes: dict[str, Any] = {}
     for setting in settings or []:
         assign_text(changes, setting)
-    task = Reproduction(named, scale, seeds, {}, device, engine, only, out, count, minutes, changes)
+    task = Reproduction(
+        named, scale, seeds=seeds, device=device, engine=engine, only=only, out=out, jobs=count, minutes=minutes,
+        changes=changes,
+    )  # fmt: skip
     known = {source for each in task.published.values() for size in each.scales for source in data_sources(each, size)}
     task = replace(task, paths=parse_data_paths(data_path or [], known))
-    page_of = _page_files(target, list(task.published))
+    page_of = page_files(target, list(task.published))
     if estimate:
         print_workload(task.estimate(), json)
         return
@@ -120,7 +124,7 @@ def reproduce(
     def show(result: TableResult) -> None:
         page = page_of.get(result.table.name)
         if page:
-            _write_page(result, command, device, page)
+            write_page(result, command, device, page)
         if json:
             print_json(_json_result(result, command, device))
         else:
@@ -149,45 +153,7 @@ def _report_shortcomings(results: Results) -> None:
         raise CommandError(INTERRUPTED, time_over)
 
 
-def _page_files(target: str | None, tables: list[str]) -> dict[str, Path]:
-    """The file of the page of each table; empty without `target`. Creates a folder for several pages."""
-    from undergrowth.core import InputError
-    from undergrowth.runs.atomic_files import check_target
-
-    if target is None:
-        return {}
-    path = Path(target).expanduser()
-    if not path.resolve().parent.is_dir():
-        raise InputError(f"--output '{target}': there is no folder '{Path(target).parent}'")
-    if path.suffix in (".md", ".html"):
-        if len(tables) > 1:
-            raise InputError(f"--output '{target}' must be a folder for the pages of {len(tables)} tables")
-        return {tables[0]: check_target(target)}
-    if path.is_file() or (path.suffix and not path.is_dir()):
-        raise InputError(f"--output '{target}' must end in .md or .html, or be a folder")
-    pages = {table: check_target(path / f"{table}.md") for table in tables}
-    path.mkdir(exist_ok=True)
-    return pages
-
-
-def _write_page(result: TableResult, command: str, device: str, page: Path) -> None:
-    """Write the page; the plots of a figure are images beside its Markdown page."""
-    from undergrowth.reproduce.html_page import draw, render_html
-    from undergrowth.reproduce.markdown import render_page
-    from undergrowth.reproduce.svg_plot import render_svg
-
-    if page.suffix == ".html":
-        page.write_text(render_html(result, command, device), encoding="utf-8")
-        return
-    images = [render_svg(each) for each in draw(result)] if result.table.is_figure else []
-    names = [f"{page.stem}{f'-{place}' if place > 1 else ''}.svg" for place in range(1, len(images) + 1)]
-    for name, image in zip(names, images, strict=True):
-        page.with_name(name).write_text(image, encoding="utf-8")
-    page.write_text(render_page(result, command, device, names), encoding="utf-8")
-
-
 def _print_tables(json: bool) -> None:
-    from undergrowth.report.tables import table
     from undergrowth.reproduce import SCALES, load_tables
     from undergrowth.reproduce.reproduction import count_runs, data_sources
 
@@ -198,15 +164,12 @@ def _print_tables(json: bool) -> None:
         }
         for each in load_tables().values()
     ]  # fmt: skip
-    if json:
-        print_json(rows)
-        return
     shown = [
         (row["table"], row["title"], "\n".join(wrap(", ".join(row["data"]), _DATA_WIDTH)), *row["runs"].values())
         for row in rows
     ]
     columns = ("table", "title", "data", *(f"runs, {scale}" for scale in SCALES))
-    console().print(table(columns, shown, right=(3, 4, 5)))
+    print_rows(rows, json, columns, shown, right=(3, 4, 5))
 
 
 def _print_result(result: TableResult, command: str, device: str, page: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -34,7 +33,7 @@ def resume(
     from undergrowth.runs import Store
     from undergrowth.runs.execution import resume as resume_run
 
-    with closing(Store(out)) as store:
+    with Store(out) as store:
         name = store.find(run)
         if store.run(name)["status"] == "done":
             typer.echo(f"note: run {name} was already finished", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +42,7 @@ def show(
     from undergrowth.runs import Store
     from undergrowth.runs.listing import RUN_FACTS
 
-    with closing(Store(out)) as store:
+    with Store(out) as store:
         record = load_records(store, [run])[0]
         folder = store.folder / record.run
     row, totals = record.row, record.totals

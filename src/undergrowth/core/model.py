@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass, field
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,21 +99,20 @@ class Model:
         if torch_device == self.torch_device:
             return self
         bound = BoundModule(copy.deepcopy(self.module).to(torch_device), self.binding.levels)
-        return Model(self.build, torch_device, self.mixed, self.not_alone, bound)
+        return self._changed(bound, torch_device=torch_device)
 
     def for_another_thread(self) -> Model:
         """The same model with layers of its own: while it runs, a model writes the weights into its layers."""
         shared = {id(tensor): tensor for tensor in chain(self.module.parameters(), self.module.buffers())}
-        bound = BoundModule(copy.deepcopy(self.module, shared), self.binding.levels)
-        return Model(self.build, self.torch_device, self.mixed, self.not_alone, bound)
+        return self._changed(BoundModule(copy.deepcopy(self.module, shared), self.binding.levels))
 
     def with_precision(self, mixed: bool) -> Model:
         """The model with training passes in bfloat16 (`mixed`) or in full precision."""
-        return Model(self.build, self.torch_device, mixed, self.not_alone, self.binding)
+        return self._changed(self.binding, mixed=mixed)
 
     def with_not_alone(self, levels: frozenset[str | None]) -> Model:
         """The model with another value of `not_alone`."""
-        return Model(self.build, self.torch_device, self.mixed, levels, self.binding)
+        return self._changed(self.binding, not_alone=levels)
 
     def with_levels(self, names: Mapping[str, str]) -> Model:
         """The model with these levels: level → name of the first submodule above the split."""
@@ -136,8 +136,12 @@ class Model:
         return self._with_levels(model.binding.levels.with_crossings(crossed))
 
     def _with_levels(self, levels: Levels) -> Model:
-        bound = self.binding.with_levels(levels)
-        return Model(self.build, self.torch_device, self.mixed, self.not_alone, bound)
+        return self._changed(self.binding.with_levels(levels))
+
+    def _changed(self, bound: BoundModule, **fields: Any) -> Model:
+        """The model that runs `bound`, with other values of some `fields`."""
+        kept = {"torch_device": self.torch_device, "mixed": self.mixed, "not_alone": self.not_alone}
+        return Model(self.build, **{**kept, **fields}, bound=bound)
 
     def _find_crossing(self, weights: Weights, x: Tensor, level: str) -> str | None:
         """Why the part above `level` cannot run from the features there alone, or None if it can."""

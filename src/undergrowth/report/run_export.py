@@ -6,7 +6,6 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def export(
         raise InputError(f"group is for latex; {format} has every run, with all settings in which the runs differ")
     path = None if target is None else check_target(target)
     folder, names = find_runs(runs, out_folder)
-    with closing(Store(folder)) as store:
+    with Store(folder) as store:
         records = load_records(store, names, variants=variants)
     if format == "latex":
         data = latex_table(group_records(records, group)).encode("utf-8")

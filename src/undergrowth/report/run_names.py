@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def _folder_and_pattern(name: str, out: Path) -> tuple[Path, str]:
 
 
 def _matching(folder: Path, pattern: str) -> list[str]:
-    with closing(Store(folder)) as store:
+    with Store(folder) as store:
         if not any(letter in pattern for letter in "*?["):
             return [store.find(pattern)]
         runs = [run for run in store.ids() if fnmatchcase(run, pattern)]

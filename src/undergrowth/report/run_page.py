@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def write_report(
         raise InputError("a report needs at least one run; `undergrowth list` shows them")
     path = check_target(target, "report.html")
     folder, names = find_runs(runs, out_folder)
-    with closing(Store(folder)) as store:
+    with Store(folder) as store:
         records = load_records(store, names, activity=True, variants=variants)
     numbers = analyses if isinstance(analyses, Mapping) else analyse(names, analyses, folder, **options)
     replace_file(path, build_page(records, numbers, group).render().encode("utf-8"))

@@ -108,11 +108,15 @@ def load_records(
         if not row["summary"]:
             seconds = sum(costs["compute_seconds"] for costs in store.costs_by_device(run).values())
         record = RunRecord(
-            run, row, store.rounds(run), store.devices(run), store.resume_command(run), seconds,
-            store.late_seconds(run), start_costs(store.folder / run),
-            load_activity(store, run) if activity else DeviceActivity(), personal_accuracy(store, run),
-            stream_scores(store, run, row, main_metric(row)), (variants or {}).get(run, ""),
-            store.answers_by_round(run) if len(store.servers(run)) > 1 else None,
+            run, row, store.rounds(run), store.devices(run), store.resume_command(run),
+            compute_seconds=seconds,
+            late_seconds=store.late_seconds(run),
+            start=start_costs(store.folder / run),
+            activity=load_activity(store, run) if activity else DeviceActivity(),
+            personal=personal_accuracy(store, run),
+            stream=stream_scores(store, run, row, main_metric(row)),
+            variant=(variants or {}).get(run, ""),
+            device_answers=store.answers_by_round(run) if len(store.servers(run)) > 1 else None,
         )  # fmt: skip
         records.append(record)
     return records

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -81,14 +80,14 @@ class Reproduction:
     def estimate(self) -> Workload:
         """The runs that are missing in the store and the time that they will take. Nothing is run."""
         self._check()
-        with closing(Store(self.out, create=True)) as store:
+        with Store(self.out, create=True) as store:
             index, results = RunIndex(store), Results()
             return self._workload(self._plan(index, {}, results), store, index, estimate=True)
 
     def run(self, more_seeds: bool, on_plan: OnPlan, on_progress: OnProgress, on_result: OnResult) -> Results:
         self._check()
         until = None if self.minutes is None else time.time() + 60 * self.minutes
-        with closing(Store(self.out, create=True)) as store:
+        with Store(self.out, create=True) as store:
             results = self._run(store, {}, until, on_plan, on_progress, on_result)
             seeds = {
                 name: dict.fromkeys(result.unsettled, MAX_SEEDS)
@@ -223,7 +222,10 @@ def reproduce_tables(
     fraction of it, 0 at its start, and `on_result` with the result of each table once its last run has ended. A table
     that cannot be run is in `failed` of the result; if none can, its error is raised.
     """
-    task = Reproduction(tables, scale, seeds, paths or {}, device, engine, only, out, jobs, minutes, changes or {})
+    task = Reproduction(
+        tables, scale, seeds=seeds, paths=paths or {}, device=device, engine=engine, only=only, out=out, jobs=jobs,
+        minutes=minutes, changes=changes or {},
+    )  # fmt: skip
     return task.run(more_seeds, on_plan, on_progress, on_result)
 
 

@@ -40,10 +40,14 @@ class TablePlan:
             self.table,
             self.scale,
             tuple(self._cell_result(store, plan, finished) for plan in self.cells if plan.jobs),
-            {plan.cell.name: f"missing data: {', '.join(sorted(plan.missing))}" for plan in self.cells if plan.missing},
-            failed,
-            {plan.cell.name: text for plan in self.cells if (text := _unfinished(store, plan, finished))},
-            _missing(self.cells),
+            left_out={
+                plan.cell.name: f"missing data: {', '.join(sorted(plan.missing))}"
+                for plan in self.cells
+                if plan.missing
+            },
+            failed=failed,
+            unfinished={plan.cell.name: text for plan in self.cells if (text := _unfinished(store, plan, finished))},
+            missing=_missing(self.cells),
         )
 
     def _cell_result(self, store: Store, plan: CellPlan, finished: JobResults) -> CellResult:
@@ -52,13 +56,13 @@ class TablePlan:
         runs = tuple(by_seed.values())
         return CellResult(
             cell,
-            tuple(measure(store, run, cell.metric) for run in runs),
-            runs,
-            tuple(run_cost(store, run) for run in runs),
-            tuple(by_seed),
-            plan.start,
-            published_figure(self.table, cell, plan.start),
-            mean_curve(store, runs, cell.metric),
+            values=tuple(measure(store, run, cell.metric) for run in runs),
+            runs=runs,
+            costs=tuple(run_cost(store, run) for run in runs),
+            seeds=tuple(by_seed),
+            start=plan.start,
+            published=published_figure(self.table, cell, plan.start),
+            curve=mean_curve(store, runs, cell.metric),
         )
 
 

@@ -220,9 +220,14 @@ class Experiment(Section):
         """The experiment with other values of some settings in the section `run`."""
         return self.model_copy(update={"run": self.run.model_copy(update=settings)})
 
-    def starting_from(self, weights: Path | None) -> Experiment:
+    def starting_from(self, weights: str | Path | None) -> Experiment:
         """The experiment without its phase `start`: it begins with the weights in a file, or with none."""
         return self.model_copy(update={"start": StartSection(weights=None if weights is None else str(weights))})
+
+    def for_step(self, weights: str | Path | None) -> Experiment:
+        """The experiment of a step before or after the rounds, for the same devices: without limits and phases."""
+        step = self.with_population().starting_from(weights)
+        return step.model_copy(update={"stop": StopSection(), "personal": PersonalSection()})
 
     def train_settings(self) -> Train:
         """The settings that methods see. Raises `InputError` if the schedule is not valid."""

@@ -29,7 +29,7 @@ def count_facts(federation: Federation) -> Facts:
 
     Whether clients can be stacked is not tried for a brief run, which stays serial: trying takes a third of a second.
     """
-    task, population = federation.task, federation.population
+    task = federation.task
     (job,) = typical_jobs(federation, 1)
     down, size = federation.world.links.down(job.down)
     work, _ = federation.clock.plain_timing(job.device, down, size, None)
@@ -40,7 +40,7 @@ def count_facts(federation: Federation) -> Facts:
         steps=work.steps,
         calls=work.calls,
         flops=work.flops,
-        inputs=task.train.batch * math.prod(population.shape),
+        inputs=task.train.batch * math.prod(federation.population.shape),
         weights=sum(shape.numel() for shape in shapes),
         cores=cores(),
         gpu=torch.device(federation.world.torch_device).type == "cuda",
@@ -55,8 +55,8 @@ def count_facts(federation: Federation) -> Facts:
 
 def _clients_in_a_round(federation: Federation) -> int:
     """The devices that are asked; with an asynchronous server, the uploads after which it ends a round."""
-    server, population = federation.method.server, federation.population
-    asked = federation.task.train.count_to_ask(sum(population.size(device) > 0 for device in population.devices))
+    server = federation.method.server
+    asked = federation.task.train.count_to_ask(len(federation.devices_with_samples))
     if not server.asynchronous:
         return asked
     uploads = range(1, asked)

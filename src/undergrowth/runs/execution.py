@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from os import PathLike
@@ -72,7 +71,7 @@ def start(
         given, experiment = experiment, open_federation(experiment, federation)
         federation.notes.extend(unused_engine_settings(given, experiment.run.engine))
         check_personal(experiment, federation, model, functions)
-        with closing(Store(experiment.run.out, create=True)) as store:
+        with Store(experiment.run.out, create=True) as store:
             objects = _given(method, data, model, functions)
             run = enter_run(store, experiment, federation, objects, executor.callbacks.names)
             with record_status(store, run, federation.notes), lock_run(store.folder / run):
@@ -118,7 +117,7 @@ def resume(
     A run that names objects of the user is refused if their source has changed, unless `allow_changed_source` is set.
     """
     executor = _Executor(model, functions, on_start, on_round, on_phase, Callbacks(callbacks))
-    with closing(Store(out, write=True)) as store:
+    with Store(out, write=True) as store:
         name = store.find(run)
         row = store.run(name)
         if row["status"] == "done" and (store.folder / name / MODEL_FILE).exists():
@@ -185,7 +184,7 @@ class _Executor:
         federation = execution.federation
         federation.driver.close()
         weights: Path | None = None
-        with closing(Store(execution.phase_folder, create=True, in_run=True)) as store:
+        with Store(execution.phase_folder, create=True, in_run=True) as store:
             for step, row in zip_longest(steps, store.runs()):
                 run = self.do_step(store, row, step.after(weights))
                 weights = store.folder / run / MODEL_FILE

@@ -114,7 +114,11 @@ class Federation:
         return {str(name): torch.from_numpy(np.flatnonzero(known == name)) for name in np.unique(known)}
 
     @cached_property
+    def devices_with_samples(self) -> tuple[str, ...]:
+        """The devices that may be asked."""
+        return tuple(device for device in self.population.devices if self.population.size(device))
+
+    @cached_property
     def first_round(self) -> FirstRound:
         """What the server would send to each device in a typical round."""
-        devices = tuple(device for device in self.population.devices if self.population.size(device))
-        return preview_first_round(self.driver.root, self.method.server, devices)
+        return preview_first_round(self.driver.root, self.method.server, self.devices_with_samples)

@@ -104,8 +104,8 @@ def federate(
         notes.append("fleet.server_link has no effect: a star has no link between servers")
     notes.extend(_missing_classes(population) if method.needs_all_classes else ())
     return Federation(
-        method, population, task, fleet, topology, nodes, world, clock, engine, server_links, server_training, notes,
-        groups,
+        method, population, task, fleet, topology, nodes, world, clock, engine, server_links=server_links,
+        server_training=server_training, notes=notes, groups=groups,
     )  # fmt: skip
 
 

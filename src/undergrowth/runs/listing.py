@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from os import PathLike
 from typing import Any
 
@@ -24,7 +23,7 @@ def list_runs(out: str | PathLike[str] = "runs") -> list[dict[str, Any]]:
 
     These are the rows that `undergrowth list --json` prints. An unfinished run has the figures of its last round.
     """
-    with closing(Store(out)) as store:
+    with Store(out) as store:
         sweeps = store.sweeps()
         rows = []
         for run in store.ids():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -79,7 +78,7 @@ def adapt(
     if isinstance(data, str) and not data:
         raise InputError("data is missing; give the folder or file with the samples of the device")
     path = check_target(file, DEFAULT_FILE)
-    with closing(Store(out)) as store:
+    with Store(out) as store:
         name = store.find(run)
         row, folder = store.run(name), store.folder / name
         if row["status"] != "done":

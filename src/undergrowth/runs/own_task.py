@@ -87,10 +87,9 @@ def check_functions(task: Task, shard: Shard) -> None:
     x, y = (part[:1].repeat(2, *[1] * (part.dim() - 1)).to(task.model.torch_device) for part in (shard.x, shard.y))
     with torch.no_grad():
         outputs, labels = kind.aligned(task.model(task.model.initial(0), x), y)
-    shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
     if kind.loss is not None:
         differentiable = outputs.detach().requires_grad_(outputs.is_floating_point())
-        values = _call("task.loss", kind.loss, differentiable, labels, shapes)
+        values = _call("task.loss", kind.loss, differentiable, labels)
         if not isinstance(values, Tensor) or not values.is_floating_point() or values.shape[:1] != (2,):
             got = type(values).__name__
             if isinstance(values, Tensor):
@@ -107,16 +106,16 @@ def check_functions(task: Task, shard: Shard) -> None:
 
 def measure(name: str, function: Callable[..., Any], outputs: Tensor, labels: Tensor) -> float:
     """The value of a metric of the user. Any exception in it becomes an `InputError`."""
-    shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
-    value = _call(f"task.metrics.{name}", function, outputs, labels, shapes)
+    value = _call(f"task.metrics.{name}", function, outputs, labels)
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"task.metrics.{name} returns a {type(value).__name__}; it must return one number") from None
 
 
-def _call(path: str, function: Callable[..., Any], outputs: Tensor, labels: Tensor, shapes: str) -> Any:
+def _call(path: str, function: Callable[..., Any], outputs: Tensor, labels: Tensor) -> Any:
     try:
         return function(outputs, labels)
     except CODE_ERRORS as error:
+        shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
         raise InputError(f"{path} failed with {shapes}: {describe_with_type(error)}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from time import perf_counter
 from typing import Any
 
@@ -34,7 +33,7 @@ def evaluate_personal(execution: Execution, do_step: DoStep) -> None:
     federation, began = execution.federation, perf_counter()
     federation.driver.close()  # the steps have engines of their own
     phase = _phase(execution)
-    with closing(Store(execution.folder / FOLDER, create=True, in_run=True)) as store:
+    with Store(execution.folder / FOLDER, create=True, in_run=True) as store:
         found = _compare(execution, phase, _Steps(federation, store, do_step))
     population = phase.population
     devices = [

@@ -8,7 +8,6 @@ step that was interrupted starts again; its devices' models are not kept after i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from undergrowth.core import InputError
 from undergrowth.data import Population
 from undergrowth.exchange import Totals
 from undergrowth.learning.adaptation import ALONE
-from undergrowth.runs.config import Experiment, MethodSection, PublicSection
+from undergrowth.runs.config import Experiment, MethodSection
 from undergrowth.runs.engine_choice import AUTO
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.federation_builder import federate
@@ -29,14 +28,11 @@ from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_populations import PartOfPopulation, ValidationPopulation, tested_population
 from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.relative_accuracy import LOCAL
-from undergrowth.runs.start_phase import ALWAYS_AVAILABLE, EVERYBODY, Step
-from undergrowth.runs.start_section import StartSection
-from undergrowth.runs.stop_section import StopSection
+from undergrowth.runs.start_phase import Step, training_given, with_all_devices
 from undergrowth.runs.store import Store
 
 FOLDER = "personal"
 ACCURACY = "accuracy"
-_TRAINING_KEYS = ("batch", "lr", "momentum", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -83,27 +79,16 @@ def step_experiment(experiment: Experiment, how: str, weights: Path | None) -> E
     With validation, an epoch is a round, after which devices compare models and may stop early. Without, all epochs are
     one round.
     """
-    section, train = experiment.personal, experiment.train
+    section = experiment.personal
     rounds, epochs = (section.epochs, 1) if section.validation else (1, section.epochs)
-    given = {key: value for key in _TRAINING_KEYS if (value := getattr(section, key)) is not None}
     model = {key: value for key, value in experiment.model.model_dump().items() if key != "ladder"}
     if weights is not None:
         model = {key: value for key, value in model.items() if key not in ("weights", "skip_head")}
-    update = {
-        "method": MethodSection.model_validate(
-            {"name": "adapt", "how": how, **{key: getattr(section, key) for key in ("validation", "patience", "form")}}
-        ),
-        "public": PublicSection(),
-        "model": ModelSection(**model),
-        "start": StartSection(weights=None if weights is None else str(weights)),
-        "fleet": experiment.fleet.model_copy(update=ALWAYS_AVAILABLE),
-        "train": train.model_copy(
-            update={**EVERYBODY, **given, "rounds": rounds, "epochs": epochs, "schedule": "constant"}
-        ),
-        "stop": StopSection(),
-        "personal": PersonalSection(),
-    }
-    return experiment.with_population().with_run(evaluate_every=rounds).model_copy(update=update)
+    options = {key: getattr(section, key) for key in ("validation", "patience", "form")}
+    method = MethodSection.model_validate({"name": "adapt", "how": how, **options})
+    step = experiment.for_step(weights).with_run(evaluate_every=rounds)
+    step = with_all_devices(step, **training_given(section), rounds=rounds, epochs=epochs)
+    return step.model_copy(update={"method": method, "model": ModelSection(**model)})
 
 
 def check_personal(experiment: Experiment, federation: Federation, model: Any, functions: TaskFunctions | None) -> None:
@@ -147,7 +132,7 @@ def personal_costs(folder: Path) -> dict[str, Totals]:
     """The costs of each step so far of the phase of the run in `folder`; empty without a phase."""
     if not (folder / FOLDER).exists():
         return {}
-    with closing(Store(folder / FOLDER)) as store:
+    with Store(folder / FOLDER) as store:
         return {step_name(row): store.totals(row["id"]) for row in store.runs()}
 
 

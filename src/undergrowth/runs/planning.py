@@ -161,8 +161,7 @@ def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, 
         everybody = len(asked) >= len(priced)
         rates = {each.device: 1 / max(each.seconds, 1e-9) if everybody else 1.0 for each in able}
         return {device: train.rounds * needed * rate / sum(rates.values()) for device, rate in rates.items()}
-    devices = sum(federation.population.size(device) > 0 for device in federation.population.devices)
-    jobs = train.rounds * train.count_to_ask(devices) / len(priced)
+    jobs = train.rounds * train.count_to_ask(len(federation.devices_with_samples)) / len(priced)
     return {each.device: jobs for each in priced if each.device in asked}
 
 

@@ -116,8 +116,7 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
     """
     packets, later = federation.first_round.packets, federation.first_round.later
     typical = next(iter(packets.values()))
-    population, task = federation.population, federation.task
-    devices = [device for device in population.devices if population.size(device)]
+    task, devices = federation.task, federation.devices_with_samples
     own_state = {MODEL: task.model.initial(0)} if BETWEEN_ROUNDS in federation.world.servers else {}
     above = _seconds_above(federation, typical.nbytes) if own_state else {}
     prospects = []

@@ -61,8 +61,8 @@ def rehearse(federation: Federation) -> Rehearsal:
     nodes = {
         name: RehearsedNode(
             name, RehearsedServer(name, node.server, uploads, steady if node.is_root else None), node.task,
-            node.children, rounds if node.is_root else node.cycles, node.seed, node.is_root, node.nodes, clock,
-            devices=node.devices, samples=node.samples,
+            node.children, cycles=rounds if node.is_root else node.cycles, seed=node.seed, is_root=node.is_root,
+            nodes=node.nodes, knowledge=clock, devices=node.devices, samples=node.samples,
         )
         for name, node in federation.nodes.items()
     }  # fmt: skip

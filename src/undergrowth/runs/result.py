@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, fields
 from math import nan
 from os import PathLike
@@ -43,7 +42,7 @@ class LedgerView(Totals):
 
     def rows(self) -> Iterator[Entry]:
         """The entries of the ledger, by round: one for every ask over a link."""
-        with closing(Store(self._folder)) as store:
+        with Store(self._folder) as store:
             yield from store.links(self._run)
 
 
@@ -79,7 +78,7 @@ class Result:
         folder = self.folder / FOLDER
         if not folder.exists():
             return {}
-        with closing(Store(folder)) as store:
+        with Store(folder) as store:
             rows = store.runs()
             # A named model may have another head there.
             builds = [self.build if row["experiment"]["objects"].get("model") else None for row in rows]
@@ -88,13 +87,13 @@ class Result:
     @property
     def personal(self) -> PersonalAccuracy | None:
         """Accuracies of local-only, federated and adapted models on every device; None if they were not evaluated."""
-        with closing(Store(self.folder.parent)) as store:
+        with Store(self.folder.parent) as store:
             return personal_accuracy(store, self.run)
 
     @property
     def stream(self) -> StreamScores | None:
         """The scores of the devices over time, and recoveries after shifts; None if their samples do not change."""
-        with closing(Store(self.folder.parent)) as store:
+        with Store(self.folder.parent) as store:
             row = store.run(self.run)
             return stream_scores(store, self.run, row, main_metric(row))
 
@@ -133,7 +132,7 @@ def load(run: str = "last", out: str | PathLike[str] = "runs", model: Callable[[
 
     `model`: the model object of the run, if it was given one.
     """
-    with closing(Store(out)) as store:
+    with Store(out) as store:
         name = store.find(run)
         row = store.run(name)
         if row["status"] != "done":

@@ -8,7 +8,6 @@ at last the method.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_section import PersonalSection
 from undergrowth.runs.preview import check_deadline
 from undergrowth.runs.start_section import TRAINING_KEYS, FirstMethodSection, StartSection
-from undergrowth.runs.stop_section import StopSection
 from undergrowth.runs.store import MODEL_FILE, Store
 from undergrowth.runs.validation_errors import explain
 
@@ -40,8 +38,8 @@ FOLDER = "start"
 PRETRAINING, WARM_ROUNDS = "pretraining", "warm rounds"  # a step of another method has its name
 _PLACES = {PRETRAINING: "start.data", WARM_ROUNDS: "start.warm_rounds"}
 _NAMES = {"central": PRETRAINING, "fedavg": WARM_ROUNDS}
-EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
-ALWAYS_AVAILABLE: dict[str, Any] = {
+_EVERYBODY = {"sample": 1.0, "sampler": "uniform", "selector": "all", "over_select": 1.0, "quorum": 1.0}
+_ALWAYS_AVAILABLE: dict[str, Any] = {
     "deadline": None, "node_deadlines": {}, "availability": "always", "dropout": 0.0, "failure": 0.0,
 }  # fmt: skip
 
@@ -99,30 +97,38 @@ def _pretraining(experiment: Experiment, population: Population) -> Experiment:
         method=MethodSection(name="central"),
         data=source,
         model=experiment.model.without_options_of_rounds().model_copy(update={"statistics": "running"}),
-        train=train.model_copy(update={**EVERYBODY, **_training(start), "rounds": start.epochs, "epochs": 1}),
+        train=train.model_copy(update={**_EVERYBODY, **training_given(start), "rounds": start.epochs, "epochs": 1}),
         # Worker processes have nothing to share: there is one job at a time.
         run=run.model_copy(update={"engine": "auto", "workers": None, "device": run.device.split(",")[0]}),
     )
 
 
-def _training(start: StartSection) -> dict[str, Any]:
-    return {key: value for key in TRAINING_KEYS if (value := getattr(start, key)) is not None}
+def training_given(section: StartSection | PersonalSection) -> dict[str, Any]:
+    """The settings of training in a section of a phase, which replace those in `train`."""
+    return {key: value for key in TRAINING_KEYS if (value := getattr(section, key, None)) is not None}
+
+
+def with_all_devices(experiment: Experiment, **training: Any) -> Experiment:
+    """The experiment with `training`, in which all devices take part in every round and are always available.
+
+    The server holds no data, and the learning rate is constant.
+    """
+    fleet = experiment.fleet.model_copy(update=_ALWAYS_AVAILABLE)
+    train = experiment.train.model_copy(update={**_EVERYBODY, "schedule": "constant", **training})
+    return experiment.model_copy(update={"public": PublicSection(), "fleet": fleet, "train": train})
 
 
 def _first_method(experiment: Experiment) -> Experiment:
     """The rounds of another method, with the fleet, the links and the topology of the run."""
     start = experiment.start
     assert start.method is not None
-    given = {} if start.data is not None else _training(start)
+    given = {} if start.data is not None else training_given(start)
     update = {
         "method": MethodSection(**start.method.model_dump()),
         "model": experiment.model.without_options_of_rounds(),
-        "start": StartSection(weights=start.weights),
         "train": experiment.train.model_copy(update={"schedule": "constant", **given, "rounds": start.rounds}),
-        "stop": StopSection(),
-        "personal": PersonalSection(),
     }
-    return experiment.with_population().model_copy(update=update)
+    return experiment.for_step(start.weights).model_copy(update=update)
 
 
 def with_first_method(experiment: Experiment, method: Method) -> Experiment:
@@ -135,19 +141,9 @@ def with_first_method(experiment: Experiment, method: Method) -> Experiment:
 
 def _warm_rounds(experiment: Experiment) -> Experiment:
     """FedAvg by all devices, which are always available, do not fail and have no deadline."""
-    start, fleet = experiment.start, experiment.fleet
-    rounds = {"rounds": start.warm_rounds, "epochs": start.warm_epochs, "schedule": "constant"}
-    update = {
-        "method": MethodSection(name="fedavg"),
-        "public": PublicSection(),
-        "model": experiment.model.without_options_of_rounds(),
-        "start": StartSection(weights=start.weights),
-        "fleet": fleet.model_copy(update=ALWAYS_AVAILABLE),
-        "train": experiment.train.model_copy(update={**EVERYBODY, **rounds}),
-        "stop": StopSection(),
-        "personal": PersonalSection(),
-    }
-    return experiment.with_population().model_copy(update=update)
+    start, step = experiment.start, experiment.for_step(experiment.start.weights)
+    update = {"method": MethodSection(name="fedavg"), "model": experiment.model.without_options_of_rounds()}
+    return with_all_devices(step, rounds=start.warm_rounds, epochs=start.warm_epochs).model_copy(update=update)
 
 
 def prepare_phase(
@@ -207,7 +203,7 @@ def step_name(row: Mapping[str, Any]) -> str:
 def initial_weights(folder: Path, experiment: Experiment) -> Path | None:
     """The file with the weights that the run in `folder` started from; None if it drew them."""
     if (folder / FOLDER).exists():
-        with closing(Store(folder / FOLDER)) as store:
+        with Store(folder / FOLDER) as store:
             return folder / FOLDER / str(store.runs()[-1]["id"]) / MODEL_FILE
     return None if experiment.start.weights is None else Path(experiment.start.weights)
 
@@ -225,7 +221,7 @@ def start_costs(folder: Path) -> StartCosts | None:
     if not (folder / FOLDER).exists():
         return None
     costs = StartCosts()
-    with closing(Store(folder / FOLDER)) as store:
+    with Store(folder / FOLDER) as store:
         for row in store.runs():
             last = store.last_round(row["id"])
             costs.wall_seconds += last.get("wall_seconds", 0.0)

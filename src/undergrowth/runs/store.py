@@ -40,7 +40,7 @@ ROUND_COLUMNS = (
 
 
 class Store:
-    """Runs, rounds, devices and links of one output folder.
+    """Runs, rounds, devices and links of one output folder. A `with` block closes it.
 
     A store of an older version is migrated when it is opened with `write` or `create`. A reader gets a migrated copy
     and leaves the file as it is. `in_run`: the folder is that of a run under way, which can be resumed after an error.
@@ -78,6 +78,12 @@ class Store:
 
     def close(self) -> None:
         self._connection.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def resume_command(self, run: str) -> str:
         """What resumes a run."""

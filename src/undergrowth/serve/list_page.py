@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -64,7 +63,7 @@ def _body(folder: Path, rows: Sequence[Row]) -> str:
     for row in rows:
         if row["sweep"]:
             sweeps.setdefault(row["sweep"], []).append(row)
-    with closing(Store(folder)) as store:
+    with Store(folder) as store:
         running = {row["run"]: _fraction(store, row["run"]) for row in rows if row["status"] == RUNNING}
     written = []
     for row in rows:

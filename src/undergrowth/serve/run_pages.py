@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 from undergrowth.report.html import escape
@@ -17,7 +16,7 @@ from undergrowth.serve.template import render
 
 def run_page(folder: Path, states: Sequence[RunState], live_address: str) -> str:
     """The page about the runs of `states`. Until all are done, the page asks `live_address` what is new."""
-    with closing(Store(folder)) as store:
+    with Store(folder) as store:
         page = build_page(_records(store, states, activity=True))
     live = any(state.status != DONE for state in states)
     data = {"live": live_address, "version": version(states), "statuses": _statuses(states)} if live else {}
@@ -31,7 +30,7 @@ def run_page(folder: Path, states: Sequence[RunState], live_address: str) -> str
 
 def live_answer(folder: Path, states: Sequence[RunState]) -> str:
     """What is new about the runs of `states`, as JSON for `live.js`."""
-    with closing(Store(folder)) as store:
+    with Store(folder) as store:
         page = build_summary(_records(store, states))
     answer = {
         "version": version(states),

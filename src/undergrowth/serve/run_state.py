@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ class RunState:
 
 def read_states(folder: Path, names: Sequence[str]) -> list[RunState]:
     """The states of the runs that `names` identify, without duplicates. Raises `InputError` if there is no such run."""
-    with closing(Store(folder)) as store:
+    with Store(folder) as store:
         return [_state(store, run) for run in dict.fromkeys(store.find(name) for name in names)]
 
 

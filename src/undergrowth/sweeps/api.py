@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from os import PathLike
 from typing import Any
 
@@ -62,7 +61,7 @@ def run_sweep(
     if accuracy is not None and not 0 < accuracy <= 1:
         raise InputError(f"accuracy {accuracy!r} must be above 0 and at most 1")
     check_metric_target(metric)
-    with closing(Store(planned.folder, create=True)) as store:
+    with Store(planned.folder, create=True) as store:
         index = RunIndex(store, SameInputs())
         every = [job for each in planned.jobs.values() for job in each.values()]
         store.forget_sweep(planned.name)

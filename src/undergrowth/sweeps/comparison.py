@@ -66,11 +66,19 @@ def compare(variants: Sequence[VariantRuns], target: float | None, metric: Metri
         )
         rows.append(
             ComparisonRow(
-                variant.name, len(records), spread(values.values()), difference, agreeing, len(pairs),
-                spread(len(record.rounds) for record in records), _costs([record.totals for record in records]),
-                len(reached), spread(row["round"] for row in reached), _costs(reached),
+                variant.name,
+                seeds=len(records),
+                value=spread(values.values()),
+                difference=difference,
+                agreeing=agreeing,
+                compared=len(pairs),
+                rounds=spread(len(record.rounds) for record in records),
+                costs=_costs([record.totals for record in records]),
+                reached=len(reached),
+                rounds_to_target=spread(row["round"] for row in reached),
+                costs_to_target=_costs(reached),
             )
-        )  # fmt: skip
+        )
     return rows
 
 

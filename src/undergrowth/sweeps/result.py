@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -43,7 +42,7 @@ class SweepResult:
     @cached_property
     def results(self) -> list[Result]:
         """The results of the finished runs, by variant and seed, as `ug.load` returns them."""
-        with closing(Store(self.folder)) as store:
+        with Store(self.folder) as store:
             return [result_of(store, run) for run in self.runs]
 
     @property

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, current_thread, main_thread
@@ -260,7 +260,7 @@ class WorkerPool:
             warnings.warn(note, RunWarning, stacklevel=2)
             worker.close()
             self._stopped.wait(pause)
-            with closing(Store(self.index.folder, create=True)) as store:
+            with Store(self.index.folder, create=True) as store:
                 request["run"] = RunIndex(store, self.index.has_same_inputs).unfinished_run(resolved)
         return reply
 

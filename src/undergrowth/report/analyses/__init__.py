@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def analyse(
     names = _check_names(as_names("analyses", analyses))
     if devices < 1:
         raise InputError(f"devices {devices} must be at least 1")
-    with closing(Store(out_folder)) as store:
+    with Store(out_folder) as store:
         records = load_records(store, as_names("runs", runs))
     folder, objects = Path(out_folder).expanduser(), UserObjects(method, data, model)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
