@@ -44,7 +44,6 @@ from undergrowth.runs.builders import (
     build_model,
     build_population,
     build_public,
-    check_models,
     check_torch_device,
     task_of,
 )
@@ -53,6 +52,7 @@ from undergrowth.runs.device_groups import DeviceGroups, device_groups
 from undergrowth.runs.engine_builder import build_engine, engine_settings
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_preparation import with_model_settings
+from undergrowth.runs.own_model import check_models
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.runs.server_links import wire_servers
