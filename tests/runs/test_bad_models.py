@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from undergrowth.core import InputError
+from undergrowth.runs import builders
 
 from .objects import dataset
 
@@ -129,3 +130,11 @@ MODELS = [
 @pytest.mark.parametrize(("model", "words"), MODELS, ids=range(len(MODELS)))
 def test_a_model_that_does_not_fit_the_data_is_refused(run, out, model, words):
     assert words in refused(run, out, model)
+
+
+def test_a_named_model_that_does_not_fit_into_memory_is_refused(run, out, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(builders.Model, "__post_init__", refuse)
+    assert "model logistic: its weights do not fit into the memory" in refused(run, out, "logistic")

@@ -189,7 +189,17 @@ def build_model(experiment: Experiment, population: Population, model: Callable[
 
 def _named(section: Named, population: Population) -> Model:
     build = named_model(section, population)
-    return functional_model(build) if is_reference(section.name) else Model(build)
+    if is_reference(section.name):
+        return functional_model(build)
+    try:
+        return Model(build)
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        raise InputError(
+            f"model {section.name}: its weights do not fit into the memory of this machine; give smaller options, or "
+            f"data with fewer classes than {population.classes}"
+        ) from None
 
 
 def named_model(section: Named, population: Population) -> Callable[[], nn.Module]:

@@ -65,6 +65,8 @@ def test_size_and_channels(tmp_path: Path) -> None:
         ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\)"),
         ({"size": 10_000_000}, "10 images of 10000000×10000000 pixels do not fit into memory; choose a smaller size"),
         ({"channels": 2}, "channels is 2"),
+        ({"channels": [1]}, r"channels is \[1\]"),
+        ({"task": ["regression"]}, r"task \['regression'\]: a folder of images can have"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:

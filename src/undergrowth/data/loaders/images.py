@@ -74,7 +74,7 @@ def _pillow() -> Any:
 
 def check_image_options(size: Any, channels: Any) -> tuple[int, int] | None:
     """Height and width, or None if they are those of the first image."""
-    if isinstance(channels, bool) or channels not in _MODES:
+    if isinstance(channels, bool) or channels not in tuple(_MODES):  # a list cannot be a key
         raise InputError(f"channels is {channels!r}; it must be 3 (colour) or 1 (grey)")
     return None if size is None else _size(size)
 

@@ -17,8 +17,8 @@ TASK_OPTION = "how labels are read: {}; by default the run's"
 
 def check_task(task: Any, tasks: Collection[str], what: str) -> None:
     """Refuses a task that the files of a loader, called `what`, cannot hold the labels of."""
-    if task not in tasks:
-        raise InputError(f"task '{task}': {what} can have the tasks {', '.join(tasks)}")
+    if not isinstance(task, str) or task not in tasks:
+        raise InputError(f"task {task!r}: {what} can have the tasks {', '.join(tasks)}")
 
 
 def split_samples(y: np.ndarray, task: str, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
