@@ -20,9 +20,9 @@ SECONDS_BETWEEN_LINES = 1.0
 @contextmanager
 def show_progress(shown: bool = True) -> Iterator[dict[str, Any]]:
     """Yields the hooks for `start` and `resume` that show how a run goes on; none unless `shown`."""
-    if not shown:
+    if not shown or sys.stderr is None:  # a program without a console has none
         yield {}
-    elif sys.stderr.isatty():
+    elif getattr(sys.stderr, "isatty", bool)():  # what a notebook puts there need not have it
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
