@@ -201,9 +201,9 @@ def _named_devices(what: str, nodes: Mapping[str, Mapping[str, Any]], devices: S
     owner: dict[str, str] = {}
     known = set(devices)
     for name, row in nodes.items():
-        for device in row["devices"] if isinstance(row.get("devices"), list) else ():
+        for device in map(str, row["devices"]) if isinstance(row.get("devices"), list) else ():
             if device not in known:
-                near = suggest(str(device), (devices[0], devices[-1]))
+                near = suggest(device, (devices[0], devices[-1]))
                 raise InputError(f"{what}: node '{name}': there is no device '{device}' in the data; {near}")
             if device in owner:
                 raise InputError(f"{what}: device '{device}' is below '{owner[device]}' and below '{name}'")
