@@ -217,4 +217,5 @@ def _tensor(values: Array) -> Tensor:
         return values
     # A copy in native byte order, because torch does not support read-only arrays, such as views of a file's bytes.
     # torch allocates it with a fixed alignment; numpy does not, and the alignment can change the last digit of a sum.
-    return torch.tensor(np.asarray(values, dtype=values.dtype.newbyteorder("=")))
+    dtype = np.dtype(np.float64) if values.dtype == np.longdouble else values.dtype.newbyteorder("=")
+    return torch.tensor(np.asarray(values, dtype=dtype))
