@@ -22,6 +22,7 @@ Several fields make several levels. The field `label` is always there: the most 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -124,7 +125,8 @@ def _is_fraction(value: Any) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Not `math.isfinite`, which raises an exception for a whole number that no float holds.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _place(what: str, rows: Mapping[str, Mapping[str, Any]], devices: Sequence[str]) -> Topology:
