@@ -265,6 +265,8 @@ def test_everything_is_checked_before_anything_starts(raw: dict[str, Any], messa
 def test_arguments_are_checked() -> None:
     with pytest.raises(InputError, match="jobs 0 must be a whole number of at least 1"):
         ug.sweep(SMALL, jobs=0)
+    with pytest.raises(InputError, match=r"accuracy '0\.9' must be above 0"):
+        ug.sweep(SMALL, accuracy="0.9")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="accuracy 90 must be above 0 and at most 1"):
         ug.sweep(SMALL, accuracy=90)
     with pytest.raises(InputError, match="metric nan must be a finite number"):
