@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
+from zlib import crc32
 
-from undergrowth.core import InputError, Method, TaskKind, check_state
+from undergrowth.core import InputError, Method, Task, TaskKind, check_state
 from undergrowth.data import Population, is_population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.engine_builder import build_engine
@@ -16,6 +17,7 @@ from undergrowth.runs.engine_facts import choose_workers, count_facts
 from undergrowth.runs.evaluation import frozen_digest
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.fingerprint import differ, fingerprint
+from undergrowth.runs.method_builder import method_class
 from undergrowth.runs.new_device_data import describe_data
 from undergrowth.runs.own_objects import source_records
 from undergrowth.runs.preview import check_deadline, describe_guess
@@ -75,6 +77,7 @@ def enter_run(
         "task": _task_facts(federation.task.kind),
         "fingerprint": None if is_population(given["data"]) else fingerprint(population),
         "frozen": frozen_digest(federation.task),
+        "shapes": _shapes_of_models(federation.task),
         "files": hash_files(experiment),
     }
     facts = {**run_facts(experiment, population), "notes": json.dumps(federation.notes)}
@@ -85,6 +88,12 @@ def _object_name(used: Any) -> str:
     if isinstance(used, Mapping):
         return ", ".join(used)
     return str(getattr(used, "__name__", type(used).__name__))
+
+
+def _shapes_of_models(task: Task) -> int:
+    """A checksum of the names and shapes of all weights."""
+    models = {"": task.model, **task.ladder}
+    return crc32(repr([(key, *sorted(model.shapes.items())) for key, model in models.items()]).encode())
 
 
 def _task_facts(kind: TaskKind) -> dict[str, Any]:
@@ -107,10 +116,16 @@ def run_facts(experiment: Experiment, population: Population) -> dict[str, Any]:
 
 
 def check_same_method(row: Mapping[str, Any], method: Method) -> None:
-    """Refuses to continue the run in a row of the store with other options of the method than it began with.
+    """Refuses to continue the run in a row of the store with another method, or other options of it.
 
     Rules among the fields of a method, such as its client, are not compared: a user may mend one and go on.
     """
+    named = row["experiment"]["objects"].get("method") or getattr(method_class(row["method"]), "__name__", None)
+    if named and named != type(method).__name__:
+        raise InputError(
+            f"method: {type(method).__name__} is not that of run '{row['id']}', {named}; resume it with the same "
+            "method, or start a new run"
+        )
     before, now = row["experiment"]["settings"]["method"], object_options(method)
     for key in before.keys() & now.keys():
         if before[key] != now[key] and not is_dataclass(getattr(method, key)):
@@ -129,10 +144,16 @@ def check_same_files(row: Mapping[str, Any], experiment: Experiment) -> None:
 
 
 def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
-    """Refuses to continue the run in a row of the store with other data or frozen weights than at its start."""
+    """Refuses to continue the run in a row of the store with other data, models or frozen weights than at its start."""
     before = row["experiment"].get("fingerprint")
     if before is not None and differ(before, fingerprint(federation.population)):
         raise InputError(f"data: it is not the data of run '{row['id']}'; restore that data, or start a new run")
+    shapes = row["experiment"].get("shapes")
+    if shapes is not None and shapes != _shapes_of_models(federation.task):
+        raise InputError(
+            f"model: its weights have other names or shapes than those of run '{row['id']}'; resume it with the same "
+            "model, or start a new run"
+        )
     frozen = row["experiment"].get("frozen")
     if frozen is not None and frozen != frozen_digest(federation.task):
         raise InputError(
