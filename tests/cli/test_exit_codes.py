@@ -120,6 +120,16 @@ def test_interrupted_then_resumed(type_command, uninterrupted_digest: str, monke
     assert last_json(done.stdout)["model_digest"] == uninterrupted_digest
 
 
+def test_a_resume_that_is_interrupted_before_it_starts_says_how_to_resume(type_command, monkeypatch) -> None:
+    monkeypatch.setattr(Execution, "restore", interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(Execution, "finish", interrupt)
+        type_command("run", *TINY, "--out", "kept")
+    done = type_command("resume", "last", "--out", "kept")
+    assert done.exit_code == 130
+    assert f"`undergrowth resume {Store('kept').find('last')} --out kept` continues it" in done.stderr
+
+
 def test_a_damaged_checkpoint_is_skipped(type_command, uninterrupted_digest: str, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Execution, "finish", interrupt)

@@ -282,3 +282,21 @@ def test_a_buffer_that_a_layer_assigns_is_in_the_output() -> None:
         dict(model.run(weights, x).buffers), {"mean": before["mean"], "steps": before["steps"]}
     )
     assert int(model.run({**weights, **buffers}, x, training=True).buffers["steps"]) == 2
+
+
+class Masked(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        self.register_buffer("low", torch.full((3,), torch.inf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) @ self.mask.softmax(1)
+
+
+def test_a_mask_with_infinite_values_is_no_weight() -> None:
+    """It could not be averaged. A buffer of nothing but infinite values is one: statistics may start so."""
+    model = Model(Masked)
+    for each in (model, model.to("meta")):
+        assert set(each.shapes) == {"weight", "bias", "low"} and set(each.constants) == {"mask"}
+    assert set(model.complete(model.initial(0))) == set(Masked().state_dict())

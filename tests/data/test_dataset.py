@@ -75,6 +75,13 @@ def with_value(value: float) -> np.ndarray:
     return x
 
 
+@pytest.mark.parametrize("classes", [np.int64(5), torch.tensor(5)])
+def test_the_number_of_classes_may_come_from_the_labels(classes: object) -> None:
+    data = table(classes=classes)  # type: ignore[arg-type]
+    data.check()
+    assert type(data.classes) is int
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -92,6 +99,11 @@ def with_value(value: float) -> np.ndarray:
         ({"x": np.zeros(60)}, "at least one more"),
         ({"x": np.full((60, 1), "a")}, "inputs must be numbers"),
         ({"x": [[1.0]]}, "x is a list"),
+        ({"x": np.ma.masked_greater(np.arange(60.0)[:, None], 50)}, "x has masked values; fill them in"),
+        ({"x": torch.zeros(60, 1).to_sparse()}, "x is sparse, quantised or on meta"),
+        ({"x": torch.zeros(60, 1, device="meta")}, "x is sparse, quantised or on meta"),
+        ({"classes": np.float64(5)}, "classes is np.float64"),
+        ({"fields": {"user": 3}}, "field 'user' has no entries"),
         ({"test_x": np.zeros((4, 2))}, r"shape \(2,\)"),
         ({"classes": 0}, "classes is 0"),
         ({"class_names": ("a",)}, "1 class names for 5"),

@@ -150,6 +150,8 @@ def test_a_wrong_number_of_devices_is_refused_with_both_numbers(written):
         ("devices: [{profile: phone-lo, share: 1}]", "did you mean 'phone-low'"),
         ("devices: [{profile: phone-low, share: -1}]", "share is -1 and must be a number above 0"),
         ("devices: [{profile: phone-low, share: .nan}]", "share is nan"),
+        (f"devices: [{{profile: phone-low, share: 1{400 * '0'}}}]", "share is 1000"),
+        (f"devices: [{{profile: phone-low, count: 1{400 * '0'}}}]", "count is 1000"),
         ("devices: [{profile: phone-low, count: 1.5}]", "count is 1.5 and must be a whole number"),
         ("devices: [{profile: phone-low, count: 0}]", "count is 0"),
         ("devices: [{profile: phone-low, spread: -0.1}]", "spread is -0.1"),

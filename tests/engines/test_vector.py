@@ -124,13 +124,32 @@ class Odd(nn.Module):
         return self.head(flat - flat.mean(0))
 
 
-def test_a_model_that_mixes_samples_is_not_stacked(tmp_path: Any) -> None:
+class Deciding(nn.Linear):
+    """A model that reads a number of its samples, and one of a constant, which the first step does not show."""
+
+    def __init__(self, reads: bool = True) -> None:
+        super().__init__(64, 10)
+        self.reads = reads
+        self.register_buffer("on", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = -1.0 if self.reads and bool(x.mean() > 0.9) else float(self.on)  # type: ignore[arg-type]
+        return super().forward(scale * x.flatten(1))
+
+
+@pytest.mark.parametrize("model", [Odd, Deciding])
+def test_a_model_that_mixes_samples_is_not_stacked(model: Any, tmp_path: Any) -> None:
     runs = {
-        engine: ug.run(model=Odd, rounds=2, clients=5, engine=engine, out=str(tmp_path))
+        engine: ug.run(model=model, rounds=2, clients=5, engine=engine, out=str(tmp_path))
         for engine in ("serial", "vector")
     }
     assert runs["vector"].history[-1]["not_stacked"] == 5
     assert runs["vector"].summary["model_digest"] == runs["serial"].summary["model_digest"]
+
+
+def test_a_model_that_reads_a_constant_is_stacked(tmp_path: Any) -> None:
+    result = ug.run(model=lambda: Deciding(False), rounds=1, clients=5, engine="vector", out=str(tmp_path))
+    assert result.history[-1]["not_stacked"] == 0
 
 
 @pytest.mark.parametrize("batch", [1, 16])

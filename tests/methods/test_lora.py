@@ -244,6 +244,18 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], sentence: str, tm
         ug.run("lora", **{**digits(tmp_path), **changes})
 
 
+def test_adapters_of_an_encoder_layer_of_torch_count_in_evaluation() -> None:
+    """Its fused path, which only evaluation takes, would leave them out."""
+    encoder = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    module = add_adapters(torch.nn.Sequential(encoder, torch.nn.Linear(4, 3)), Adapters(2))
+    for name, value in module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(value)
+    x = torch.randn(2, 5, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(module.eval()(x), module.train()(x))
+
+
 def test_own_adapters_compute_what_those_of_peft_compute() -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)

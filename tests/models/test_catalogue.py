@@ -174,6 +174,7 @@ IMAGE = (3, 32, 32)
             "model mlp: projection must be a whole number of at least 1, such as 256",
         ),
         (("mlp", (4,), 2), {"projection": True}, "or null, not True"),
+        (("transformer", (4,), 2), {"depth": 1001}, "option depth of a transformer must be at most 1000, not 1001"),
         (("mlp", (4,), 2), {"weights": "nowhere.pt"}, "weights: there is no file 'nowhere.pt'"),
     ],
 )

@@ -187,8 +187,9 @@ def test_the_page_and_the_command(found, folder: Path, plain: ug.Result, tuned: 
 def test_unknown_analyses_are_rejected_first(folder: Path, plain: ug.Result, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'entropy'"):
         ug.report.write_report([plain.run], folder, tmp_path / "page.html", analyses=["cka", "entrpy"])
-    with pytest.raises(InputError, match="at least 1"):
-        ug.report.analyse([plain.run], out_folder=folder, devices=0)
+    for odd in (0, "10"):
+        with pytest.raises(InputError, match=f"devices {odd!r} must be a whole number of at least 1"):
+            ug.report.analyse([plain.run], out_folder=folder, devices=odd)  # type: ignore[arg-type]
     assert ug.report.analyse(plain.run, "efficiency", folder) == ug.report.analyse([plain.run], ["efficiency"], folder)
     assert not (tmp_path / "page.html").exists()
 

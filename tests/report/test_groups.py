@@ -37,6 +37,7 @@ def test_the_default_groups_runs_that_differ_in_the_seed() -> None:
 def test_groups_by_chosen_settings() -> None:
     assert names(runs(), ["train.lr"]) == {"lr 0.1": 6, "lr 0.3": 6}
     assert names(runs(), ["method"]) == {"fedavg": 6, "fedprox": 6}
+    assert names(runs(), "method") == names(runs(), ["method"])
     assert names(runs(), ["method", "run.seed"])["fedprox, seed 2"] == 2
     with pytest.raises(InputError, match=r"group 'train\.ls' is not a setting of these runs"):
         group_records(runs(), ["train.ls"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from undergrowth.core import InputError
+from undergrowth.runs import model_builder
 
 from .objects import dataset
 
@@ -68,6 +70,20 @@ class Silent(nn.Linear):
         raise ValueError
 
 
+class Renamed(nn.Linear):
+    def state_dict(self, *arguments, **options):
+        return {f"net.{name}": value for name, value in super().state_dict(*arguments, **options).items()}
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        return torch.jit.script(nn.Linear(6, 3))
+
+
+NET = nn.Linear(6, 3)
+
+
 class WithLadder(nn.Linear):
     ladder = ("small", "large")
 
@@ -102,6 +118,10 @@ MODELS = [
         "model: none of its 2 parameters requires a gradient; there is nothing",
     ),
     (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), "model: it changes its input in place"),
+    (lambda: nn.Linear(6, 3, device="meta"), "model: 'weight' has no values, because it is on the device meta"),
+    (lambda: Renamed(6, 3), "model: its state_dict has no 'bias'"),
+    (scripted, "model: it is compiled by torch.jit"),
+    (lambda: NET, "model: the callable returned the same nn.Module twice"),
     (nn.Linear, "model: the callable failed"),
     (nn.Linear(6, 3), "model: this is an nn.Module; give a callable"),
 ]
@@ -110,3 +130,11 @@ MODELS = [
 @pytest.mark.parametrize(("model", "words"), MODELS, ids=range(len(MODELS)))
 def test_a_model_that_does_not_fit_the_data_is_refused(run, out, model, words):
     assert words in refused(run, out, model)
+
+
+def test_a_named_model_that_does_not_fit_into_memory_is_refused(run, out, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(model_builder.Model, "__post_init__", refuse)
+    assert "model logistic: its weights do not fit into the memory" in refused(run, out, "logistic")

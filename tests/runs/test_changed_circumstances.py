@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import undergrowth as ug
 from tests.fleet_files import fleet_file
 from undergrowth.core import InputError
+from undergrowth.methods import FedAvg, FedProx
 from undergrowth.runs import Store
 from undergrowth.runs.execution import resume, start
 
-from .objects import dataset
+from .objects import dataset, linear
 from .test_resume import ROUNDS, assert_same, tree, with_out
 
 
@@ -42,6 +44,26 @@ def test_a_run_that_ends_before_its_first_round_has_a_status(tmp_path, monkeypat
     assert store.run(store.find("last"))["status"] == ("interrupted" if error is KeyboardInterrupt else "failed")
     store.close()
     assert len(resume("last", str(tmp_path)).history) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("begun", "given", "said"),
+    [
+        (
+            {"model": linear},
+            {"model": lambda: nn.Sequential(linear())},
+            "model: its weights have other names or shapes",
+        ),
+        ({"method": FedProx()}, {"method": FedAvg()}, "method: FedAvg is not that of run '.*', FedProx"),
+        ({}, {"method": FedProx()}, "method: FedProx is not that of run '.*', FedAvg"),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_model_or_method(begun, given, said, out, interrupted):
+    raw = tree() if "model" in begun else {**tree(), "model": "logistic"}
+    interrupted({**raw, "data": {"clients": 4}}, 1, **{"data": dataset(), **begun})
+    with pytest.raises(InputError, match=said):
+        resume("last", out, **{"data": dataset(), **begun, **given})
+    assert len(resume("last", out, data=dataset(), **begun).history) == ROUNDS
 
 
 def _relabel(arrays: dict[str, Any]) -> None:

@@ -77,6 +77,13 @@ def test_a_disk_that_is_full_at_the_end_loses_no_round(out, whole):
     assert digest(ug.resume("last", out)) == digest(whole)
 
 
+def test_a_folder_that_is_moved_stops_the_run_which_can_be_resumed_there(out, whole):
+    move = after(2, lambda execution: os.rename(out, f"{out}-moved"))
+    with pytest.raises(RunError, match=r"if it was moved, `undergrowth resume \S+-local-\S+ --out FOLDER` continues"):
+        start(tree(out), on_round=move)
+    assert digest(ug.resume("last", f"{out}-moved")) == digest(whole)
+
+
 def test_a_read_only_store_stops_the_run_and_no_finished_round_is_lost(out, whole):
     lock = after(2, lambda execution: execution.store._connection.execute("PRAGMA query_only=ON"))
     with pytest.raises(RunError, match=r"the run store '.*' could not be written: .*; `undergrowth resume"):

@@ -12,7 +12,7 @@ from torch import nn
 from undergrowth.core import Context, Model, Packet, Shard, Task
 from undergrowth.data import PartitionedPopulation, partition_dataset
 from undergrowth.learning import GradientClient
-from undergrowth.runs.model_builder import check_models
+from undergrowth.runs.own_model import check_models
 
 from .objects import CLASSES, FEATURES, Faulty, Own, WithFault, dataset, digest, linear, normed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,3 +67,10 @@ def test_a_run_goes_on_when_nobody_reads_its_progress_any_more(run: Run, monkeyp
 
     monkeypatch.setattr("sys.stderr", Closed())
     assert len(run(rounds=3, progress=True).history) == 3
+
+
+@pytest.mark.parametrize("stream", [None, SimpleNamespace(write=lambda text: None, flush=lambda: None)])
+def test_standard_error_may_be_missing_or_no_file(stream: object, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program without a console, and in notebooks."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert len(run().history) == 3

@@ -119,6 +119,13 @@ def test_a_model_object_is_asked_for_again_when_a_run_is_loaded(run, out):
     assert independent_digest(ug.load(result.run, out=out, model=linear).model) == digest(result)
 
 
+@pytest.mark.parametrize("other", [lambda: nn.Linear(6, 4), lambda: nn.Sequential(linear()), nn.Identity])
+def test_another_model_than_the_one_that_was_trained_is_refused(other, run, out):
+    result = run(data=Own(), model=linear)
+    with pytest.raises(InputError, match=rf"the stored weights of run '{result.run}' do not fit it, such as"):
+        _ = ug.load(result.run, out=out, model=other).model
+
+
 def test_everything_that_has_a_name_can_be_an_object(run):
     by_name = run(method="fedprox", options={"mu": 0.1})
     by_object = run(method=ug.methods.FedProx(mu=0.1), data=load("digits"))

@@ -19,6 +19,7 @@ from undergrowth.runs.config import parse_experiment
 from undergrowth.runs.listing import UNREADABLE, list_runs
 from undergrowth.runs.schema import migrate
 from undergrowth.runs.store import FILE, ROUND_COLUMNS, Store
+from undergrowth.runs.stored_experiment import stored_experiment
 
 from ..warm import begin
 
@@ -110,6 +111,13 @@ def test_a_damaged_store_is_named_in_one_sentence(tmp_path: Path, change: str) -
     with pytest.raises((InputError, RunError), match=r"store '.*sqlite' cannot be read|has a damaged row in the store"):
         for run in store.ids():
             store.run(run), store.rounds(run), store.last_round(run), store.devices(run), list(store.links(run))
+    store.close()
+
+
+def test_an_experiment_that_lacks_a_part_is_named_in_one_sentence(tmp_path: Path) -> None:
+    store = broken(tmp_path, "PRAGMA user_version")
+    with pytest.raises(InputError, match=r"has a damaged row in the store \(KeyError: 'defaults'\)"):
+        stored_experiment(store.run(store.find("last")))
     store.close()
 
 

@@ -33,8 +33,13 @@ def test_settings_of_the_process_do_not_reach_a_run(tmp_path: Path) -> None:
     expected, precision = run(tmp_path, 0), torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.set_default_dtype(torch.float64)
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
             assert run(tmp_path, 0) == expected
-        assert torch.get_float32_matmul_precision() == "medium"
+            assert ug.plan("fedavg", model=dropping, clients=3)
+            weight = ug.load("last", str(tmp_path), model=dropping).model.get_parameter("1.weight")
+            assert (weight.device.type, weight.dtype) == ("cpu", torch.float32)
+        assert torch.get_float32_matmul_precision() == "medium" and torch.get_default_dtype() == torch.float64
     finally:
         torch.set_float32_matmul_precision(precision)
+        torch.set_default_dtype(torch.float32)

@@ -187,6 +187,19 @@ def test_a_run_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPat
     assert result.rows[0]["seeds"] == 1
 
 
+def test_a_run_is_reused_that_stores_more_than_its_file_says(executed: list[Any]) -> None:
+    """A phase before the first round, adapters, and the number of rounds that `auto` stands for."""
+    raw = {
+        **SMALL,
+        "model": "mlp",
+        "method": ["fedncm-ft", "lora"],
+        "run": {"engine": "serial", "evaluate_every": "auto"},
+    }
+    first = ug.sweep(raw)
+    executed.clear()
+    assert ug.sweep(raw).runs == first.runs and not executed
+
+
 def test_a_run_on_other_data_is_not_reused(executed: list[Any]) -> None:
     random = np.random.default_rng(0)
     for name, shift in (("a", 0.0), ("b", 1.0)):
@@ -265,6 +278,8 @@ def test_everything_is_checked_before_anything_starts(raw: dict[str, Any], messa
 def test_arguments_are_checked() -> None:
     with pytest.raises(InputError, match="jobs 0 must be a whole number of at least 1"):
         ug.sweep(SMALL, jobs=0)
+    with pytest.raises(InputError, match=r"accuracy '0\.9' must be above 0"):
+        ug.sweep(SMALL, accuracy="0.9")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="accuracy 90 must be above 0 and at most 1"):
         ug.sweep(SMALL, accuracy=90)
     with pytest.raises(InputError, match="metric nan must be a finite number"):

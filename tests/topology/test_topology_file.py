@@ -60,6 +60,11 @@ def test_nodes_with_parents_devices_and_settings(tmp_path: Path) -> None:
         ("nodes: {a: {devices: 7}}", "1 of 8 devices, such as 'd7', are below no node; give them to one with"),
         ("nodes: {a: {devices: 9}}", "node 'a' has 9 devices, and 8 of the 8 devices are left"),
         ("nodes: {a: {devices: [d9]}}", "there is no device 'd9' in the data"),
+        ("nodes: {a: {devices: [[d1]]}}", "node 'a': there is no device '.'d1'.' in the data"),
+        (
+            f"nodes: {{a: {{devices: 8, deadline: 1{400 * '0'}}}}}",
+            "node .a.: deadline is 1000.* and must be a number of seconds",
+        ),
         ("nodes: {a: {devices: [d1]}, b: {devices: [d1]}}", "device 'd1' is below 'a' and below 'b'"),
         ("nodes: {a: {devices: rest}, b: {devices: rest}}", "'a' and 'b' both have devices: rest; only one node can"),
         ("nodes: {a: {devices: rest}, b: {}}", "node 'b' has neither devices nor nodes below it"),

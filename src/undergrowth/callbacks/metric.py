@@ -11,7 +11,7 @@ from undergrowth.runs.callback import OngoingRun, Row
 
 def chosen_metric(name: str | None, run: OngoingRun) -> Metric:
     """The figure called `name`, or the main metric of the run's task."""
-    return run.metric if name is None else run.metric_named(name)
+    return run.metric if name is None else run.metric_named(str(name))  # no figure has any other name
 
 
 def improvement_of(owner: object, metric: Metric, row: Row) -> float:

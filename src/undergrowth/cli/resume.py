@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,13 +32,14 @@ def resume(
     from undergrowth.cli.run_summary import print_summary
     from undergrowth.cli.run_tracking import track_run
     from undergrowth.runs import Store
+    from undergrowth.runs.commands import resume_command
     from undergrowth.runs.execution import resume as resume_run
 
     with Store(out) as store:
         name = store.find(run)
         if store.run(name)["status"] == "done":
             typer.echo(f"note: run {name} was already finished", err=True)
-    with track_run(quiet) as hooks:
+    with track_run(quiet, resume_command(Path(out), name)) as hooks:
         trackers = build_trackers(track or ())
         result = resume_run(name, out, allow_changed_source=allow_changed_source, **hooks, callbacks=trackers)
     print_summary(result, json=json, report=not json if report is None else report)

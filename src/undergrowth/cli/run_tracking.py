@@ -17,8 +17,10 @@ ERROR_FILE = "error.log"
 
 
 @contextmanager
-def track_run(quiet: bool = False) -> Iterator[dict[str, Any]]:
+def track_run(quiet: bool = False, resume: str = "") -> Iterator[dict[str, Any]]:
     """Yield the hooks of a run that show its progress on standard error, unless `quiet`.
+
+    `resume`: the command that resumes the run, if there is one before the block.
 
     An interrupt or an unexpected exception in the block becomes a `CommandError` with the command that resumes the
     run. Input and run errors pass unchanged: their messages are complete.
@@ -37,8 +39,8 @@ def track_run(quiet: bool = False) -> Iterator[dict[str, Any]]:
             raise
         except KeyboardInterrupt as error:
             if not started:
-                message = "interrupted before the run started; there is nothing to resume"
-                raise CommandError(INTERRUPTED, message) from error
+                rest = f"`{resume}` continues it" if resume else "there is nothing to resume"
+                raise CommandError(INTERRUPTED, f"interrupted before the run started; {rest}") from error
             message = f"interrupted: run {started[0].run} {_how_to_resume(started[0])}"
             raise CommandError(INTERRUPTED, message) from error
         except (Exception, SystemExit) as error:

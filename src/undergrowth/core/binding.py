@@ -18,7 +18,7 @@ class BoundModule:
 
     Parameters that require no gradient, and the buffers of frozen layers, are no weights: the module keeps its own
     tensors for them, which all devices share. A layer is frozen if none of its parameters requires a gradient, or by
-    `freeze_buffers`.
+    `freeze_buffers`. A mask of attention, a buffer with infinite values among others, is no weight either.
     """
 
     def __init__(self, module: nn.Module, levels: Levels | None = None) -> None:
@@ -106,6 +106,17 @@ def _find_frozen_layers(module: nn.Module) -> list[nn.Module]:
     return frozen
 
 
+def _masks(layer: nn.Module) -> frozenset[str]:
+    """Buffers with finite and other values, such as -inf in a mask of attention: constants, which have no mean."""
+    found: frozenset[str] | None = getattr(layer, "mask_buffers", None)
+    if found is None:  # the layer remembers them, because copies on the device meta have no values
+        buffers = {key: value for key, value in layer._buffers.items() if value is not None and not value.is_meta}
+        finite = {key: value.isfinite() for key, value in buffers.items() if value.is_floating_point()}
+        found = frozenset(key for key, each in finite.items() if each.any() and not each.all())
+        layer.mask_buffers = found  # type: ignore[assignment]
+    return found
+
+
 def _find_places(
     module: nn.Module, frozen: Container[nn.Module]
 ) -> list[tuple[dict[str, Tensor | None], str, str, Tensor | None]]:
@@ -116,10 +127,11 @@ def _find_places(
     places: list[tuple[dict[str, Tensor | None], str, str, Tensor | None]] = []
     first_names: dict[int, str] = {}
     for prefix, layer in module.named_modules(remove_duplicate=False):
+        masks = _masks(layer)
         for place in (layer._parameters, layer._buffers):
             for key, value in place.items():
                 name = f"{prefix}.{key}" if prefix else key
-                if value is None or name not in persistent:
+                if value is None or name not in persistent or key in masks:
                     continue
                 if layer in frozen if place is layer._buffers else not value.requires_grad:
                     continue

@@ -86,4 +86,4 @@ def find_meant(value: str, choices: Iterable[str]) -> str | None:
 
 
 def _word(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter not in "-_ ")
+    return "".join(letter for letter in str(name).lower() if letter not in "-_ ")

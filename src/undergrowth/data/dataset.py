@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,10 @@ class Dataset:
     notes: tuple[str, ...] = ()  # what the loader assumed; runs repeat these notes
     task: str = "classification"  # regression | multi-label | next-token
     test_fields: Mapping[str, Array] = field(default_factory=dict)  # as `fields`, of the test samples
+
+    def __post_init__(self) -> None:
+        with suppress(TypeError):  # `y.max() + 1` is an integer of numpy or torch; what is none, `check` refuses
+            object.__setattr__(self, "classes", index(self.classes))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -116,9 +122,10 @@ class Dataset:
                 f"({self.test_x.dtype}); they must be of the same kind, or their scales would differ"
             )
         for key, values in self.fields.items():
-            if len(values) != len(self):
+            if not isinstance(values, Sized) or len(values) != len(self):
+                found = len(values) if isinstance(values, Sized) else "no"
                 raise InputError(
-                    f"data set '{self.name}': field '{key}' has {len(values)} entries for {len(self)} training samples"
+                    f"data set '{self.name}': field '{key}' has {found} entries for {len(self)} training samples"
                 )
         for key, values in self.test_fields.items():
             if len(values) != len(self.test_y):
@@ -144,6 +151,10 @@ class Dataset:
                 raise InputError(
                     f"data set '{self.name}': {key} is a {type(values).__name__}; it must be a numpy array or a tensor"
                 )
+            if isinstance(values, Tensor) and (values.layout != torch.strided or values.is_meta or values.is_quantized):
+                raise InputError(f"data set '{self.name}': {key} is sparse, quantised or on meta; give a dense tensor")
+            if np.ma.is_masked(values):
+                raise InputError(f"data set '{self.name}': {key} has masked values; fill them in, or leave samples out")
         if y.ndim < 1 or x.ndim < 2:
             raise InputError(
                 f"data set '{self.name}': {part} has shape {tuple(x.shape)} and {labels} {tuple(y.shape)}; "
@@ -217,4 +228,5 @@ def _tensor(values: Array) -> Tensor:
         return values
     # A copy in native byte order, because torch does not support read-only arrays, such as views of a file's bytes.
     # torch allocates it with a fixed alignment; numpy does not, and the alignment can change the last digit of a sum.
-    return torch.tensor(np.asarray(values, dtype=values.dtype.newbyteorder("=")))
+    dtype = np.dtype(np.float64) if values.dtype == np.longdouble else values.dtype.newbyteorder("=")
+    return torch.tensor(np.asarray(values, dtype=dtype))

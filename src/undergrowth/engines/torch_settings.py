@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -26,24 +26,30 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def restore_torch_settings() -> Iterator[None]:
-    """Restores torch's threads, precision and CPU random state when the block ends.
+    """Restores torch's threads, precision, default type and CPU random state when the block ends.
 
-    These belong to the process, and runs set them. So the blocks of other threads wait until this one ends.
+    These belong to the process, and runs set them. So the blocks of other threads wait until this one ends. What a
+    program has set for itself, such as another default device, does not reach the block.
     """
-    with _LOCK, _restored(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    cpu = torch.device("cpu")  # as a context it slows every function down a little
+    on_cpu = nullcontext() if torch.get_default_device() == cpu else cpu
+    autocast = torch.autocast("cpu", enabled=False)
+    with _LOCK, _restored(), torch.inference_mode(False), torch.enable_grad(), autocast, on_cpu:
         yield
 
 
 @contextmanager
 def _restored() -> Iterator[None]:
     cuda, cudnn, random_state = torch.backends.cuda, torch.backends.cudnn, torch.get_rng_state()
-    precision = torch.get_float32_matmul_precision()
+    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
     before = torch.get_num_threads(), cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
     try:
         torch.set_float32_matmul_precision("highest")
+        torch.set_default_dtype(torch.float32)
         yield
     finally:
         torch.set_num_threads(before[0])
         cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before[1:]
         torch.set_float32_matmul_precision(precision)
+        torch.set_default_dtype(dtype)
         torch.set_rng_state(random_state)

@@ -98,6 +98,10 @@ def add_adapters(module: nn.Module, adapters: Adapters) -> nn.Module:
             layer = module.get_submodule(name)
             assert isinstance(layer, nn.Linear)
             set_layer(module, name, LoraLinear(layer, adapters))
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            # In evaluation torch would compute such a layer from its weights, without calling its linear layers.
+            layer.activation_relu_or_gelu = 0
     for name, value in module.named_parameters():
         value.requires_grad_(is_adapter(name) or name in trained)
     return module

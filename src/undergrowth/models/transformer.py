@@ -90,16 +90,21 @@ class MeanOfWords(nn.Module):
         return mean
 
 
+MAX_DEPTH = 1000
+
+
 def thirds(layers: int) -> tuple[int, int, int]:
     """The numbers of encoder layers below the levels low, mid and up."""
     return layers // 3, 2 * layers // 3, layers
 
 
 def encoder(embedding: nn.Module, classes: int, layers: Layers, width: int, depth: int, heads: int) -> Staged:
-    """`depth` encoder layers between an embedding and a linear layer on the mean over words.
+    """`depth` encoder layers, at most `MAX_DEPTH`, between an embedding and a linear layer on the mean over words.
 
     Levels low, mid and up are after each third of the layers.
     """
+    if depth > MAX_DEPTH:
+        raise InputError(f"model: option depth of a transformer must be at most {MAX_DEPTH}, not {depth}")
     stages = {"embedding": embedding}
     stages |= {f"layer{number + 1}": EncoderLayer(width, heads, layers) for number in range(depth)}
     stages |= {"pool": MeanOfWords(width), "head": layers.linear(width, classes, last=True)}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from undergrowth.core import InputError, Metric, suggest
 from undergrowth.report.figures import cost_of
+from undergrowth.report.run_names import as_names
 from undergrowth.report.run_record import RunRecord, differences, distinct_labels, shared_metric
 from undergrowth.report.tables import NO_VALUE
 
@@ -87,7 +88,7 @@ def groups_metric(groups: Sequence[Group]) -> Metric:
 def _checked(records: Sequence[RunRecord], paths: Sequence[str]) -> list[str]:
     known = list(dict.fromkeys(path for record in records for path in record.named_settings))
     found = []
-    for path in paths:
+    for path in as_names("group", paths):
         whole = f"{path}.name" if f"{path}.name" in known else path
         if whole not in known:
             raise InputError(f"group '{path}' is not a setting of these runs; {suggest(path, known)}")

@@ -12,6 +12,7 @@ from torch import nn
 
 from undergrowth.core import InputError, Method, RunWarning
 from undergrowth.data import Dataset, Population
+from undergrowth.engines import restore_torch_settings
 from undergrowth.report.plan_advice import advise
 from undergrowth.report.plan_page import write_plan_page
 from undergrowth.report.plan_tree import advise_tree
@@ -61,6 +62,7 @@ class PlanReport(list[Row]):
         return write_plan_page(self, file)
 
 
+@restore_torch_settings()
 def plan(method: str | Method | Sequence[str | Method] | None = None, **arguments: Any) -> PlanReport:
     """The price of taking part, without training: one row per method and class of devices.
 

@@ -3,7 +3,7 @@
 The modules, in an order in which they can be read:
 
 what a user writes      `api`, `experiment_file`, `config` and the modules ending in `_section` (their base: `sections`,
-                        `fields`), `validation_errors`, `own_objects`, `own_population`, `own_task`
+                        `fields`), `validation_errors`, `own_objects`, `own_model`, `own_population`, `own_task`
 what that becomes       `federation_builder` with the other builders, `topologies`, `server_links`, `server_training`,
                         `device_groups`, `unused_settings`; the result is a `federation`
 a run                   `execution`, `opening`, `engine_choice`, `engine_facts`, `evaluation_interval`, `ongoing_run`,

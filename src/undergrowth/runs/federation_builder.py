@@ -41,7 +41,8 @@ from undergrowth.runs.device_groups import device_groups
 from undergrowth.runs.engine_builder import build_engine, check_torch_device, engine_settings
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.method_builder import build_method
-from undergrowth.runs.model_builder import build_ladder, build_model, check_models, with_model_settings
+from undergrowth.runs.model_builder import build_ladder, build_model, with_model_settings
+from undergrowth.runs.own_model import check_models
 from undergrowth.runs.own_task import TaskFunctions, build_kind, check_functions
 from undergrowth.runs.server_links import wire_servers
 from undergrowth.runs.server_training import price_servers

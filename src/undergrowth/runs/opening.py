@@ -16,7 +16,7 @@ from undergrowth.runs.federation import Federation
 from undergrowth.runs.new_device_data import describe_data
 from undergrowth.runs.own_objects import source_records
 from undergrowth.runs.preview import check_deadline, describe_guess
-from undergrowth.runs.run_inputs import fingerprint, frozen_digest, hash_files
+from undergrowth.runs.run_inputs import fingerprint, frozen_digest, hash_files, shapes_of_models
 from undergrowth.runs.store import Store
 from undergrowth.runs.stored_experiment import object_options, option_defaults
 from undergrowth.runs.tree_price import check_server_deadlines
@@ -68,6 +68,7 @@ def enter_run(
         "task": _task_facts(federation.task.kind),
         "fingerprint": None if is_population(given["data"]) else fingerprint(population),
         "frozen": frozen_digest(federation.task),
+        "shapes": shapes_of_models(federation.task),
         "files": hash_files(experiment),
     }
     facts = {**run_facts(experiment, population), "notes": json.dumps(federation.notes)}

@@ -17,12 +17,17 @@ from undergrowth.runs.execution import Execution
 SECONDS_BETWEEN_LINES = 1.0
 
 
+def is_terminal() -> bool:
+    """Whether standard error is one. What a notebook puts there need not have the function `isatty`."""
+    return bool(getattr(sys.stderr, "isatty", bool)())
+
+
 @contextmanager
 def show_progress(shown: bool = True) -> Iterator[dict[str, Any]]:
     """Yields the hooks for `start` and `resume` that show how a run goes on; none unless `shown`."""
-    if not shown:
+    if not shown or sys.stderr is None:  # a program without a console has none
         yield {}
-    elif sys.stderr.isatty():
+    elif is_terminal():
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),

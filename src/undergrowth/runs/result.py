@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from torch import nn
+from torch import Tensor, nn
 
 from undergrowth.core import InputError, Metric, NextToken, suggest
+from undergrowth.engines import restore_torch_settings
 from undergrowth.exchange import COLUMNS, Entry, Totals
 from undergrowth.learning.adapters import Adapters, add_adapters
 from undergrowth.models import builder
@@ -105,10 +106,24 @@ class Result:
         path = self.folder / MODEL_FILE
         if not path.exists():
             raise InputError(f"run '{self.run}' has no model any more: '{path}' is gone; resuming it writes it again")
-        module = self.build() if self.adapters is None else add_adapters(self.build(), self.adapters)
-        # Not strict: of two names for one tied weight, the file has the first.
-        module.load_state_dict(safetensors.torch.load_file(path), strict=False)
+        with restore_torch_settings():
+            module = self.build() if self.adapters is None else add_adapters(self.build(), self.adapters)
+            self._load(module, safetensors.torch.load_file(path))
         return module.eval()
+
+    def _load(self, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        wanted = module.state_dict(keep_vars=True)
+        # Of two names for one tied weight, the file has the first.
+        tied = {id(wanted[name]) for name in weights if name in wanted}
+        missing = [name for name, value in wanted.items() if name not in weights and id(value) not in tied]
+        other = [*missing, *(name for name in weights if name not in wanted)]
+        other += [name for name, value in weights.items() if name in wanted and wanted[name].shape != value.shape]
+        if other:
+            raise InputError(
+                f"model: the stored weights of run '{self.run}' do not fit it, such as '{other[0]}'; pass the model "
+                f"that the run was given"
+            )
+        module.load_state_dict(weights, strict=False)
 
     def to_pandas(self, of: str = "history") -> Any:
         """A pandas DataFrame `of` the history (one row per round), the clients (per device) or the ledger (per ask)."""

@@ -22,6 +22,7 @@ from undergrowth.core import InputError, Method, Task, Weights
 from undergrowth.data import Population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.federation import Federation
+from undergrowth.runs.method_builder import method_class
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.stored_experiment import object_options
 
@@ -55,6 +56,12 @@ def frozen_digest(task: Task) -> str | None:
     models = {"": task.model, **task.ladder}
     tensors = {f"{name}/{key}": value for name, model in models.items() for key, value in model.constants.items()}
     return digest(tensors) if tensors else None
+
+
+def shapes_of_models(task: Task) -> int:
+    """A checksum of the names and shapes of all weights."""
+    models = {"": task.model, **task.ladder}
+    return crc32(repr([(key, *sorted(model.shapes.items())) for key, model in models.items()]).encode())
 
 
 def digest(weights: Weights) -> str:
@@ -106,17 +113,23 @@ def check_same_inputs(
             "an uninterrupted run; restore it, or go on with --allow-changed-source (allow_changed_source=True)"
         )
     if given["method"] is not None:
-        _check_same_options(row, given["method"])
+        _check_same_method(row, given["method"])
     for setting in changed_files(began.get("files"), experiment):
         raise InputError(f"{setting}: its file has changed since run '{run}' began; restore it, or start a new run")
     return [f"resumed with another source of {changed} than the run began with"] if changed else []
 
 
-def _check_same_options(row: Mapping[str, Any], method: Method) -> None:
-    """Refuses a method object with other options.
+def _check_same_method(row: Mapping[str, Any], method: Method) -> None:
+    """Refuses a method object of another class, or with other options.
 
     Rules among the fields of a method, such as its client, are not compared: a user may mend one and go on.
     """
+    named = row["experiment"]["objects"].get("method") or getattr(method_class(row["method"]), "__name__", None)
+    if named and named != type(method).__name__:
+        raise InputError(
+            f"method: {type(method).__name__} is not that of run '{row['id']}', {named}; resume it with the same "
+            "method, or start a new run"
+        )
     before, now = row["experiment"]["settings"]["method"], object_options(method)
     for key in before.keys() & now.keys():
         if before[key] != now[key] and not is_dataclass(getattr(method, key)):
@@ -127,10 +140,16 @@ def _check_same_options(row: Mapping[str, Any], method: Method) -> None:
 
 
 def check_same_data(row: Mapping[str, Any], federation: Federation) -> None:
-    """Refuses to continue the run in a row of the store with other data or frozen weights than at its start."""
+    """Refuses to continue the run in a row of the store with other data, models or frozen weights than at its start."""
     before = row["experiment"].get("fingerprint")
     if before is not None and differ(before, fingerprint(federation.population)):
         raise InputError(f"data: it is not the data of run '{row['id']}'; restore that data, or start a new run")
+    shapes = row["experiment"].get("shapes")
+    if shapes is not None and shapes != shapes_of_models(federation.task):
+        raise InputError(
+            f"model: its weights have other names or shapes than those of run '{row['id']}'; resume it with the same "
+            "model, or start a new run"
+        )
     frozen = row["experiment"].get("frozen")
     if frozen is not None and frozen != frozen_digest(federation.task):
         raise InputError(

@@ -20,7 +20,10 @@ def record_status(store: Store, run: str, notes: Sequence[str]) -> Iterator[None
     except CODE_ERRORS as error:
         with suppress(RunError):  # the store cannot be written either if the disk is full; resuming works all the same
             store.set_status(run, "failed", notes)
-        if isinstance(error, RunError) and store.in_place:
+        if isinstance(error, RunError):
+            if not store.in_place:
+                command = f"undergrowth resume {run} --out FOLDER"
+                raise RunError(f"{error}; if it was moved, `{command}` continues there") from error
             command = store.resume_command(run)
             raise RunError(f"{error}; `{command}` continues after the last finished round") from error
         raise

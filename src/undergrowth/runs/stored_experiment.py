@@ -71,6 +71,9 @@ def stored_experiment(row: Mapping[str, Any]) -> Experiment:
             raise
         versions = f"was written by undergrowth {row['version']}, and this is version {__version__}"
         raise InputError(f"run '{row['id']}' {versions}: {error}") from None
+    except (LookupError, AttributeError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"run '{row['id']}' has a damaged row in the store ({reason})") from None
 
 
 def fill(raw: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
@@ -11,6 +10,7 @@ from typing import Any
 from undergrowth.core import InputError, RunWarning
 from undergrowth.report.run_record import check_accuracy_target, check_metric_target, load_records
 from undergrowth.runs import Store
+from undergrowth.runs.progress import is_terminal
 from undergrowth.sweeps.comparison import VariantRuns
 from undergrowth.sweeps.jobs import Job, RunIndex
 from undergrowth.sweeps.planned_sweep import PlannedSweep, plan_sweep
@@ -39,7 +39,7 @@ def sweep(
     how many failed, and `failed` of the result says why.
     """
     planned = plan_sweep(experiment, out)
-    with show_progress(planned, sys.stderr.isatty() if progress is None else progress) as on_progress:
+    with show_progress(planned, is_terminal() if progress is None else progress) as on_progress:
         result = run_sweep(planned, jobs, accuracy, on_progress, metric)
     if result.failed:
         name, reason = next(iter(result.failed.items()))
@@ -58,7 +58,8 @@ def run_sweep(
     """Does the runs that are not finished yet. `on_progress` is called with a job and the finished fraction of it."""
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise InputError(f"jobs {jobs!r} must be a whole number of at least 1")
-    if accuracy is not None and not 0 < accuracy <= 1:
+    is_number = isinstance(accuracy, int | float) and not isinstance(accuracy, bool)
+    if accuracy is not None and not (is_number and 0 < accuracy <= 1):
         raise InputError(f"accuracy {accuracy!r} must be above 0 and at most 1")
     check_metric_target(metric)
     with Store(planned.folder, create=True) as store:

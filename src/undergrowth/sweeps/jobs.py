@@ -13,11 +13,15 @@ from undergrowth.core import InputError
 from undergrowth.report.run_record import flatten
 from undergrowth.runs import Store
 from undergrowth.runs.config import Experiment, parse_experiment
+from undergrowth.runs.method_builder import build_method
+from undergrowth.runs.model_builder import with_model_settings
+from undergrowth.runs.start_phase import with_first_method
 from undergrowth.runs.store import MODEL_FILE
 from undergrowth.runs.stored_experiment import fill, option_defaults, stored_experiment
 from undergrowth.sweeps.layers import Raw, as_section, merge_layers
 
-_RUN_KEYS_THAT_CHANGE_RESULTS = ("seed", "precision", "evaluate_every")
+_RUN_KEYS_THAT_CHANGE_RESULTS = ("seed", "precision")
+_INTERVAL = "run.evaluate_every"  # changes results as well, but a run stores the number that `auto` stands for
 
 
 @dataclass(frozen=True)
@@ -55,18 +59,25 @@ class Job:
 
     @cached_property
     def experiment(self) -> Experiment:
-        return parse_experiment(self.raw)
+        """The experiment as a run stores it: with what its method adds."""
+        experiment = parse_experiment(self.raw)
+        method = build_method(experiment.method.name, experiment.method.options)
+        return with_model_settings(with_first_method(experiment, method), method)
 
     @cached_property
     def key(self) -> str:
         """Jobs with equal keys are the same run."""
-        exact = json.dumps(_values_at(self.experiment, self.exact)) if self.exact else ""
+        exact = json.dumps(_values_at(self.experiment, (_INTERVAL, *self.exact)))
         return experiment_key(self.experiment) + exact + "".join(job.key for job in self.starts)
 
     def is_run_by(self, experiment: Experiment) -> bool:
-        """Whether an experiment with the same key has the values of this job in `exact`. `auto` is any engine."""
-        wanted, found = (_values_at(each, self.exact) for each in (self.experiment, experiment))
-        return all(wanted[path] in ("auto", found[path]) for path in self.exact)
+        """Whether an experiment with the same key has the values of this job in `exact`, and its interval.
+
+        `auto` is any engine, and any interval.
+        """
+        paths = (_INTERVAL, *self.exact)
+        wanted, found = (_values_at(each, paths) for each in (self.experiment, experiment))
+        return all(wanted[path] in ("auto", found[path]) for path in paths)
 
 
 def experiment_key(experiment: Experiment) -> str:

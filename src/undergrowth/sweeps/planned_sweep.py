@@ -12,6 +12,7 @@ from typing import Any
 
 from undergrowth.core import InputError
 from undergrowth.data import Population
+from undergrowth.engines import restore_torch_settings
 from undergrowth.report.run_record import flatten
 from undergrowth.runs import experiment_file
 from undergrowth.runs.config import Experiment
@@ -54,6 +55,7 @@ class PlannedSweep:
         return limits.pop() if len(limits) == 1 else None
 
 
+@restore_torch_settings()
 def plan_sweep(
     source: str | PathLike[str] | Mapping[str, Any], out: str | PathLike[str] | None = None, name: str | None = None
 ) -> PlannedSweep:

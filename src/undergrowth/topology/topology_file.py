@@ -22,6 +22,7 @@ Several fields make several levels. The field `label` is always there: the most 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -124,7 +125,8 @@ def _is_fraction(value: Any) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Not `math.isfinite`, which raises an exception for a whole number that no float holds.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _place(what: str, rows: Mapping[str, Mapping[str, Any]], devices: Sequence[str]) -> Topology:
@@ -201,9 +203,9 @@ def _named_devices(what: str, nodes: Mapping[str, Mapping[str, Any]], devices: S
     owner: dict[str, str] = {}
     known = set(devices)
     for name, row in nodes.items():
-        for device in row["devices"] if isinstance(row.get("devices"), list) else ():
+        for device in map(str, row["devices"]) if isinstance(row.get("devices"), list) else ():
             if device not in known:
-                near = suggest(str(device), (devices[0], devices[-1]))
+                near = suggest(device, (devices[0], devices[-1]))
                 raise InputError(f"{what}: node '{name}': there is no device '{device}' in the data; {near}")
             if device in owner:
                 raise InputError(f"{what}: device '{device}' is below '{owner[device]}' and below '{name}'")

@@ -65,6 +65,8 @@ def test_size_and_channels(tmp_path: Path) -> None:
         ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\)"),
         ({"size": 10_000_000}, "10 images of 10000000×10000000 pixels do not fit into memory; choose a smaller size"),
         ({"channels": 2}, "channels is 2"),
+        ({"channels": [1]}, r"channels is \[1\]"),
+        ({"task": ["regression"]}, r"task \['regression'\]: a folder of images can have"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -91,3 +93,24 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match=r"pip install 'undergrowth\[images\]'"):
         load("images", tmp_path)
+
+
+def test_pixels_of_more_than_a_byte(tmp_path: Path) -> None:
+    """Grey of 16 bits keeps its upper byte, as colours of 16 bits do; numbers of no known range are refused."""
+    grey = np.arange(24, dtype=np.uint16).reshape(6, 4) * 2560
+    for path in write(tmp_path).glob("*/*.png"):
+        Image.fromarray(grey).save(path)
+    assert load("images", tmp_path).x[0, 0].tolist() == (grey >> 8).tolist()
+    other = tmp_path / "cat" / "1.tiff"
+    Image.fromarray(grey.astype(np.float32) / 255).save(other)
+    assert load("images", tmp_path).x.max() == 230
+    for wrong, said in ((grey.astype(np.int32), "0 to 58880"), (grey.astype(np.float32) / 65536, "0 to 0.89")):
+        Image.fromarray(wrong).save(other)
+        with pytest.raises(InputError, match=f"1.tiff: .* its pixels are numbers from {said}"):
+            load("images", tmp_path)
+
+
+def test_a_palette_with_transparency_gives_no_warning(tmp_path: Path) -> None:
+    for path in write(tmp_path).glob("*/*.png"):
+        Image.open(path).convert("P").save(path, transparency=bytes(256))
+    assert load("images", tmp_path).shape == (3, 6, 4)

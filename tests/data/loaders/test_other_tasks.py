@@ -36,6 +36,26 @@ def test_labels_of_0_and_1_in_an_npz_file(tmp_path: Path) -> None:
     assert np.array_equal(data.y, np.stack([data.x[:, 0] > 30, data.x[:, 0] > 60], 1))
 
 
+@pytest.mark.parametrize(
+    ("task", "x", "y", "said"),
+    [
+        ("regression", X[:0], X[:0, 0], "x is empty"),
+        ("next-token", X, X[:, 0].astype(str), "y"),
+        ("next-token", X.astype("datetime64[s]"), None, "needs rows of tokens"),
+    ],
+)
+def test_arrays_that_do_not_fit_the_task_are_refused(task: str, x: Any, y: Any, said: str, tmp_path: Path) -> None:
+    arrays = {"x": x} if y is None else {"x": x, "y": y}
+    with pytest.raises(InputError, match=said):
+        load("npz", save(tmp_path, **arrays), task=task)
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize <= 8, reason="a longdouble is a float64 here")
+def test_numbers_that_torch_does_not_have_become_float64(tmp_path: Path) -> None:
+    data = load("npz", save(tmp_path, x=X.astype(np.longdouble), y=np.arange(40) % 2))
+    assert data.shard(np.arange(4)).x.shape == (4, 3)
+
+
 @pytest.mark.parametrize("dtype", [np.int16, np.uint8])  # bytes are tokens here, not pixels
 def test_rows_of_tokens_in_an_npz_file(dtype: Any, tmp_path: Path) -> None:
     data = load("npz", save(tmp_path, x=TOKENS.astype(dtype)), task="next-token")

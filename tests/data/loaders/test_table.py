@@ -105,6 +105,11 @@ REFUSED = {
     "text": ("a,city,label\n1,Rome,x\n", {}, "row 2, column 'city': 'Rome' is not a finite number; name the column in"),
     "text later": ("a,label\n" + "1,x\n" * 1500 + "b,y\n", {}, "row 1502, column 'a': 'b' is not a finite number"),
     "infinite": ("a,label\n1,x\ninf,y\n", {}, "row 3, column 'a': 'inf' is not a finite number"),
+    "huge": (
+        "a,label\n1,x\n2,x\n3,y\n1e308,y\n1e308,x\n",
+        {"test_share": 0.2},
+        "column 'a' has numbers that are too large",
+    ),
     "comma": ("a;label\n1;x\n1,5;y\n", {}, "row 3, column 'a': '1,5' is not a finite number; write numbers with"),
     "ragged": ("a,b,label\n1,2,x\n1,2\n", {}, "row 3 has 2 cells; it must have 3"),
     "empty": ("", {}, "it is empty"),

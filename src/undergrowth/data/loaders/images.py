@@ -74,7 +74,7 @@ def _pillow() -> Any:
 
 def check_image_options(size: Any, channels: Any) -> tuple[int, int] | None:
     """Height and width, or None if they are those of the first image."""
-    if isinstance(channels, bool) or channels not in _MODES:
+    if isinstance(channels, bool) or channels not in tuple(_MODES):  # a list cannot be a key
         raise InputError(f"channels is {channels!r}; it must be 3 (colour) or 1 (grey)")
     return None if size is None else _size(size)
 
@@ -144,9 +144,25 @@ def read_images(files: Sequence[Path], size: tuple[int, int] | None, channels: i
 def _open(pillow: Any, file: Path, channels: int) -> Any:
     try:
         with pillow.open(file) as opened:
-            return opened.convert(_MODES[channels])
+            return _convert(pillow, opened, channels)
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise file_error(file, f"it cannot be read as an image: {error}") from error
+
+
+def _convert(pillow: Any, image: Any, channels: int) -> Any:
+    """The image with one byte for each channel of a pixel. Pillow would cut larger numbers off at 255."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # older versions of Pillow
+        image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # as Pillow reads colours of 16 bits
+    elif image.mode in ("I", "F"):
+        pixels = np.asarray(image)
+        low, high = pixels.min(), pixels.max()
+        if not (low >= 0 and high <= 255) or (high <= 1 and (pixels % 1).any()):
+            raise InputError(
+                f"its pixels are numbers from {low:g} to {high:g}, of no known range; save it with 8 or 16 bits"
+            )
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # Pillow warns of any other conversion
+    return image.convert(_MODES[channels])
 
 
 def stack_images(images: Iterable[Any], count: int, size: tuple[int, int] | None, channels: int) -> np.ndarray:
@@ -154,7 +170,7 @@ def stack_images(images: Iterable[Any], count: int, size: tuple[int, int] | None
     pillow = _pillow()
     pixels: np.ndarray | None = None
     for position, image in enumerate(images):
-        image = image.convert(_MODES[channels])
+        image = _convert(pillow, image, channels)
         if size is None:
             size = (image.height, image.width)
         if pixels is None:

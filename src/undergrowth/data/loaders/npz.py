@@ -82,7 +82,8 @@ def _count_classes(parts: dict[str, np.ndarray], task: str) -> int:
     if task in ("regression", "multi-label"):
         return count_targets(parts["y"])
     counted = parts if task == "next-token" else [part for part in parts if part.endswith("y")]
-    return 1 + max(int(parts[part].max(initial=0)) for part in counted)
+    # What holds no whole numbers is refused later.
+    return 1 + max((int(parts[part].max(initial=0)) for part in counted if parts[part].dtype.kind in "iu"), default=0)
 
 
 def _find(path: Path) -> Path:

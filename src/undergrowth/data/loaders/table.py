@@ -262,7 +262,10 @@ def _prepare(
     means = np.nanmean(matrix[train], axis=0)
     matrix = np.where(holes, means, matrix)
     if standardise:
-        deviations = matrix[train].std(axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            deviations = matrix[train].std(axis=0)
+        for name in np.array(features)[~np.isfinite(deviations)]:
+            raise file_error(table.path, f"column '{name}' has numbers that are too large to standardise; correct them")
         matrix = (matrix - means) / np.where(deviations > 0, deviations, 1.0)
     return matrix.astype(np.float32)
 

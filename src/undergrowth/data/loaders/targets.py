@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ TASK_OPTION = "how labels are read: {}; by default the run's"
 
 def check_task(task: Any, tasks: Collection[str], what: str) -> None:
     """Refuses a task that the files of a loader, called `what`, cannot hold the labels of."""
-    if task not in tasks:
-        raise InputError(f"task '{task}': {what} can have the tasks {', '.join(tasks)}")
+    if not isinstance(task, str) or task not in tasks:
+        raise InputError(f"task {task!r}: {what} can have the tasks {', '.join(tasks)}")
 
 
 def split_samples(y: np.ndarray, task: str, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -29,7 +30,8 @@ def split_samples(y: np.ndarray, task: str, fraction: float, seed: int) -> tuple
 
 def as_targets(values: np.ndarray, task: str) -> np.ndarray:
     """Numbers to predict, or labels of 0 and 1, in float32: samples × K, or samples for a regression of one number."""
-    targets: np.ndarray = values.reshape(len(values), -1).astype(np.float32)
+    columns = prod(values.shape[1:])  # numpy cannot find it out where there is no sample
+    targets: np.ndarray = values.reshape(len(values), columns).astype(np.float32)
     return targets[:, 0] if task == "regression" and targets.shape[1] == 1 else targets
 
 

@@ -22,14 +22,16 @@ from undergrowth.data.loaders.targets import NO_LABEL
 
 _SPEECH = re.compile(r"(?:\A|\n\n)([^\n:]{1,60}):\n(.*?)(?=\n\n|\n?\Z)", re.DOTALL)
 
+MAX_LENGTH = 1_000_000  # of a sample
+
 
 def load(path: Path, *, length: int = 80, test_share: float = 0.1) -> Dataset:
     """Pieces of `length` characters; the label of a position is the character after it; the field is `role`.
 
     All speeches of a role are one text. The last `test_share` of the pieces of every role are the central test set.
     """
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-        raise InputError(f"length is {length!r}; it must be a whole number of at least 1")
+    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= MAX_LENGTH:
+        raise InputError(f"length is {length!r}; it must be a whole number from 1 to {MAX_LENGTH}")
     if isinstance(test_share, bool) or not isinstance(test_share, int | float) or not 0 < test_share < 1:
         raise InputError(f"test_share is {test_share!r}; it must be a number between 0 and 1, such as 0.1")
     file = _find(path)

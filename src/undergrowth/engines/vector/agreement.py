@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Differences allowed between a step in a stack and the same step alone, as a fraction of the length of the step: over
 # all tensors together, and in each one. Rounding can move a value across the kink of an activation, which shows in a
@@ -25,6 +28,52 @@ def full_precision() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+class RefuseReads(TorchDispatchMode):
+    """While active, a module that turns a number which depends on `inputs` into one of Python raises an error.
+
+    In a stack that number would be of the samples of all clients, and what it decides be the same for all: how often a
+    layer runs, or which one. The first step of two clients may agree all the same.
+    """
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._depth = 0  # of modules in each other
+        self._dependent = {id(each): each for each in inputs}  # kept, because the number of a lost one is used again
+
+    def __enter__(self) -> RefuseReads:
+        self._hooks = [
+            register_module_forward_pre_hook(lambda *_: self._enter(1)),
+            register_module_forward_hook(lambda *_: self._enter(-1), always_call=True),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter(self, step: int) -> None:
+        self._depth += step
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        depends = any(id(each) in self._dependent for each in _tensors((args, kwargs)))
+        if depends and self._depth and function is torch.ops.aten._local_scalar_dense.default:
+            raise NotImplementedError("a module reads a number that depends on its samples")
+        found = function(*args, **(kwargs or {}))
+        if depends:
+            self._dependent.update((id(each), each) for each in _tensors(found))
+        return found
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
 
 
 def agree(a: object, b: object, before: object) -> bool:

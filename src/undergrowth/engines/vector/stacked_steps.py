@@ -12,7 +12,7 @@ from torch import Tensor
 
 from undergrowth.core import Task, map_tensors
 from undergrowth.core.client import Batch, Carry, LoopClient
-from undergrowth.engines.vector.agreement import agree, full_precision
+from undergrowth.engines.vector.agreement import RefuseReads, agree, full_precision
 from undergrowth.engines.vector.carries import slice_stack, stack_carries, unstack
 from undergrowth.engines.vector.layers import Stacked
 from undergrowth.engines.vector.recording import (
@@ -209,7 +209,8 @@ class StackedSteps:
         client, task = pair[0].client, self._exact_task
         carries = [map_tensors(convert, each.carry) for each in pair]
         batch, mask = map_tensors(convert, Batches(pair, self.torch_device, len(pair)).at(0, len(pair)))
-        stack = self._step(stack_carries(carries), batch, mask, client=client, clients=len(pair), task=task)
+        with RefuseReads(batch.values()):
+            stack = self._step(stack_carries(carries), batch, mask, client=client, clients=len(pair), task=task)
         for place, (each, carry) in enumerate(zip(pair, carries, strict=True)):
             alone = client.step(task, carry, map_tensors(convert, next(iter(each.steps))))
             if not all(agree(slice_stack(stack[key], place), alone[key], carry.get(key)) for key in stack):

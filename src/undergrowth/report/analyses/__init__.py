@@ -5,7 +5,6 @@ To add an analysis, write a file with an `Analysis` and add one line to `ANALYSE
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -31,6 +30,7 @@ from undergrowth.report.html import Page
 from undergrowth.report.run_names import as_names
 from undergrowth.report.run_record import RunRecord, load_records
 from undergrowth.runs import Store
+from undergrowth.runs.progress import is_terminal
 
 ANALYSES: dict[str, Analysis] = {
     "cka": CKA, "bias": BIAS, "attention": ATTENTION, "entropy": ENTROPY, "tsne": TSNE_MAP, "efficiency": EFFICIENCY,
@@ -59,13 +59,13 @@ def analyse(
     the default is to show it on a terminal.
     """
     names = _check_names(as_names("analyses", analyses))
-    if devices < 1:
-        raise InputError(f"devices {devices} must be at least 1")
+    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+        raise InputError(f"devices {devices!r} must be a whole number of at least 1")
     with Store(out_folder) as store:
         records = load_records(store, as_names("runs", runs))
     folder, objects = Path(out_folder).expanduser(), UserObjects(method, data, model)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = sys.stderr.isatty() if progress is None else progress
+    shown = is_terminal() if progress is None else progress
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     numbers: dict[str, dict[str, Numbers]] = {name: {} for name in names}
     with bar if shown else nullcontext():
