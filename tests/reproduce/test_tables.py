@@ -230,3 +230,14 @@ def test_ladders_have_the_counts_of_table_5_5() -> None:
         raws = [raw for cell in build_cells(load_tables()[name], "full") for raw in cell.experiments]
         ladders = [parse_experiment(raw).model.counts for raw in raws]
         assert counts in ladders and all(each in ({}, counts) for each in ladders)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_notes_name_what_shis_text_does_not_state(name: str) -> None:
+    table = load_tables()[name]
+    if not table.source.startswith("Shi"):
+        return
+    raws = [raw for cell in build_cells(table, "full") for raw in cell.experiments]
+    notes = " ".join(table.notes)
+    assert not any(raw["train"].get("drop_last") for raw in raws) or "smaller batch of an epoch is dropped" in notes
+    assert not any("augment" in raw["data"] for raw in raws) or "cropped, flipped and cut out" in notes

@@ -1,7 +1,8 @@
 """The tables and figures of the package, each in a file of `tables/`.
 
 A file may name another table as its `base`: keys that it does not give are those of the base. `experiment` is merged
-section by section and `scales` scale by scale, so that both tables share runs.
+section by section and `scales` scale by scale, so that both tables share runs. `common` names notes of
+`common_notes.yaml`, which follow those of the table.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from undergrowth.reproduce.table import FIGURE, Raw, Table
 @cache
 def load_tables() -> dict[str, Table]:
     """All tables and figures by their first number, in numerical order; those that begin with a letter are last."""
-    folder = resources.files(__package__) / "tables"
-    files = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
+    package = resources.files(__package__)
+    files = [file for file in (package / "tables").iterdir() if file.name.endswith(".yaml")]
     raw = {file.name.removesuffix(".yaml"): load_yaml(file.read_text(encoding="utf-8")) for file in files}
-    loaded = [Table.model_validate(_with_base(each, raw)) for each in raw.values()]
+    notes = load_yaml((package / "common_notes.yaml").read_text(encoding="utf-8"))
+    loaded = [Table.model_validate(_with_notes(_with_base(each, raw), notes)) for each in raw.values()]
     loaded.sort(key=_order)
     return {table.name: table for table in loaded}
 
@@ -46,6 +48,13 @@ def _with_base(raw: Raw, files: Mapping[str, Raw]) -> Raw:
     }
     scales = {name: {**scale, **own.get("scales", {}).get(name, {})} for name, scale in base["scales"].items()}
     return {**base, **own, "experiment": {**base["experiment"], **experiment}, "scales": scales}
+
+
+def _with_notes(raw: Raw, notes: Mapping[str, str]) -> Raw:
+    """A table whose notes are followed by the common ones that it names."""
+    shared = [notes[name] for name in raw.get("common", ())]
+    own = {key: value for key, value in raw.items() if key != "common"}
+    return {**own, "notes": [*own.get("notes", ()), *shared]}
 
 
 def find_table(name: str) -> Table:
