@@ -94,7 +94,7 @@ class Planner:
         return federation
 
     def _price(self, name: str, federation: Federation) -> list[Row]:
-        priced = price_devices(federation, federation.method.server.accepts_partial)
+        priced = price_devices(federation, federation.method.server.accepts_partial, again=True)
         prospects, jobs = {each.device: each for each in priced}, count_jobs(federation, priced)
         rows = []
         for tier, devices in federation.fleet.classes.items():
