@@ -69,7 +69,7 @@ class Planner:
                 chosen.check()
             try:
                 federation = self._federate(chosen, self.experiment)
-                rows, levels = self._price(name, federation), price_tree(name, federation)
+                rows, levels = self._price(name, federation), price_tree(name, federation, again=True)
             except InputError as error:
                 if methods or not isinstance(self._model, Model):
                     raise
@@ -171,7 +171,7 @@ def _round_seconds(federation: Federation, rows: Sequence[Row]) -> float | None:
     """
     asynchronous, star = federation.method.server.asynchronous, not federation.topology.parents
     able = any(row["fitting"] for row in rows)
-    return rehearse(federation).seconds if asynchronous and star and able else None
+    return rehearse(federation, again=True).seconds if asynchronous and star and able else None
 
 
 def _price_class(

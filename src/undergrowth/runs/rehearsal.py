@@ -42,17 +42,17 @@ class Rehearsal:
     entries: Sequence[Entry]
 
 
-def rehearse(federation: Federation) -> Rehearsal:
+def rehearse(federation: Federation, again: bool = False) -> Rehearsal:
     """Simulates a typical round of a synchronous root, or the rounds of an asynchronous one.
 
     A round comes before the typical one if that differs from the first: if the server says so, if devices train
-    between rounds, and if they keep a state that a later round needs.
+    between rounds, and with `again` (see `price_devices`) if they keep something.
     """
     root = federation.driver.root
     root.initialise()
     steady = root.server.steady_state(root.task, root.state)
     between = BETWEEN_ROUNDS in federation.world.servers
-    again, first = gets_same_again(federation), 0
+    again, first = again and gets_same_again(federation), 0
     if root.server.asynchronous:
         rounds = min(root.cycles, MAX_ROUNDS)
     else:
