@@ -157,6 +157,14 @@ def test_a_tied_weight_is_one_weight() -> None:
     assert torch.equal(gradient, module.table.weight.grad)
 
 
+def test_a_tied_weight_stays_tied_on_a_device_without_values() -> None:
+    """Torch itself unties it there, and a price on shapes would then miss the other name among the weights."""
+    model = Model(Tied).to("meta")
+    assert model.module.out.weight is model.module.table.weight
+    x = torch.empty(2, 2, dtype=torch.long, device="meta")
+    assert model.run(model.initial(0), x, training=True).logits.shape == (2, 5)
+
+
 class Characters(nn.Module):
     def __init__(self) -> None:
         super().__init__()

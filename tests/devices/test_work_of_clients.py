@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.devices.test_work import CLASSES, IMAGES, TRAIN, counted, packet_of, shard_of, task_of
 from undergrowth.core import Carry, Context, Model, Packet, Shard, State, Steps, Task
 from undergrowth.devices import Tracer
-from undergrowth.learning import GradientClient
-from undergrowth.methods import FedAT
+from undergrowth.learning import GradientClient, Trained
+from undergrowth.methods import FedAT, Interleaved, Moon
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -20,6 +20,46 @@ def test_the_maps_that_fedat_sends_are_those_of_whole_samples(share: float) -> N
     for size in (5, 22):  # 0.3 of them: 1.5 and 6.6
         real = counted(task, client, down, shard_of(size))
         assert Tracer(task, client, IMAGES).work(down, size).flops == real
+
+
+@pytest.mark.parametrize("tags", [{"seed": "1"}, {}])
+def test_updates_that_send_the_same_number_do_not_weigh_twice(tags: dict[str, str]) -> None:
+    task = task_of("mlp", (12,))
+    client, down, shard = Interleaved().client, packet_of(task), shard_of(9, (12,))
+    down = Packet(down.tensors, tags={"phase": "compare", **tags})
+    up, _ = client.local(task, down, shard, {}, Context(0, "device", 0))
+    assert Tracer(task, client, (12,)).work(down, 9).bytes_up == up.nbytes
+
+
+def test_the_state_of_a_device_that_took_part_before_is_known_without_training() -> None:
+    task = task_of("cnn", hidden=16)
+    client, down, shard = Moon().client, packet_of(task), shard_of(22)
+    tracer = Tracer(task, client, IMAGES)
+    _, own = client.local(task, down, shard, {}, Context(0, "device", 0))
+    again = tracer.work(down, 22, tracer.state_after(down))
+    assert again == tracer.work(down, 22, own)
+    assert again.flops == counted(task, client, down, shard, own) > tracer.work(down, 22).flops
+
+
+class Remembers(GradientClient):
+    """Keeps its model, and reads a value of it in the next job."""
+
+    def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
+        if own:
+            float(own["model"]["head.bias"][0])
+        return super().begin(task, down, shard, own, context)
+
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        return trained.packet, {"model": dict(trained.tensors)}
+
+
+def test_a_state_whose_values_are_read_costs_the_same_whether_it_shares_memory_or_has_no_values() -> None:
+    task = task_of("mlp", (12,))
+    client, down = Remembers(), packet_of(task)
+    model = {name: value.clone() for name, value in down.tensors.items()}
+    states = {"model": dict(down.tensors)}, {"model": model}, Tracer(task, client, (12,)).state_after(down)
+    works = [Tracer(task, client, (12,)).work(down, 9, own) for own in states]
+    assert works[0] == works[1] == works[2]
 
 
 class Attends(torch.nn.Module):

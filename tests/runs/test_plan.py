@@ -29,12 +29,21 @@ SETTINGS = {
 }
 
 
-# The first round that is typical of all later ones, if it is not round 1.
+# The first round that is typical of all later ones, if it is not round 1. Most of these methods send or do something
+# else in the first round; the others keep a state on the devices, which needs memory and, for moon, a pass over it.
 USUAL = {
+    "scaffold": 2,
+    "bhfl": 2,
+    "moon": 2,
+    "ditto": 2,
+    "apfl": 2,
+    "l2gd": 2,
+    "reft": 2,
+    "fedkd": 2,
     "fedfsc": 2,
     "fedfsc-plus": 2,
     "fscprox": 3,
-    "fedmd": 2,
+    "fedmd": 3,
     "fedkad": 2,
     "fedmezo": 2,
     "prunefl": 2,

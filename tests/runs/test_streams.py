@@ -240,7 +240,7 @@ def test_phases_before_and_after_the_rounds_have_fixed_samples(tmp_path: Path) -
         "method": "ditto",
         "stream": {**STREAM, "local_epochs": 1},
         "start": {"warm_rounds": 2, "warm_epochs": 1},
-        "personal": {"evaluate": True, "epochs": 2, "adapt": []},
+        "personal": {"evaluate": True, "epochs": 2, "adapt": ["freeze"]},
     }
     result = start(experiment(raw, tmp_path, engine="serial"))
     sizes = {each["device"]: each["samples"] for each in result.clients}

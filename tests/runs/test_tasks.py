@@ -22,7 +22,7 @@ from undergrowth.callbacks import BestModel
 from undergrowth.callbacks.best_model import BEST_FILE
 from undergrowth.core import Context, InputError, Model
 from undergrowth.data import Dataset, partition_dataset
-from undergrowth.methods import FedAvg, FedProx
+from undergrowth.methods import FedAvg, FedProx, FSCProx
 from undergrowth.runs import Store
 
 SEED, LR, MU, BATCH, ROUNDS = 3, 0.05, 0.3, 4, 2
@@ -132,6 +132,12 @@ def test_a_run_is_the_plain_loop_and_engines_agree(name: str, tmp_path: Path) ->
     assert stacked.history[-1]["stacked"] == 3
     assert_same(weights_of(stacked), weights_of(serial))
     assert stacked.metrics == pytest.approx(serial.metrics) and stacked.loss == pytest.approx(serial.loss)
+
+
+def test_without_few_shot_updates_fscprox_works_with_every_task(tmp_path: Path) -> None:
+    example = EXAMPLES["regression"]
+    found, plain = (run(example, tmp_path, method=each) for each in (FSCProx(towards="base", mu=0.0), FedAvg()))
+    assert_same(weights_of(found), weights_of(plain))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -50,6 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
     "deadlines": {"server_link": "lan", "deadline": 0.5, "node_deadlines": {"edge-00": 0.02}},
     "a late server": {"server_link": "wan", "deadline": 0.06, "node_deadlines": {"edge-00": 0.01}},
     "three levels": {"topology": "tree:2x2x2", "options": {"execution": ["synchronous", "asynchronous"]}},
+    "devices that keep their previous models": {"options": {"leaf": "moon"}, "model": "mlp"},
     "devices that train between rounds": {
         "server_link": "metro",
         "stream": {"memory": 20, "arrive": 5, "local_epochs": 1},

@@ -98,7 +98,10 @@ class Model:
         """The model on another torch device: its initial weights, and tensors of the module that are no weights."""
         if torch_device == self.torch_device:
             return self
-        bound = BoundModule(copy.deepcopy(self.module).to(torch_device), self.binding.levels)
+        # Parameters are moved first, because `Module.to` unties tied weights on the way to "meta".
+        parameters = self.module.parameters()
+        moved = {id(each): nn.Parameter(each.detach().to(torch_device), each.requires_grad) for each in parameters}
+        bound = BoundModule(copy.deepcopy(self.module, moved).to(torch_device), self.binding.levels)
         return self._changed(bound, torch_device=torch_device)
 
     def for_another_thread(self) -> Model:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from undergrowth.core import (
@@ -21,6 +22,7 @@ from undergrowth.core import (
     Shard,
     State,
     Task,
+    map_tensors,
     move_to,
     tensors_in,
 )
@@ -61,13 +63,15 @@ class TracedJobBuilder:
         self.on_meta = (move_to(down, "meta"), move_to(own, "meta"))
         self.meta_task = tracer.task.to("meta")  # weights that a client initialises have no values either
         default = torch.device(tracer.task.model.torch_device)  # where a client initialises weights
-        self.torch_device = next((tensor.device for tensor in tensors_in(self.real)), default)
+        self.torch_device = next((each.device for each in tensors_in(self.real) if not each.is_meta), default)
         self.needs = SHAPES
 
     def find_needs(self, attempt: Callable[[], Result]) -> Result:
         """Sets `needs` to the first of SHAPES, LABELS and VALUES with which `attempt` succeeds; returns its result."""
         for needs in (SHAPES, LABELS, VALUES):
             self.needs = needs
+            if needs == VALUES:
+                self.real = map_tensors(self._with_values, self.real)
             try:
                 result = attempt()
             except InputError:
@@ -80,6 +84,10 @@ class TracedJobBuilder:
             return result
         name, kind = type(self.client).__name__, type(problem).__name__
         raise RunError(f"the client {name} failed while its work was priced: {kind}: {problem}") from problem
+
+    def _with_values(self, tensor: Tensor) -> Tensor:
+        """A copy: which tensors share memory depends on earlier rounds. The state after a traced job has no values."""
+        return torch.zeros_like(tensor, device=self.torch_device) if tensor.is_meta else tensor.clone()
 
     @contextlib.contextmanager
     def job(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Client, LoopClient, Packet, State, Task, Updates
-from undergrowth.core.client import Loop
+from undergrowth.core.client import Loop, join_updates
 from undergrowth.core.names import STEPS_DONE
 from undergrowth.core.pytree import signature
 from undergrowth.devices.traced_job import SHAPES, ClassCounts, TracedJob, TracedJobBuilder
@@ -24,6 +24,7 @@ SMALL_SHARD, LARGE_SHARD, SMALL_BATCH = 100, 200, 2
 
 Labels = Callable[[], ClassCounts | None]  # the number of samples of each class on a device; None: unknown
 
+MAX_GROWTH = 10  # jobs after which the state of a device is taken to grow no more
 MAX_CACHED_WORKS = 100_000  # reached only if a server sends another number in every round
 
 
@@ -48,6 +49,8 @@ class Work:
 
 class _Trace(Protocol):
     """The counts of one kind of job, from which the work for any shard follows."""
+
+    kept: State  # the device's own state after the job
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work: ...
 
@@ -77,6 +80,7 @@ class Tracer:
         self.dtype = dtype
         self._traces: dict[Hashable, _Trace] = {}
         self._latest: tuple[Packet, _Trace] | None = None
+        self._settled: tuple[Packet, State] | None = None
 
     def work(self, down: Packet, size: int, own: State | None = None, labels: Labels | None = None) -> Work:
         """The work of a device with `size` samples.
@@ -90,6 +94,15 @@ class Tracer:
         if self._latest is None or self._latest[0] is not down:
             self._latest = (down, self._find_trace(down, {}))
         return self._latest[1].work(down.scalars, size, labels)
+
+    def state_after(self, down: Packet) -> State:
+        """What a device keeps that has often received `down`. Its tensors may be meta tensors."""
+        if self._settled is None or self._settled[0] is not down:
+            own: State = {}
+            for _ in range(MAX_GROWTH):
+                own = self._find_trace(down, own).kept  # one that grows no more is traced once
+            self._settled = (down, own)
+        return self._settled[1]
 
     def upload(self, down: Packet) -> Packet:
         """What a device sends for `down`, before its uplink changes it. Its tensors may be meta tensors."""
@@ -114,7 +127,7 @@ class Tracer:
             return _LoopTrace(self, self.client, down, own)
         if isinstance(self.client, Updates):
             updates = self.client.updates(self.task, down).values()
-            return _SequenceTrace([_LoopTrace(self, update, down, own) for update in updates])
+            return _SequenceTrace([_LoopTrace(self, update, down, own) for update in updates], own)
         return _LocalTrace(self, self.client, down, own)
 
 
@@ -150,6 +163,7 @@ class _StepCost:
     finish_peak: int
     bytes_up: int
     step_calls: int
+    kept: State
 
 
 class _LoopTrace:
@@ -161,6 +175,7 @@ class _LoopTrace:
         self.batch = 0
         self.large = self.builder.find_needs(self._trace_large)
         self.small = self._trace_steps(SMALL_SHARD, SMALL_BATCH)
+        self.kept = self.small.kept
         self.works: dict[Hashable, Work] = {}
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
@@ -206,13 +221,13 @@ class _LoopTrace:
         job.meter.guess = True
         with job.meter:  # the upload has the same size with and without steps
             (carry,) = job.client.before_steps(job.task, [loop])
-            up = self._finish(job, loop._replace(carry=carry))
+            up, _ = self._finish(job, loop._replace(carry=carry))
         return self.builder.tracer.weigh(up)
 
-    def _finish(self, job: TracedJob, loop: Loop) -> Packet:
+    def _finish(self, job: TracedJob, loop: Loop) -> tuple[Packet, State]:
         (carry,) = job.client.after_steps(job.task, [loop])
-        up: Packet = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)[0]
-        return up
+        done: tuple[Packet, State] = job.client.finish(job.task, job.down, carry, job.shard, job.own, job.context)
+        return done
 
     def _interpolate(self, field: str, at: int, low: int, high: int) -> float:
         start, end = getattr(self.small, field), getattr(self.large, field)
@@ -266,19 +281,20 @@ class _LoopTrace:
                 later_peak, step_flops, step_calls = meter.peak, meter.flops - before, meter.calls - calls
                 del inputs
                 meter.peak, before = meter.live, meter.flops
-                up = self._finish(job, loop._replace(carry={**carry, STEPS_DONE: 2}))
+                up, kept = self._finish(job, loop._replace(carry={**carry, STEPS_DONE: 2}))
                 finish_flops, finish_peak = meter.flops - before, meter.peak
         first, later, finish = (peak - resident for peak in (first_peak, later_peak, finish_peak))
         costs = (begin.rows, before_flops, before_peak - begin.resident, resident - begin.resident)
         bytes_up = self.builder.tracer.weigh(up)
-        return _StepCost(*costs, step_flops, first, later, finish_flops, finish, bytes_up, step_calls)
+        return _StepCost(*costs, step_flops, first, later, finish_flops, finish, bytes_up, step_calls, kept)
 
 
 class _SequenceTrace:
     """The traces of updates that run one after the other. Each upload is sent before the next update begins."""
 
-    def __init__(self, updates: Sequence[_LoopTrace]) -> None:
+    def __init__(self, updates: Sequence[_LoopTrace], own: State) -> None:
         self.updates = updates
+        _, self.kept = join_updates(own, [(Packet(), update.kept) for update in updates])
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
         works = [update.work(scalars, size, labels) for update in self.updates]
@@ -306,9 +322,10 @@ class _LocalTrace:
         self.small_size = max(SMALL_SHARD, tracer.task.train.batch)
         self.large = self.builder.find_needs(lambda: self._trace_local(2 * self.small_size))
         self.small = self._trace_local(self.small_size)
+        self.kept = self.small[-1]
 
     def work(self, scalars: Mapping[str, float], size: int, labels: Labels | None) -> Work:
-        (flops, memory, bytes_up, _), (large_flops, large_memory, large_bytes_up, calls) = self.small, self.large
+        (flops, memory, bytes_up, *_), (large_flops, large_memory, large_bytes_up, calls, _) = self.small, self.large
         more = size - self.small_size
         more_in_memory = min(more, self.small_size)
         return Work(
@@ -320,10 +337,10 @@ class _LocalTrace:
             round(calls * size / (2 * self.small_size)),
         )
 
-    def _trace_local(self, size: int) -> tuple[int, int, int, int]:
+    def _trace_local(self, size: int) -> tuple[int, int, int, int, State]:
         with self.builder.job(size, guess=True) as job, job.meter:
-            up, _ = job.client.local(job.task, job.down, job.shard, job.own, job.context)
-        return job.meter.flops, job.meter.peak, self.builder.tracer.weigh(up), job.meter.calls
+            up, kept = job.client.local(job.task, job.down, job.shard, job.own, job.context)
+        return job.meter.flops, job.meter.peak, self.builder.tracer.weigh(up), job.meter.calls, kept
 
 
 def _describe(leaf: Any) -> Hashable:

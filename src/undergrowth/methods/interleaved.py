@@ -87,8 +87,9 @@ class TrainingClient(GradientClient):
         return validate(task, loops, self.held_out, lambda loop: [received_model(task, loop)])
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        own = trained.own
-        scalars = {**trained.scalars, ALONE: own.get(ALONE, 0.0)}  # in the first job, `AloneClient` sends it
+        own, scalars = trained.own, dict(trained.scalars)
+        if SEED not in trained.down.tags:  # else `AloneClient` sends it
+            scalars[ALONE] = own.get(ALONE, 0.0)
         if trained.down.tags[PHASE] == COMPARE:
             (scalars[FEDERATED],) = bounded(trained.finish.get(VALIDATION))
             if self.renews and SEED in trained.down.tags:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from undergrowth.core import InputError
-from undergrowth.data import Population
+from undergrowth.data import Population, fixed_at
 from undergrowth.exchange import Totals
 from undergrowth.learning.adaptation import ALONE
 from undergrowth.runs.config import Experiment, MethodSection
@@ -110,7 +110,8 @@ def check_personal(experiment: Experiment, federation: Federation, model: Any, f
             "run.engine 'processes': on a machine with a GPU its workers cannot start after the last round; "
             "with personal, write auto, vector or serial"
         )
-    population = tested_population(section, federation.population)
+    # As the phase has them: the samples of a stream stay, and devices do not train between rounds.
+    population = tested_population(section, fixed_at(federation.population, 0))
     if not any(len(population.test(device)) for device in population.devices if population.size(device)):
         by_class = "personal.test by-class: no device has a class of the central test set; write own"
         holdout = f"personal: data.holdout {experiment.data.holdout} leaves no device a test sample; give a larger one"

@@ -71,7 +71,7 @@ class Planner:
                 chosen.check()
             try:
                 federation = self._federate(chosen, self.experiment)
-                rows, levels = self._price(name, federation), price_tree(name, federation)
+                rows, levels = self._price(name, federation), price_tree(name, federation, again=True)
             except InputError as error:
                 if methods or not isinstance(self._model, Model):
                     raise
@@ -96,7 +96,7 @@ class Planner:
         return federation
 
     def _price(self, name: str, federation: Federation) -> list[Row]:
-        priced = price_devices(federation, federation.method.server.accepts_partial)
+        priced = price_devices(federation, federation.method.server.accepts_partial, again=True)
         prospects, jobs = {each.device: each for each in priced}, count_jobs(federation, priced)
         rows = []
         for tier, devices in federation.fleet.classes.items():
@@ -172,7 +172,7 @@ def _round_seconds(federation: Federation, rows: Sequence[Row]) -> float | None:
     """
     asynchronous, star = federation.method.server.asynchronous, not federation.topology.parents
     able = any(row["fitting"] for row in rows)
-    return rehearse(federation).seconds if asynchronous and star and able else None
+    return rehearse(federation, again=True).seconds if asynchronous and star and able else None
 
 
 def _price_class(

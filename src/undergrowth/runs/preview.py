@@ -109,26 +109,47 @@ def _plan(root: Node, server: Server, devices: tuple[str, ...], state: State) ->
     return FirstRound(packets, next((each.seconds for each in commands if isinstance(each, Deadline)), None), later)
 
 
-def price_devices(federation: Federation, partial: bool = False) -> list[Prospect]:
+def gets_same_again(federation: Federation) -> bool:
+    """Whether a device that has answered before gets the same kind of packet in a typical round as a new one."""
+    root, server, first = federation.driver.root, federation.method.server, federation.first_round.packets
+    if root.task.train.rounds == 1:
+        return False
+    devices, context = tuple(first), root.context()
+    task = replace(root.task, train=replace(root.task.train, sample=1.0))
+    phase = next(iter(server.phases(task, context)), "")
+    view = View(devices, knowledge=root.knowledge, heard={device: {} for device in devices}, phase=phase)
+    found = server.plan(task, server.steady_state(task, root.state), view, context).packets
+    return found.keys() == first.keys() and all(_kind(found[device]) == _kind(first[device]) for device in devices)
+
+
+def _kind(packet: Packet) -> tuple[object, ...]:
+    return packet.signature, tuple(packet.scalars), tuple(packet.tags)
+
+
+def price_devices(federation: Federation, partial: bool = False, again: bool = False) -> list[Prospect]:
     """The price of a typical round for each device with samples.
 
     `partial`: price only as many steps as the deadline leaves time for.
+    `again`: devices keep what they keep after earlier rounds, if the same packets go to new devices and to these. By
+    default they keep nothing.
     """
     packets, later = federation.first_round.packets, federation.first_round.later
     typical = next(iter(packets.values()))
     task, devices = federation.task, federation.devices_with_samples
     own_state = {MODEL: task.model.initial(0)} if BETWEEN_ROUNDS in federation.world.servers else {}
+    again = again and gets_same_again(federation)
     above = _seconds_above(federation, typical.nbytes) if own_state else {}
     prospects = []
     for device in devices[:: math.ceil(len(devices) / MAX_DEVICES_PRICED)]:
         packet = packets.get(device, typical)
         down, size = federation.world.links.down(packet)
+        kept = federation.clock.tracer.state_after(down) if again else {}
         own, wait = Timing(), 0.0
         if own_state:
             own = federation.clock.own_timing(device, START, own_state, 0)
             wait = 0.0 if own.lost else max(0.0, own.seconds - above[federation.servers[device]])
         by = federation.deadline_of(device) if partial else None
-        work, timing = federation.clock.plain_timing(device, down, size, None if by is None else by - wait)
+        work, timing = federation.clock.plain_timing(device, down, size, None if by is None else by - wait, kept)
         shortest = wait + timing.seconds
         if partial and work.steps:  # a job that was cut short has the compute time of `limit` steps
             shortest -= timing.seconds_compute * (1 - 1 / (timing.limit or work.steps))
@@ -136,7 +157,7 @@ def price_devices(federation: Federation, partial: bool = False) -> list[Prospec
         for phase in later if not timing.lost else ():
             if device in phase:
                 down, size = federation.world.links.down(phase[device])
-                work, more = federation.clock.plain_timing(device, down, size, None)
+                work, more = federation.clock.plain_timing(device, down, size, None, kept)
                 total, bytes_down, bytes_up = total.then(more), bytes_down + size, bytes_up + work.bytes_up
         own = Timing() if own.lost or timing.lost else own
         total = total.then(own)

@@ -23,6 +23,7 @@ from undergrowth.engines import Job, Outcome, States, World
 from undergrowth.exchange import Entry
 from undergrowth.learning.own_training import BETWEEN_ROUNDS
 from undergrowth.runs.federation import Federation
+from undergrowth.runs.preview import gets_same_again
 from undergrowth.simulation import FleetClock, Simulation
 
 MAX_ROUNDS = 100  # of an asynchronous root: the figures are means over the run, or over its first rounds
@@ -38,21 +39,23 @@ class Rehearsal:
     entries: Sequence[Entry]
 
 
-def rehearse(federation: Federation) -> Rehearsal:
+def rehearse(federation: Federation, again: bool = False) -> Rehearsal:
     """Simulates a typical round of a synchronous root, or the rounds of an asynchronous one.
 
-    A round comes before the typical one if that differs from the first: if the server says so, and if devices train
-    between rounds.
+    A round comes before the typical one if that differs from the first: if the server says so, if devices train
+    between rounds, and with `again` (see `price_devices`) if they keep something.
     """
     root = federation.driver.root
     root.initialise()
     steady = root.server.steady_state(root.task, root.state)
     between = BETWEEN_ROUNDS in federation.world.servers
-    first = 0
+    again, first = again and gets_same_again(federation), 0
     if root.server.asynchronous:
         rounds = min(root.cycles, MAX_ROUNDS)
     else:
-        first = int(steady is not root.state or between)
+        typical, _ = federation.world.links.down(next(iter(federation.first_round.packets.values())))
+        keeps = again and bool(federation.clock.tracer.state_after(typical))
+        first = int(steady is not root.state or between or keeps)
         rounds = first + 1
     world = replace(federation.world, states=States(torch_device=federation.world.torch_device))
     clock = federation.clock.undisturbed(world.states)
@@ -69,7 +72,7 @@ def rehearse(federation: Federation) -> Rehearsal:
     nodes[root.name].adopt_state(root.state)
     if clock.root_round is not None:
         clock.root_round = lambda: nodes[root.name].round
-    engine = RehearsedEngine(world, clock, uploads, kept)
+    engine = RehearsedEngine(world, clock, uploads, kept, again)
     simulation = Simulation(
         nodes, federation.topology.parents, engine, world, clock, federation.server_links, federation.server_training
     )
@@ -191,12 +194,16 @@ class RehearsedServer(Server):
 
 @dataclass
 class RehearsedEngine:
-    """An engine whose jobs are done at once. `kept`: what a device keeps after its first job."""
+    """An engine whose jobs are done at once.
+
+    `kept`: what a device keeps after its first job; with `again` that is what its client returns.
+    """
 
     world: World
     clock: FleetClock
     uploads: Uploads
     kept: State
+    again: bool = False
 
     def open(self, world: World) -> None:
         """There is nothing to open."""
@@ -208,8 +215,9 @@ class RehearsedEngine:
                 continue
             size = self.clock.work(job.device, job.down).bytes_up
             self.uploads.add(job.device, job.down)
-            if self.kept:
-                self.world.states.put(job.device, self.kept)
+            kept = self.clock.tracer.state_after(job.down) if self.again else self.kept
+            if kept:
+                self.world.states.put(job.device, kept)
             if job.combine:
                 combined.setdefault(job.node, {})[job.device] = size
             else:

@@ -51,7 +51,7 @@ class _Path:
         return _Path(self.devices, self.latency + 2 * link.latency, down, up)
 
 
-def price_tree(name: str, federation: Federation) -> list[Row]:
+def price_tree(name: str, federation: Federation, again: bool = False) -> list[Row]:
     """One row per level of servers, the root first, for a typical round of the root; none for a star.
 
     `bytes_down` and `bytes_up` are those of all links to the level's children. `relay_bytes_down`, `relay_bytes_up`,
@@ -60,11 +60,12 @@ def price_tree(name: str, federation: Federation) -> list[Row]:
     the answer of a server of the level, at the root that of a round. `late` is the number of children that miss a
     deadline, `asynchronous` that of servers which do not wait for all children. `server_flops` and `server_joules` are
     those of what the level's servers train. All figures of an asynchronous root are means over the rounds of the run.
+    `again`: as in `price_devices`.
     """
     topology = federation.topology
     if not topology.parents:
         return []
-    rehearsal = rehearse(federation)
+    rehearsal = rehearse(federation, again)
     branches = _price_branches(federation, rehearsal)
     rows = []
     for depth in sorted(set(topology.depth.values())):

@@ -184,19 +184,24 @@ class FleetClock(Clock):
             return timing
         return self._interrupted(device, timing, context, now, battery)
 
-    def plain_timing(self, device: str, down: Packet, size: int, by: float | None) -> tuple[Work, Timing]:
-        """The work of a job, and how it goes without interruptions. A device without enough memory is lost."""
-        work = self.work(device, down)
+    def plain_timing(
+        self, device: str, down: Packet, size: int, by: float | None, own: State | None = None
+    ) -> tuple[Work, Timing]:
+        """The work of a job, and how it goes without interruptions. A device without enough memory is lost.
+
+        `own`: as in `work`.
+        """
+        work = self.work(device, down, own)
         key = (work, size, by)
         known = self._priced.get(device)
         if known is None or known[0] != key:  # most devices do the same work in every round
             known = self._priced[device] = (key, self._price(device, work, size, by))
         return work, known[1]
 
-    def work(self, device: str, down: Packet) -> Work:
-        """The work of a device that receives `down`, with the samples and the state that it has now."""
-        size = self.samples(device)
-        return self.tracer.work(down, size, self.states.get(device), lambda: self._counts(device, size))
+    def work(self, device: str, down: Packet, own: State | None = None) -> Work:
+        """The work of a device that receives `down`, with the samples and the state (or `own`) that it has now."""
+        size, own = self.samples(device), self.states.get(device) if own is None else own
+        return self.tracer.work(down, size, own, lambda: self._counts(device, size))
 
     def _counts(self, device: str, size: int) -> tuple[int, ...] | None:
         """How many samples of each class a device has; None if the population knows only their total."""

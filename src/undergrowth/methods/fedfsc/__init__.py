@@ -66,7 +66,7 @@ class FewShotMethod(StragglerOptions, Method):
 
     @property
     def needs_classes(self) -> str:
-        return "its few-shot update draws the same number of samples of every class"
+        return "its few-shot update draws the same number of samples of every class" if self.few_shot else ""
 
     @property
     def few_shot(self) -> bool:
