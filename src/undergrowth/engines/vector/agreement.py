@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 # Differences allowed between a step in a stack and the same step alone, as a fraction of the length of the step: over
 # all tensors together, and in each one. Rounding can move a value across the kink of an activation, which shows in a
@@ -30,7 +30,15 @@ def full_precision() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-class RefuseReads(TorchDispatchMode):
+# What turns values of tensors into numbers of Python.
+READS = {
+    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.is_nonzero, Tensor.equal, Tensor.allclose, Tensor.__bool__,
+    Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__contains__, Tensor.__array__, torch.is_nonzero,
+    torch.equal, torch.allclose,
+}  # fmt: skip
+
+
+class RefuseReads(TorchFunctionMode):
     """While active, a module that turns a number which depends on `inputs` into one of Python raises an error.
 
     In a stack that number would be of the samples of all clients, and what it decides be the same for all: how often a
@@ -58,9 +66,9 @@ class RefuseReads(TorchDispatchMode):
     def _enter(self, step: int) -> None:
         self._depth += step
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         depends = any(id(each) in self._dependent for each in _tensors((args, kwargs)))
-        if depends and self._depth and function is torch.ops.aten._local_scalar_dense.default:
+        if depends and self._depth and function in READS:
             raise NotImplementedError("a module reads a number that depends on its samples")
         found = function(*args, **(kwargs or {}))
         if depends:
