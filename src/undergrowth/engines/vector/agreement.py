@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -38,6 +38,10 @@ READS = {
 }  # fmt: skip
 
 
+# Libraries whose modules read numbers, but only to leave work out that changes nothing, such as a mask of ones.
+HARMLESS = ("transformers",)
+
+
 class RefuseReads(TorchFunctionMode):
     """While active, a module that turns a number which depends on `inputs` into one of Python raises an error.
 
@@ -47,13 +51,13 @@ class RefuseReads(TorchFunctionMode):
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()
-        self._depth = 0  # of modules in each other
+        self._running: list[nn.Module] = []  # modules in each other
         self._dependent = {id(each): each for each in inputs}  # kept, because the number of a lost one is used again
 
     def __enter__(self) -> RefuseReads:
         self._hooks = [
-            register_module_forward_pre_hook(lambda *_: self._enter(1)),
-            register_module_forward_hook(lambda *_: self._enter(-1), always_call=True),
+            register_module_forward_pre_hook(lambda module, *_: self._running.append(module)),
+            register_module_forward_hook(lambda *_: self._leave(), always_call=True),
         ]
         super().__enter__()
         return self
@@ -63,12 +67,16 @@ class RefuseReads(TorchFunctionMode):
         for hook in self._hooks:
             hook.remove()
 
-    def _enter(self, step: int) -> None:
-        self._depth += step
+    def _leave(self) -> None:
+        self._running.pop()
+
+    def _refuses(self) -> bool:
+        libraries = {type(module).__module__.partition(".")[0] for module in self._running}
+        return bool(libraries) and libraries.isdisjoint(HARMLESS)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         depends = any(id(each) in self._dependent for each in _tensors((args, kwargs)))
-        if depends and self._depth and function in READS:
+        if depends and function in READS and self._refuses():
             raise NotImplementedError("a module reads a number that depends on its samples")
         found = function(*args, **(kwargs or {}))
         if depends:
