@@ -145,11 +145,13 @@ def test_a_model_that_mixes_samples_is_not_stacked(model: Any, tmp_path: Any) ->
     }
     assert runs["vector"].history[-1]["not_stacked"] == 5
     assert runs["vector"].summary["model_digest"] == runs["serial"].summary["model_digest"]
+    noted = {engine: sum("one by one" in note for note in result.notes) for engine, result in runs.items()}
+    assert noted == {"serial": 0, "vector": 1}
 
 
 def test_a_model_that_reads_a_constant_is_stacked(tmp_path: Any) -> None:
     result = ug.run(model=lambda: Deciding(False), rounds=1, clients=5, engine="vector", out=str(tmp_path))
-    assert result.history[-1]["not_stacked"] == 0
+    assert result.history[-1]["not_stacked"] == 0 and not any("one by one" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("batch", [1, 16])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from undergrowth.core import ModelWeights, RoundEnd, Shard, TaskKind
+from undergrowth.core import Client, LoopClient, ModelWeights, RoundEnd, Shard, TaskKind, Updates
 from undergrowth.runs.config import Experiment
 
 DIVERGED = "training has diverged; a smaller train.lr, or a smaller step of the server, may help"
@@ -33,6 +33,17 @@ def note_rounds(notes: list[str], ends: Sequence[RoundEnd], loss: float) -> None
             notes.append(f"round {end.round + 1}: {NOBODY_ASKED}")
     if not isfinite(loss) and not any(DIVERGED in note for note in notes):
         notes.append(f"round {ends[-1].round + 1}: the loss is {loss}: {DIVERGED}")
+
+
+def describe_unstacked(row: Mapping[str, Any], client: Client) -> str | None:
+    """A sentence about a round in which most devices with steps were not computed in stacks; None otherwise."""
+    alone, stacked = row.get("not_stacked", 0.0), row.get("stacked", 0.0)
+    if alone <= stacked or not isinstance(client, LoopClient | Updates):
+        return None
+    return (
+        "most devices of a round were computed one by one instead of in a stack (not_stacked in the history): the "
+        "model mixes the samples of a batch, decides by their values, or has a step that fails in a stack"
+    )
 
 
 def describe_guessing(

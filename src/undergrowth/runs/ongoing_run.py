@@ -18,7 +18,14 @@ from undergrowth.runs.atomic_files import replace_file
 from undergrowth.runs.callback import Callbacks, Row
 from undergrowth.runs.checkpoint import Checkpoints
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.diagnosis import DIVERGED, PERSONAL_DIVERGED, describe_dead_units, describe_guessing, note_rounds
+from undergrowth.runs.diagnosis import (
+    DIVERGED,
+    PERSONAL_DIVERGED,
+    describe_dead_units,
+    describe_guessing,
+    describe_unstacked,
+    note_rounds,
+)
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.opening import run_facts
@@ -133,6 +140,8 @@ class Execution:
             last = rows[-1]["round"]
             entries = driver.ledger.take()
             note_rounds(self.federation.notes, ends[: len(rows)], self.scores["loss"])
+            if unstacked := describe_unstacked(rows[-1], self.federation.method.client):
+                self.federation.note(unstacked)
             checkpoint = None
             due = last % self.experiment.run.checkpoint_every == 0 or driver.root.done
             if due and self.final_models is None:
