@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 import undergrowth as ug
 from undergrowth.core import Method
+from undergrowth.engines.vector.stacked_loops import StackedLoops
 from undergrowth.learning import AveragingServer, GradientClient
+from undergrowth.runs import opening
+from undergrowth.runs.engine_choice import Choice
 
 CALLS: Counter[str] = Counter()
 
@@ -52,3 +58,26 @@ def test_the_state_is_made_once_and_one_plan_is_priced(engine: str, tmp_path: Pa
     CALLS.clear()
     ug.run(Counted(), model="logistic", clients=4, rounds=1, engine=engine, out=str(tmp_path))
     assert CALLS == {"init": 1, "plan": 2}, "one plan for the price, one for the round"
+
+
+@pytest.mark.parametrize("chosen", ["vector", "serial"])
+def test_servers_train_on_the_engine_that_auto_chose(
+    chosen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found, call = [], StackedLoops.__call__
+
+    def count(self, task, loops):
+        found.append(len(loops))
+        return call(self, task, loops)
+
+    def run(engine: str) -> Mapping[str, Tensor]:
+        result = ug.run("fedat", clients=3, public=0.02, rounds=1, epochs=1, engine=engine, out=str(tmp_path))
+        return result.model.state_dict()
+
+    monkeypatch.setattr(opening, "choose_engine", lambda facts: Choice({"engine": chosen}, "the test wants it"))
+    monkeypatch.setattr(StackedLoops, "__call__", count)
+    by_auto = run("auto")
+    assert bool(found) == (chosen == "vector")
+    by_name = run(chosen)
+    assert by_auto.keys() == by_name.keys()
+    assert all(torch.equal(by_auto[name], value) for name, value in by_name.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -22,6 +22,11 @@ from undergrowth.runs.preview import FirstRound, preview_first_round
 from undergrowth.runs.run_models import RunModels
 from undergrowth.simulation import FleetClock, Simulation, TrainingCost
 from undergrowth.topology import Topology
+
+
+def with_loops_of(engine: Engine, task: Task) -> Task:
+    """The task with the way in which the engine computes several training loops, such as those of a server."""
+    return replace(task, run_loops=getattr(engine, "run_loops", None))
 
 
 @dataclass
@@ -58,6 +63,9 @@ class Federation:
         self.driver.close()
         self.engine = engine
         del self.driver
+        self.task = with_loops_of(engine, self.task)
+        for each in (self.world, *self.nodes.values()):
+            each.task = with_loops_of(engine, each.task)
 
     @property
     def device_data(self) -> Population:

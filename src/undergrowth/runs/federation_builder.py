@@ -39,7 +39,7 @@ from undergrowth.runs.config import Experiment, FleetSection
 from undergrowth.runs.data_builder import build_population, build_public, task_of
 from undergrowth.runs.device_groups import device_groups
 from undergrowth.runs.engine_builder import build_engine, check_torch_device, engine_settings
-from undergrowth.runs.federation import Federation
+from undergrowth.runs.federation import Federation, with_loops_of
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_builder import build_ladder, build_model, with_model_settings
 from undergrowth.runs.own_model import check_models
@@ -91,8 +91,8 @@ def federate(
     topology, server_links = wire_servers(topology, experiment.fleet)
     fleet = build_fleet(experiment.fleet.name, population.devices, experiment.run.seed)
     groups = device_groups(population, method.group_field)
-    assigned, run_loops = _assigned(experiment, task, fleet), getattr(engine, "run_loops", None)
-    task = replace(task, assigned=assigned, groups=groups.of_device, run_loops=run_loops)
+    task = replace(task, assigned=_assigned(experiment, task, fleet), groups=groups.of_device)
+    task = with_loops_of(engine, task)
     nodes = _nodes(experiment, method, task, topology, samples, named_proxy_data(topology, experiment, population))
     check_proxy_data(topology, method, _name_of(method), {name: node.task for name, node in nodes.items()})
     server_training = price_servers(experiment.fleet.server_device, nodes, sample.x, notes)
