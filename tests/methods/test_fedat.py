@@ -47,10 +47,11 @@ CASES = {
 }
 
 
-def task_of(case: str, augmented: bool = False) -> Task:
+def task_of(case: str, augmented: bool = False, missing: Sequence[int] = ()) -> Task:
     model, ladder = CASES[case]
     augmentation = build_augmentation("flip", (1, 8, 8), None) if augmented else None
     train, public = Train(batch=8, lr=0.05), double_digits(20, 900)
+    public = public.take(torch.tensor([place for place, y in enumerate(public.y.tolist()) if y not in missing]))
     return Task(model, 10, train, public=public, ladder=ladder, augmentation=augmentation)
 
 
@@ -97,26 +98,27 @@ def descend(
 
 
 def transfer(
-    net: Any,
-    teacher: Mapping[str, Tensor],
-    context: Context,
-    task: Task,
-    form: str,
-    below: str = "",
-    statistics: str = "kept",
+    net: Any, teacher: Mapping[str, Tensor], context: Context, task: Task, options: FedAT, below: str = ""
 ) -> None:
     """CE + beta·AT on the generic data: eq. 5.13 and 5.19; of the part below the level `below` alone: eq. 5.16."""
     net.train()
     trained, levels = list(net.parameters()), LEVELS if teacher else ()
     if below:
         place = net.position(below)
-        net[place:].train(statistics == "updated")
+        net[place:].train(options.upper_statistics == "updated")
         trained, levels = list(net[:place].parameters()), tuple(name for name in levels if net.position(name) <= place)
 
     def loss(rows: Tensor) -> Tensor:
         logits, seen = forward(net, task.public.x[rows])
-        attention = sum(distance(seen[level], teacher[level][rows], form) for level in levels)
-        return F.cross_entropy(logits, task.public.y[rows]) + FAST["beta"] * attention
+        attention = sum(distance(seen[level], teacher[level][rows], options.form) for level in levels)
+        return entropy(logits, task.public.y[rows]) + FAST["beta"] * attention
+
+    def entropy(logits: Tensor, labels: Tensor) -> Tensor:
+        if options.public_classes == "all":
+            return F.cross_entropy(logits, labels)
+        present = sorted(set(task.public.y.tolist()))
+        right = logits.gather(1, labels[:, None])[:, 0]
+        return (logits[:, present].exp().sum(1).log() - right).mean()
 
     descend(trained, loss, len(task.public), context, FAST["transfer_lr"])
 
@@ -154,7 +156,7 @@ def a_round_at_the_server(
     teachers = {device: attention_of(net, task.public.x) for device, net in own.items()}
     copies = {device: module_of(task.model, start) for device in own}
     for device, copy in copies.items():
-        transfer(copy, teachers[device], first, task, options.form)  # eq. 5.13
+        transfer(copy, teachers[device], first, task, options)  # eq. 5.13
     if options.metadata_share and options.metadata_of == "all":
         one = module_of(task.model, mean_of(copies))
         learn_metadata(one, list(sent.values()), options, second)
@@ -164,11 +166,11 @@ def a_round_at_the_server(
             learn_metadata(copy, [sent[device]], options, second)
         if options.metadata_share and options.alignment != "none":
             attention = teachers[device] if options.alignment == "attention" else {}
-            transfer(copy, attention, third, task, options.form, options.level, options.upper_statistics)  # eq. 5.16
+            transfer(copy, attention, third, task, options, options.level)  # eq. 5.16
     expected = mean_of(copies)
     teacher = attention_of(module_of(task.model, expected), task.public.x)
     for net in own.values():
-        transfer(net, teacher, last, task, options.form)  # eq. 5.19
+        transfer(net, teacher, last, task, options)  # eq. 5.19
     return expected
 
 
@@ -201,6 +203,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "metadata of all devices, no third step": ("cnn", {"metadata_of": "all", "alignment": "none"}),
     "wrn": ("wrn", {}),
     "metadata of all devices, wrn": ("wrn", {"metadata_of": "all", "upper_statistics": "updated"}),
+    "public classes": ("cnn", {"public_classes": "present"}),
+    "public classes, metadata of all devices, wrn": (
+        "wrn",
+        {"public_classes": "present", "metadata_of": "all", "upper_statistics": "updated"},
+    ),
     "augmented public images": ("cnn", {"augment_public": True}),
     "statistics of the frozen part": ("wrn", {"upper_statistics": "updated"}),
 }
@@ -209,7 +216,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("case", "changes"), VARIANTS.values(), ids=VARIANTS)
 def test_a_round_at_the_server_is_what_the_formulas_say(case: str, changes: dict[str, Any]) -> None:
     options = FedAT(**{**FAST, **changes})
-    task = task_of(case, options.augment_public)
+    task = task_of(case, options.augment_public, (0, 5, 8) if options.public_classes == "present" else ())
     uploads, start = uploads_of(task, options), task.model.initial(7)
     model, devices = options.server.teach(task, start, uploads, CONTEXT)
 
@@ -252,6 +259,7 @@ def test_fedat(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ("case", "method", "stacks"),
     [
         ("wrn", FedAT(**FAST), [3, 3, 3, 2]),  # three steps of three copies, then the two devices with the same model
+        ("wrn", FedAT(**FAST, public_classes="present"), [3, 3, 3, 2]),
         ("wrn", FedKAD(samples=12, server_batch=5, beta=0.7), [2]),
         ("cnn", FedKAD(samples=12, server_batch=5, prototype_reduction="sum"), [2]),
     ],
@@ -260,7 +268,7 @@ def test_the_models_of_a_server_can_be_trained_at_once(
     case: str, method: FedAT | FedKAD, stacks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies of the global model, and models of devices with one architecture, in stacks: the same up to rounding."""
-    task, start = task_of(case), CASES[case][0].initial(7)
+    task, start = task_of(case, missing=[3]), CASES[case][0].initial(7)
     uploads = uploads_of(task, FedAT(**FAST))
     twin = dict(uploads["a"].tensors)
     twin |= {name: twin[name][:9] for name in ("metadata/maps", "metadata/labels")}  # fewer samples than the others

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.methods.test_fedat import (
     CONTEXT,
@@ -18,9 +19,11 @@ from tests.methods.test_fedat import (
     task_of,
     uploads_of,
 )
-from undergrowth.core import Context, InputError, Packet
+from undergrowth.core import Context, InputError, Output, Packet, Shard
+from undergrowth.learning import LossInputs
 from undergrowth.learning.own_models import first_weights
 from undergrowth.methods import FedAT
+from undergrowth.methods.fedat.present_classes import PresentClassesLoss, present_classes
 
 
 def test_a_shared_start_gives_devices_the_weights_that_the_models_have_in_common() -> None:
@@ -75,9 +78,45 @@ def test_a_device_sends_the_maps_of_its_trained_model() -> None:
         assert torch.equal(labels, shard.y[found])
 
 
-def test_public_images_that_cannot_be_augmented_are_refused() -> None:
-    server = FedAT(augment_public=True).server
-    with pytest.raises(InputError, match=r"method.augment_public true: .* add data.augment: crop\+flip"):
+def test_with_augment_metadata_a_device_sends_the_maps_of_changed_images() -> None:
+    """Each image is mirrored or not, by its own draw of this device and round; local training draws others."""
+    task, shard = task_of("cnn", augmented=True), double_digits(12, 0)
+    client = FedAT(augment_metadata=True).client
+    found = []
+    for number in range(2):
+        context, down = Context(0, "a", number), Packet(task.ladder["small"].initial(1), tags={"model": "small"})
+        up, _ = client.local(task, down, shard, {}, context)
+        net = module_of(task.ladder["small"], {name: up.tensors[name] for name in down.tensors}).eval()
+        mirrored = torch.randint(2, (12,), generator=context.generator("augment metadata")).bool()
+        with torch.no_grad():
+            maps = net[: net.position("low")](torch.where(mirrored[:, None, None, None], shard.x.flip(3), shard.x))
+        torch.testing.assert_close(up.tensors["metadata/maps"], maps)
+        assert torch.equal(up.tensors["metadata/labels"], shard.y)
+        found.append(mirrored)
+    assert not torch.equal(*found)
+
+
+def test_classes_that_public_data_do_not_have_are_not_unlearned() -> None:
+    """The logits of absent classes, and those of outputs that stand for no class, get no gradient of the loss."""
+    public = Shard(torch.zeros(3, 2), torch.tensor([1, 3, 1]))
+    logits = torch.randn(3, 6, requires_grad=True)
+    entries = {"y": public.y, **present_classes(public, 5)}
+    inputs = LossInputs(task_of("cnn"), entries, Output(logits, {}, {}), {}, {})
+    loss = PresentClassesLoss()(inputs)
+    torch.testing.assert_close(loss, F.cross_entropy(logits[:, [1, 3]], torch.tensor([0, 1, 0])))
+    (slope,) = torch.autograd.grad(loss, logits)
+    assert not slope[:, [0, 2, 4, 5]].any() and slope[:, [1, 3]].all()
+
+
+def test_the_loss_among_present_classes_is_one_of_classification() -> None:
+    assert FedAT(public_classes="present").needs_classes.startswith("method.public_classes present leaves out")
+    assert not FedAT().needs_classes
+
+
+@pytest.mark.parametrize("name", ["augment_public", "augment_metadata"])
+def test_images_that_cannot_be_augmented_are_refused(name: str) -> None:
+    server = FedAT(**{name: True}).server
+    with pytest.raises(InputError, match=rf"method.{name} true: .* add data.augment: crop\+flip"):
         server.init(task_of("cnn"), CONTEXT)
     assert server.init(task_of("cnn", augmented=True), CONTEXT)
 
@@ -86,5 +125,6 @@ def test_defaults_are_those_of_the_source() -> None:
     assert {field.name: field.default for field in fields(FedAT)} == {
         "beta": 1000.0, "form": "mean-square", "level": "low", "metadata_share": 1.0, "transfer_lr": 0.1,
         "transfer_epochs": 2, "metadata_lr": 0.1, "metadata_epochs": 2, "server_batch": 64, "alignment": "attention",
-        "metadata_of": "device", "upper_statistics": "kept", "augment_public": False, "shared_start": False,
+        "metadata_of": "device", "upper_statistics": "kept", "public_classes": "all", "augment_public": False,
+        "augment_metadata": False, "shared_start": False,
     }  # fmt: skip

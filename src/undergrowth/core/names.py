@@ -5,6 +5,7 @@ from __future__ import annotations
 # Batches (`Steps.data`, and what `LoopClient.step` receives).
 X, Y = "x", "y"  # inputs and labels of the samples
 AUGMENT = "augment"  # random choices of the run's augmentation for each sample, see `Augmentation.draw`
+HELD = "held"  # for each sample, which classes the data that it belongs to has
 KEYS = "keys"  # random key of each sample, from which dropout layers draw, see `KeyedDropout`
 TEACHER = "teacher"  # logits to learn, one row for each sample
 WEIGHT = "weight"  # weight of each sample; only in batches that hold the samples of several clients, see LossInputs

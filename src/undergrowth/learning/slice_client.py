@@ -12,7 +12,7 @@ from torch import Tensor
 
 from undergrowth.core import Context, InputError, Output, Packet, Shard, State, Task, Weights, option
 from undergrowth.core.client import LoopClient, Steps, Updates
-from undergrowth.core.names import PHASE, Y
+from undergrowth.core.names import HELD, PHASE, Y
 from undergrowth.learning.batch_statistics import StatisticsClient, statistics_names
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import LossInputs, Objective, TaskLoss
@@ -22,7 +22,6 @@ RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 RATIO, OFFSET = "ratio", "offset"  # scalars of a packet: which slice it holds
 # Phases of a round: devices train slices; devices measure the statistics of BatchNorm layers.
 TRAINING, STATISTICS = "training", "statistics"
-HELD = "held"  # entry of a batch: for each sample, the classes that its device has
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,8 +64,9 @@ class Federation:
         self.engine = engine
         del self.driver
         self.task = with_loops_of(engine, self.task)
-        for each in (self.world, *self.nodes.values()):
-            each.task = with_loops_of(engine, each.task)
+        self.world.task = with_loops_of(engine, self.world.task)
+        for node in self.nodes.values():
+            node.task = with_loops_of(engine, node.task)
 
     @property
     def device_data(self) -> Population:

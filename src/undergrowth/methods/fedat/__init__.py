@@ -19,14 +19,16 @@ the source sets train.epochs to 5 and train.lr to 0.01.
 
 Without metadata (metadata_share=0) steps 2 and 3 are left out; `alignment` changes step 3 alone. Departures: the maps
 of a teacher are those of evaluation mode, computed once a round; all copies see the public data in the same order.
-With `augment_public`, all models see the public images changed as `data.augment` says, differently in every round:
-otherwise the global model learns a small public data set by heart in the course of many rounds.
+With `augment_public`, all models see the public images changed as `data.augment` says, differently in every round.
+With `augment_metadata`, a device computes its maps from images that are changed in the same way.
 
 Classes that only devices have: as above, the mean of the copies knows next to nothing of them (docs/decisions/0064).
 With `metadata_of: all`, step 2 is one for all: the mean of the copies after step 1 learns the metadata of all devices
-together, and step 3 goes on with copies of the result. `shared_start` gives the devices' models the
-first weights of w wherever names and shapes agree, so that the maps of different models begin alike. With
-`upper_statistics: updated`, BatchNorm in the frozen part of step 3 normalises by the batch, and its statistics follow.
+together, and step 3 goes on with copies of the result. With `public_classes: present`, CE on public data is among the
+classes that they have: among all classes, it teaches every model that the others do not occur. `shared_start` gives
+the devices' models the first weights of w wherever names and shapes agree, so that the maps of different models begin
+alike. With `upper_statistics: updated`, BatchNorm in the frozen part of step 3 normalises by the batch, and its
+statistics follow.
 
     >>> import undergrowth as ug
     >>> options = {"beta": 16.0, "metadata_share": 0.2, "transfer_lr": 0.05, "metadata_lr": 0.05}
@@ -44,7 +46,7 @@ from torch import Tensor
 
 from undergrowth.core import Context, InputError, Method, ModelWeights, Packet, Shard, State, Task, Weights, option
 from undergrowth.core.names import AUGMENT, SAMPLES, X, Y
-from undergrowth.learning import GradientClient, RandomSelector, TaskLoss, Trained
+from undergrowth.learning import GradientClient, Objective, RandomSelector, TaskLoss, Trained
 from undergrowth.learning.distillation import (
     check_same_shapes,
     public_data,
@@ -57,10 +59,12 @@ from undergrowth.learning.own_models import OwnModelsServer, all_models, by_mode
 from undergrowth.learning.selectors import count_selected
 from undergrowth.learning.servers import has_no_samples, mean_of_models
 from undergrowth.methods.fedat.attention import FORMS, AttentionTransfer, attention_of
+from undergrowth.methods.fedat.present_classes import PresentClassesLoss, present_classes
 
 ALIGNMENTS = ("attention", "plain", "none")
 SENDERS = ("device", "all")
 STATISTICS = ("kept", "updated")
+CLASSES = ("all", "present")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,8 @@ class FedATClient(GradientClient):
         if fraction < 1:
             generator = trained.context.generator("metadata")
             shard = shard.take(RandomSelector(fraction).pick(task, trained.tensors, shard, generator))
+        if self.options.augment_metadata:
+            shard = _augmented(task, shard, trained.context, "augment metadata")
         maps = features_of(task, trained.tensors, shard.x, self.options.level)
         tensors = {**trained.tensors, "metadata/maps": maps, "metadata/labels": shard.y}
         return Packet(tensors, trained.scalars), trained.own
@@ -96,8 +102,9 @@ class FedATServer(OwnModelsServer):
 
     def init(self, task: Task, context: Context) -> State:
         public = public_data(task, "fedat", labelled=True)
-        if self.options.augment_public and task.augmentation is None:
-            raise InputError("method.augment_public true: images are not augmented here; add data.augment: crop+flip")
+        for name in ("augment_public", "augment_metadata"):
+            if getattr(self.options, name) and task.augmentation is None:
+                raise InputError(f"method.{name} true: images are not augmented here; add data.augment: crop+flip")
         check_same_shapes(task, public.x, (self.options.level,), shared_levels(task))
         for each in (task.model, *task.ladder.values()):
             each.check_batch("method.server_batch", self.options.server_batch)
@@ -107,7 +114,7 @@ class FedATServer(OwnModelsServer):
         self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
     ) -> tuple[Weights, Mapping[str, Weights]]:
         if self.options.augment_public:
-            task = replace(task, public=_augmented(task, context))
+            task = replace(task, public=_augmented(task, public_data(task, "fedat"), context, AUGMENT))
         after = _mean(model, uploads, self._teach_copies(task, model, uploads, context))
         maps = self._attention(task, after)
         taught: dict[str, Weights] = {}
@@ -171,18 +178,23 @@ class FedATServer(OwnModelsServer):
         options, public = self.options, public_data(task, "fedat")
         levels = [level for level in shared_levels(task) if not inside or level in inside]
         transfer = options.beta * AttentionTransfer(levels, options.form)
-        objective = TaskLoss() + transfer if any(maps) else TaskLoss()
-        data = [{X: public.x, Y: public.y, **each} for each in maps]
+        loss: Objective = TaskLoss()
+        entries = {X: public.x, Y: public.y}
+        if options.public_classes == "present":
+            loss = PresentClassesLoss()
+            entries |= present_classes(public, task.classes)
+        objective = loss + transfer if any(maps) else loss
+        data = [{**entries, **each} for each in maps]
         student = server_client(objective, options.transfer_lr, options.transfer_epochs, options.server_batch)
         return train_all_on_server(task, student, models, data, context)
 
 
-def _augmented(task: Task, context: Context) -> Shard:
-    """The public data as all models see it in this round."""
-    public, augmentation = public_data(task, "fedat"), task.augmentation
+def _augmented(task: Task, shard: Shard, context: Context, purpose: str) -> Shard:
+    """The samples changed as `data.augment` says, the same all through a round."""
+    augmentation = task.augmentation
     assert augmentation is not None  # `init` has checked it
-    draws = augmentation.draw(len(public), context.generator(AUGMENT))
-    return Shard(augmentation.apply(public.x, draws.to(public.x.device)), public.y)
+    draws = augmentation.draw(len(shard), context.generator(purpose))
+    return Shard(augmentation.apply(shard.x, draws.to(shard.x.device)), shard.y)
 
 
 def _mean(model: Weights, uploads: Mapping[str, Packet], copies: Sequence[Weights]) -> Weights:
@@ -212,8 +224,17 @@ class FedAT(Method):
     upper_statistics: str = option(
         STATISTICS[0], "step 3: BatchNorm's statistics of the part above", choices=STATISTICS
     )
+    public_classes: str = option(
+        CLASSES[0], "loss on public data: among all classes, or those that they have", choices=CLASSES
+    )
     augment_public: bool = option(False, "change the public images in every round as data.augment says")
+    augment_metadata: bool = option(False, "compute maps from images changed as data.augment says")
     shared_start: bool = option(False, "devices' models start with the global model's weights where these fit")
+
+    @property
+    def needs_classes(self) -> str:
+        absent = "method.public_classes present leaves out the classes that the public data do not have"
+        return absent if self.public_classes == "present" else ""
 
     @property
     def client(self) -> FedATClient:
