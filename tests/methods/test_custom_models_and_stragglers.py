@@ -129,11 +129,14 @@ def test_fedat_is_more_accurate_than_fedavg_without_late_devices_and_than_its_pu
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 4])
 def test_fedat_learns_classes_that_only_devices_have_from_the_metadata_of_all(seed: int, tmp_path: Path) -> None:
-    """Eight settings were tried on seeds 0 to 2, and nothing was chosen on seeds 3 to 5; see docs/decisions/0064."""
+    """Eight settings were tried on seeds 0 to 2, and nothing was chosen on seeds 3 to 5; see docs/decisions/0064.
+
+    The loss among the classes that the public data have was chosen on CIFAR-10.
+    """
     options = {"metadata_of": "all", "shared_start": True, "upper_statistics": "updated"}
     missing: list[int] = SOME_CLASSES["missing"]  # type: ignore[assignment]
     test, found = load("digits").central_test(), []
-    for changes in ({}, options):
+    for changes in ({}, options, {**options, "public_classes": "present"}):
         result = ug.run(
             FedAT(beta=62.0, server_batch=16, **changes), "digits", "dirichlet:0.1", 10, "wrn-16-1", rounds=12,
             epochs=5, batch=16, lr=0.05, public={"samples": 150, "missing": missing}, seed=seed, out=tmp_path,
@@ -144,6 +147,7 @@ def test_fedat_learns_classes_that_only_devices_have_from_the_metadata_of_all(se
         found.append(
             (result.history[-1]["accuracy"], float(right[torch.isin(test.y, torch.tensor(missing))].float().mean()))
         )
-    (before, lost), (after, learned) = found
+    (before, lost), (after, learned), (best, kept) = found
     assert after > before + 0.08
-    assert lost < 0.15 < 0.3 < learned
+    assert lost < 0.15 < 0.3 < learned < kept
+    assert best > after

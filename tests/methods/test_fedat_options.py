@@ -108,6 +108,14 @@ def test_classes_that_public_data_do_not_have_are_not_unlearned() -> None:
     assert not slope[:, [0, 2, 4, 5]].any() and slope[:, [1, 3]].all()
 
 
+def test_a_note_says_that_absent_classes_are_unlearned() -> None:
+    whole, some = task_of("cnn"), task_of("cnn", missing=[0, 5, 8])
+    assert len(whole.public.y.unique()) == 10  # so that the next line means something
+    assert not FedAT().notes(whole) and not FedAT(public_classes="present").notes(some)
+    (note,) = FedAT().notes(some)
+    assert note.startswith("the public data has no sample of 3 of 10 classes, which its loss unlearns; try -s method.")
+
+
 def test_the_loss_among_present_classes_is_one_of_classification() -> None:
     assert FedAT(public_classes="present").needs_classes.startswith("method.public_classes present leaves out")
     assert not FedAT().needs_classes

@@ -38,170 +38,19 @@ statistics follow.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from undergrowth.core import Context, InputError, Method, ModelWeights, Packet, Shard, State, Task, Weights, option
-from undergrowth.core.names import AUGMENT, SAMPLES, X, Y
-from undergrowth.learning import GradientClient, Objective, RandomSelector, TaskLoss, Trained
-from undergrowth.learning.distillation import (
-    check_same_shapes,
-    public_data,
-    server_client,
-    shared_levels,
-    train_all_on_server,
-)
-from undergrowth.learning.features import LowerModel, UpperModel, features_of
-from undergrowth.learning.own_models import OwnModelsServer, all_models, by_model, sender_task, uploaded_weights
-from undergrowth.learning.selectors import count_selected
-from undergrowth.learning.servers import has_no_samples, mean_of_models
-from undergrowth.methods.fedat.attention import FORMS, AttentionTransfer, attention_of
-from undergrowth.methods.fedat.present_classes import PresentClassesLoss, present_classes
+from undergrowth.core import Classification, Method, ModelWeights, State, Task, Weights, option
+from undergrowth.learning.own_models import all_models
+from undergrowth.methods.fedat.attention import FORMS
+from undergrowth.methods.fedat.client import FedATClient
+from undergrowth.methods.fedat.server import FedATServer
 
 ALIGNMENTS = ("attention", "plain", "none")
 SENDERS = ("device", "all")
 STATISTICS = ("kept", "updated")
 CLASSES = ("all", "present")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedATClient(GradientClient):
-    """Sends the maps and labels of a fraction of its samples beside the model."""
-
-    options: FedAT
-
-    def upload(self, trained: Trained) -> tuple[Packet, State]:
-        task, shard, fraction = trained.task, trained.shard, self.options.metadata_share
-        if not fraction:
-            return trained.packet, trained.own
-        if fraction < 1:
-            generator = trained.context.generator("metadata")
-            shard = shard.take(RandomSelector(fraction).pick(task, trained.tensors, shard, generator))
-        if self.options.augment_metadata:
-            shard = _augmented(task, shard, trained.context, "augment metadata")
-        maps = features_of(task, trained.tensors, shard.x, self.options.level)
-        tensors = {**trained.tensors, "metadata/maps": maps, "metadata/labels": shard.y}
-        return Packet(tensors, trained.scalars), trained.own
-
-    def samples_after_steps(self, size: int) -> int:
-        return count_selected(self.options.metadata_share, size) if self.options.metadata_share else 0
-
-
-@dataclass(frozen=True)
-class FedATServer(OwnModelsServer):
-    """Three steps for every device, the mean of the copies, and attention from it back to the devices' models."""
-
-    options: FedAT
-
-    @property
-    def shared_start(self) -> bool:
-        return self.options.shared_start
-
-    def init(self, task: Task, context: Context) -> State:
-        public = public_data(task, "fedat", labelled=True)
-        for name in ("augment_public", "augment_metadata"):
-            if getattr(self.options, name) and task.augmentation is None:
-                raise InputError(f"method.{name} true: images are not augmented here; add data.augment: crop+flip")
-        check_same_shapes(task, public.x, (self.options.level,), shared_levels(task))
-        for each in (task.model, *task.ladder.values()):
-            each.check_batch("method.server_batch", self.options.server_batch)
-        return super().init(task, context)
-
-    def teach(
-        self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
-    ) -> tuple[Weights, Mapping[str, Weights]]:
-        if self.options.augment_public:
-            task = replace(task, public=_augmented(task, public_data(task, "fedat"), context, AUGMENT))
-        after = _mean(model, uploads, self._teach_copies(task, model, uploads, context))
-        maps = self._attention(task, after)
-        taught: dict[str, Weights] = {}
-        for own, models in by_model(task, uploads):
-            trained = self._transfer(own, list(models.values()), [maps] * len(models), context._replace(turn=3))
-            taught.update(zip(models, trained, strict=True))
-        return after, taught
-
-    def _teach_copies(
-        self, task: Task, model: Weights, uploads: Mapping[str, Packet], context: Context
-    ) -> Sequence[Weights]:
-        """For each upload, the global model after the three steps with it."""
-        options, ups = self.options, list(uploads.values())
-        teachers = [self._attention(sender_task(task, up), uploaded_weights(up)) for up in ups]
-        copies: list[Weights] = [*self._transfer(task, [model] * len(ups), teachers, context)]
-        sent = {place: pairs for place, up in enumerate(ups) if (pairs := up.part("metadata").tensors)}
-        if not sent:
-            return copies
-        if options.metadata_of == "all":
-            pairs = {name: torch.cat([each[name] for each in sent.values()]) for name in ("maps", "labels")}
-            learned = self._learn_metadata(task, [_mean(model, uploads, copies)], [pairs], context)
-            places, copies = list(range(len(ups))), [*learned] * len(ups)
-        else:
-            places = list(sent)
-            learned = self._learn_metadata(task, [copies[place] for place in places], list(sent.values()), context)
-            for place, weights in zip(places, learned, strict=True):
-                copies[place] = weights
-        lower = LowerModel(task.model, options.level, options.upper_statistics)
-        if options.alignment == "none" or not lower.trainable():  # the part below `level` may be frozen
-            return copies
-        maps = [teachers[place] if options.alignment == "attention" else {} for place in places]
-        chosen, turn = [copies[place] for place in places], context._replace(turn=2)
-        aligned = self._transfer(replace(task, model=lower), chosen, maps, turn, lower.inside)
-        for place, weights in zip(places, aligned, strict=True):
-            copies[place] = weights
-        return copies
-
-    def _learn_metadata(
-        self, task: Task, models: Sequence[Weights], metadata: Sequence[Mapping[str, Tensor]], context: Context
-    ) -> Sequence[Weights]:
-        """The weights of each model after the part above `level` has learned its metadata."""
-        options = self.options
-        upper = replace(task, model=UpperModel(task.model, options.level))
-        pairs = [{X: sent["maps"], Y: sent["labels"]} for sent in metadata]
-        training = (options.metadata_lr, options.metadata_epochs, options.server_batch, options.level)
-        return train_all_on_server(upper, server_client(TaskLoss(), *training), models, pairs, context._replace(turn=1))
-
-    def _attention(self, task: Task, weights: Weights) -> dict[str, Tensor]:
-        x = public_data(task, "fedat").x
-        return attention_of(task, weights, x, shared_levels(task)) if self.options.beta else {}
-
-    def _transfer(
-        self,
-        task: Task,
-        models: Sequence[Weights],
-        maps: Sequence[Mapping[str, Tensor]],
-        context: Context,
-        inside: tuple[str, ...] = (),
-    ) -> list[dict[str, Tensor]]:
-        """The weights of each model after training on the public data, towards its attention `maps`."""
-        options, public = self.options, public_data(task, "fedat")
-        levels = [level for level in shared_levels(task) if not inside or level in inside]
-        transfer = options.beta * AttentionTransfer(levels, options.form)
-        loss: Objective = TaskLoss()
-        entries = {X: public.x, Y: public.y}
-        if options.public_classes == "present":
-            loss = PresentClassesLoss()
-            entries |= present_classes(public, task.classes)
-        objective = loss + transfer if any(maps) else loss
-        data = [{**entries, **each} for each in maps]
-        student = server_client(objective, options.transfer_lr, options.transfer_epochs, options.server_batch)
-        return train_all_on_server(task, student, models, data, context)
-
-
-def _augmented(task: Task, shard: Shard, context: Context, purpose: str) -> Shard:
-    """The samples changed as `data.augment` says, the same all through a round."""
-    augmentation = task.augmentation
-    assert augmentation is not None  # `init` has checked it
-    draws = augmentation.draw(len(shard), context.generator(purpose))
-    return Shard(augmentation.apply(shard.x, draws.to(shard.x.device)), shard.y)
-
-
-def _mean(model: Weights, uploads: Mapping[str, Packet], copies: Sequence[Weights]) -> Weights:
-    """Σ p_k·copy_k; `model` if no device trained on a sample."""
-    samples = [up.scalars[SAMPLES] for up in uploads.values()]
-    total = mean_of_models(zip(copies, samples, strict=True))
-    return model if total is None or has_no_samples(total) else total.tensors
 
 
 @dataclass(frozen=True)
@@ -235,6 +84,13 @@ class FedAT(Method):
     def needs_classes(self) -> str:
         absent = "method.public_classes present leaves out the classes that the public data do not have"
         return absent if self.public_classes == "present" else ""
+
+    def notes(self, task: Task) -> Sequence[str]:
+        if task.public is None or not isinstance(task.kind, Classification) or self.public_classes == "present":
+            return ()
+        absent = task.classes - len(task.public.y.unique())
+        unlearned = f"the public data has no sample of {absent} of {task.classes} classes, which its loss unlearns"
+        return [f"{unlearned}; try -s method.public_classes=present -s method.metadata_of=all"] if absent > 0 else ()
 
     @property
     def client(self) -> FedATClient:
