@@ -27,7 +27,7 @@ from undergrowth.learning import CrossEntropy, Distillation, train_on_server
 from undergrowth.learning.distillation import consensus, draw_public, draw_seed, logit_distances
 from undergrowth.learning.features import LowerModel, UpperModel
 from undergrowth.learning.objectives import LossInputs, divergences
-from undergrowth.methods.fedat.attention import FORMS, AttentionTransfer, attention, attention_of
+from undergrowth.methods.fedat.server import FORMS, AttentionTransfer, attention, attention_of
 from undergrowth.methods.fedkad import CLASSES, PROTOTYPES, PrototypeCrossEntropy, mean_prototypes, prototypes_of
 from undergrowth.models import builder
 

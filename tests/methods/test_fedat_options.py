@@ -23,7 +23,7 @@ from undergrowth.core import Context, InputError, Output, Packet, Shard
 from undergrowth.learning import LossInputs
 from undergrowth.learning.own_models import first_weights
 from undergrowth.methods import FedAT
-from undergrowth.methods.fedat.present_classes import PresentClassesLoss, present_classes
+from undergrowth.methods.fedat.server import PresentClassesLoss, present_classes
 
 
 def test_a_shared_start_gives_devices_the_weights_that_the_models_have_in_common() -> None:

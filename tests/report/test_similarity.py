@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import InputError
+from undergrowth.learning.features import attention_map
 from undergrowth.learning.selectors import entropies
-from undergrowth.methods.fedat.attention import attention_map
 from undergrowth.report.analyses.similarity import cka, hsic
 
 GENERATOR = torch.Generator().manual_seed(3)

@@ -30,6 +30,11 @@ def features_of(task: Task, weights: Weights, x: Tensor, level: str) -> Tensor:
         return torch.cat([task.model.run(weights, batch, stop=level).logits for batch in x.split(EVALUATION_BATCH)])
 
 
+def attention_map(features: Tensor) -> Tensor:
+    """Σ over channels of f²: samples × channels × height × width → samples × height × width."""
+    return features.square().sum(1)
+
+
 def augmented_inputs(task: Task, steps: Steps, epoch: int) -> Iterator[Tensor]:
     """The augmented inputs of an epoch in the order of their visits, `EVALUATION_BATCH` samples at a time."""
     assert task.augmentation is not None

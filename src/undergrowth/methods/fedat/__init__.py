@@ -41,16 +41,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import Classification, Method, ModelWeights, State, Task, Weights, option
+from undergrowth.core import Classification, Method, ModelWeights, Packet, State, Task, Weights, option
+from undergrowth.learning import GradientClient, RandomSelector, Trained
+from undergrowth.learning.features import features_of
 from undergrowth.learning.own_models import all_models
-from undergrowth.methods.fedat.attention import FORMS
-from undergrowth.methods.fedat.client import FedATClient
-from undergrowth.methods.fedat.server import FedATServer
+from undergrowth.learning.selectors import count_selected
+from undergrowth.methods.fedat.server import FORMS, FedATServer, augmented
 
 ALIGNMENTS = ("attention", "plain", "none")
 SENDERS = ("device", "all")
 STATISTICS = ("kept", "updated")
 CLASSES = ("all", "present")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedATClient(GradientClient):
+    """Sends the maps and labels of a fraction of its samples beside the model."""
+
+    options: FedAT
+
+    def upload(self, trained: Trained) -> tuple[Packet, State]:
+        task, shard, fraction = trained.task, trained.shard, self.options.metadata_share
+        if not fraction:
+            return trained.packet, trained.own
+        if fraction < 1:
+            generator = trained.context.generator("metadata")
+            shard = shard.take(RandomSelector(fraction).pick(task, trained.tensors, shard, generator))
+        if self.options.augment_metadata:
+            shard = augmented(task, shard, trained.context, "augment metadata")
+        maps = features_of(task, trained.tensors, shard.x, self.options.level)
+        tensors = {**trained.tensors, "metadata/maps": maps, "metadata/labels": shard.y}
+        return Packet(tensors, trained.scalars), trained.own
+
+    def samples_after_steps(self, size: int) -> int:
+        return count_selected(self.options.metadata_share, size) if self.options.metadata_share else 0
 
 
 @dataclass(frozen=True)

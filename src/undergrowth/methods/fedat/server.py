@@ -1,4 +1,4 @@
-"""The server side of FedAT: three steps for every device, their mean, and the way back to the devices' models."""
+"""The server side of FedAT: the losses of its training on public data, and the three steps for every device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import Context, InputError, Packet, State, Task, Weights
-from undergrowth.core.names import AUGMENT, SAMPLES, X, Y
-from undergrowth.learning import Objective, TaskLoss
+from undergrowth.core import Context, InputError, Packet, Shard, State, Task, Weights
+from undergrowth.core.names import AUGMENT, HELD, SAMPLES, X, Y
+from undergrowth.learning import LossInputs, Objective, TaskLoss
 from undergrowth.learning.distillation import (
     check_same_shapes,
     public_data,
@@ -19,15 +20,64 @@ from undergrowth.learning.distillation import (
     shared_levels,
     train_all_on_server,
 )
-from undergrowth.learning.features import LowerModel, UpperModel
+from undergrowth.learning.features import EVALUATION_BATCH, LowerModel, UpperModel, attention_map
 from undergrowth.learning.own_models import OwnModelsServer, by_model, sender_task, uploaded_weights
 from undergrowth.learning.servers import has_no_samples, mean_of_models
-from undergrowth.methods.fedat.attention import AttentionTransfer, attention_of
-from undergrowth.methods.fedat.client import augmented
-from undergrowth.methods.fedat.present_classes import PresentClassesLoss, present_classes
 
 if TYPE_CHECKING:
     from undergrowth.methods.fedat import FedAT
+
+FORMS = ("mean-square", "printed")
+TARGET = "attention"  # prefix of batch entries: the teacher's attention, by level
+
+
+def attention(features: Tensor) -> Tensor:
+    """The attention map of each sample, flattened and of length 1. Flat features count as a map of one channel."""
+    strength = attention_map(features) if features.dim() > 2 else features.square()
+    return F.normalize(strength.flatten(1))
+
+
+def attention_of(task: Task, weights: Weights, x: Tensor, levels: Sequence[str]) -> dict[str, Tensor]:
+    """The batch entries that `AttentionTransfer` compares with: the attention of a fixed model in evaluation mode."""
+    with torch.no_grad():
+        outputs = [task.model.run(weights, batch, maps=levels).maps for batch in x.split(EVALUATION_BATCH)]
+    return {f"{TARGET}/{level}": torch.cat([attention(maps[level]) for maps in outputs]) for level in levels}
+
+
+@dataclass(frozen=True)
+class AttentionTransfer(Objective):
+    """Σ over levels of the distance of the attention from the teacher's, mean over the batch.
+
+    form: the distance of a sample at one level. `mean-square`: the mean of the squared differences over the elements of
+    the map; `printed`: the ℓ2 norm of the differences. The batch needs the entries of `attention_of`.
+    """
+
+    maps: Sequence[str] = ()
+    form: str = FORMS[0]
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        gaps = [attention(inputs.output.maps[level]) - inputs.batch[f"{TARGET}/{level}"] for level in self.maps]
+        if self.form == "printed":
+            return inputs.mean(torch.stack([torch.linalg.vector_norm(gap, dim=1) for gap in gaps]).sum(0))
+        return inputs.mean(torch.stack([gap.square().mean(1) for gap in gaps]).sum(0))
+
+
+def present_classes(shard: Shard, classes: int) -> dict[str, Tensor]:
+    """The batch entry that `PresentClassesLoss` needs: for each sample, which classes the shard has."""
+    present = torch.zeros(classes, dtype=torch.bool, device=shard.y.device).index_fill(0, shard.y, True)
+    return {HELD: present.expand(len(shard), -1)}
+
+
+@dataclass(frozen=True)
+class PresentClassesLoss(Objective):
+    """The loss of the task with the logits of absent classes left out, which neither rise nor fall."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        logits, present = inputs.output.logits, inputs.batch[HELD]
+        present = F.pad(present, (0, logits.shape[1] - present.shape[1]))  # a model may have more outputs than classes
+        # Not -inf: of samples that only pad a stack, all classes are absent, and 0 times infinity is not a number.
+        kept = logits.masked_fill(~present, torch.finfo(logits.dtype).min)
+        return TaskLoss()(replace(inputs, output=replace(inputs.output, logits=kept)))
 
 
 @dataclass(frozen=True)
@@ -134,3 +184,11 @@ def _mean(model: Weights, uploads: Mapping[str, Packet], copies: Sequence[Weight
     samples = [up.scalars[SAMPLES] for up in uploads.values()]
     total = mean_of_models(zip(copies, samples, strict=True))
     return model if total is None or has_no_samples(total) else total.tensors
+
+
+def augmented(task: Task, shard: Shard, context: Context, purpose: str) -> Shard:
+    """The samples changed as `data.augment` says, the same all through a round."""
+    augmentation = task.augmentation
+    assert augmentation is not None  # `init` has checked it
+    draws = augmentation.draw(len(shard), context.generator(purpose))
+    return Shard(augmentation.apply(shard.x, draws.to(shard.x.device)), shard.y)

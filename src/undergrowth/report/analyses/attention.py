@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import InputError
-from undergrowth.methods.fedat.attention import attention_map
+from undergrowth.learning.features import attention_map
 from undergrowth.report.analyses.analysis import COLOUR_SCALE, Analysis, Numbers, RunNumbers, add_run_heading
 from undergrowth.report.analyses.reopened_run import ReopenedRun
 from undergrowth.report.figures import Figure, axis, build_figure
