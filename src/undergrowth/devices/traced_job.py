@@ -60,7 +60,8 @@ class TracedJobBuilder:
         self.tracer = tracer
         self.client = client
         self.real = (down, own)
-        self.on_meta = (move_to(down, "meta"), move_to(own, "meta"))
+        # A state that an earlier trace left on meta may hold one tensor twice; a device that kept it has two.
+        self.on_meta = (move_to(down, "meta"), map_tensors(torch.empty_like, move_to(own, "meta")))
         self.meta_task = tracer.task.to("meta")  # weights that a client initialises have no values either
         default = torch.device(tracer.task.model.torch_device)  # where a client initialises weights
         self.torch_device = next((each.device for each in tensors_in(self.real) if not each.is_meta), default)
