@@ -186,7 +186,7 @@ def price_devices(federation: Federation, partial: bool = False, again: bool = F
         work, timing = federation.clock.plain_timing(device, down, size, None if by is None else by - wait, kept)
         shortest = wait + timing.seconds
         if partial and work.steps:  # a job that was cut short has the compute time of `limit` steps
-            shortest -= timing.seconds_compute * (1 - 1 / (timing.limit or work.steps))
+            shortest -= timing.seconds_compute * (1 - work.fraction(1, timing.limit))
         total, bytes_down, bytes_up = timing, size, work.bytes_up
         for phase in later if not timing.lost else ():
             if device in phase:
