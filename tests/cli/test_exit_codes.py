@@ -17,6 +17,7 @@ import pytest
 import undergrowth as ug
 from tests.cli.conftest import TIMEOUT, TINY, last_json, wait_until
 from undergrowth.cli import app as application
+from undergrowth.cli import main
 from undergrowth.cli.app import _format_warning
 from undergrowth.cli.exit_codes import exit_code_and_message
 from undergrowth.core import InputError, RunError, RunWarning
@@ -221,8 +222,18 @@ def test_ctrl_c_while_typer_reads_the_commands(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     with pytest.raises(SystemExit) as end:
-        application.main()
+        main()
     assert end.value.code == 130
+
+
+def test_ctrl_c_while_the_commands_are_imported() -> None:
+    code = (
+        "import sys\nclass Finder:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\nfrom undergrowth.cli import main\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_ctrl_c_while_an_object_is_deleted_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

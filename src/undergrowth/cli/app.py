@@ -198,10 +198,7 @@ def main() -> None:
     sys.unraisablehook = _repeat_interrupt
     # A shell can close them: `>&-`.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
-    try:
-        app(prog_name="undergrowth")
-    except KeyboardInterrupt:  # while Typer reads the commands, before `CommandGroup` can catch it
-        sys.exit(INTERRUPTED)
+    app(prog_name="undergrowth")
 
 
 def _repeat_interrupt(unraisable: Any) -> None:
