@@ -267,6 +267,12 @@ def test_a_note_that_a_method_issues_has_no_line_of_code() -> None:
     assert "rules.py:1: UserWarning: other" in _format_warning(UserWarning("other"), UserWarning, "rules.py", 1)
 
 
+def test_an_output_without_all_characters_is_no_failure() -> None:
+    words = [sys.executable, "-m", "undergrowth", "--help"]
+    done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=TIMEOUT)
+    assert done.returncode == 0 and b"\\xb7" in done.stdout, done.stderr
+
+
 def test_a_shell_may_close_the_outputs(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "undergrowth", "run", "-q", *TINY]
     done = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *words], cwd=tmp_path, timeout=TIMEOUT)

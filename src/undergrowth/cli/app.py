@@ -6,6 +6,7 @@ when it is called, so that `--help` does not wait for torch.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -198,6 +199,8 @@ def main() -> None:
     sys.unraisablehook = _repeat_interrupt
     # A shell can close them: `>&-`.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: not every encoding has a µ
     app(prog_name="undergrowth")
 
 
