@@ -17,6 +17,7 @@ import pytest
 import undergrowth as ug
 from tests.cli.conftest import TIMEOUT, TINY, last_json, wait_until
 from undergrowth.cli import app as application
+from undergrowth.cli import main
 from undergrowth.cli.app import _format_warning
 from undergrowth.cli.exit_codes import exit_code_and_message
 from undergrowth.core import InputError, RunError, RunWarning
@@ -221,8 +222,18 @@ def test_ctrl_c_while_typer_reads_the_commands(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     with pytest.raises(SystemExit) as end:
-        application.main()
+        main()
     assert end.value.code == 130
+
+
+def test_ctrl_c_while_the_commands_are_imported() -> None:
+    code = (
+        "import sys\nclass Finder:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\nfrom undergrowth.cli import main\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_ctrl_c_while_an_object_is_deleted_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +265,12 @@ def test_a_note_that_a_method_issues_has_no_line_of_code() -> None:
         _format_warning(RunWarning("no device answered"), RunWarning, "rules.py", 1) == "warning: no device answered\n"
     )
     assert "rules.py:1: UserWarning: other" in _format_warning(UserWarning("other"), UserWarning, "rules.py", 1)
+
+
+def test_an_output_without_all_characters_is_no_failure() -> None:
+    words = [sys.executable, "-m", "undergrowth", "--help"]
+    done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=TIMEOUT)
+    assert done.returncode == 0 and b"\\xb7" in done.stdout, done.stderr
 
 
 def test_a_shell_may_close_the_outputs(tmp_path: Path) -> None:

@@ -31,3 +31,14 @@ def test_the_runtime_and_the_work_share_the_memory():
     device = replace(DEVICE, runtime=400)
     assert price_work(device, Work(0.0, 600, 0, 0), 0, 0).fits
     assert not price_work(device, Work(0.0, 601, 0, 0), 0, 0).fits
+
+
+def test_work_that_stops_early_costs_what_its_updates_have_done_by_then():
+    """One long step and 99 short ones: both updates do at least one step, and divide the others."""
+    updates = (Work(900.0, 0, steps=1, samples=1), Work(99.0, 0, steps=99, samples=99))
+    both = Work(999.0, 0, 100, 100, updates=updates)
+    assert both.fraction(1) == pytest.approx(901 / 999) and both.fraction(50) == pytest.approx(949 / 999)
+    assert both.fraction(1, of=50) == pytest.approx(901 / 949)
+    assert [both.most_steps(part / 999) for part in (900, 901.5, 949.5, 999)] == [0, 2, 50, 100]
+    alone = replace(both, updates=())
+    assert alone.fraction(50) == 0.5 and alone.most_steps(0.505) == 50

@@ -79,7 +79,7 @@ def test_a_number_that_the_user_gives_is_used(gpu, opened):
 
 def test_one_worker_that_stacks_fills_a_gpu(gpu, opened):
     engine = opened(world(), torch_devices=("cpu", "cpu:0"), stack=True)
-    assert engine.choose_workers(jobs(NAMES)) == ["processes: 1 worker on cpu:0: it stacks its clients"]
+    assert engine.choose_workers(jobs(NAMES)) == ["processes: 1 worker on cpu:0: it stacks its jobs"]
     assert Counter(engine.torch_devices) == {"cpu:0": 1, "cpu": 7}
 
 

@@ -126,10 +126,10 @@ def test_the_price_is_the_sum_and_the_memory_the_larger() -> None:
     task = task_of("wrn-10-1")
     down, shard = (
         Packet(task.model.initial(3)),
-        Shard(torch.randn(40, *DATA.shape, dtype=torch.float64), torch.arange(40) % 10),
+        Shard(torch.randn(48, *DATA.shape, dtype=torch.float64), torch.arange(48) % 10),
     )
     both, shared, personal = (
-        Tracer(task, client, DATA.shape, torch.float64).work(down, 40)
+        Tracer(task, client, DATA.shape, torch.float64).work(down, 48)
         for client in (Both(), Both().shared, Both().personal)
     )
     with FlopCounterMode(display=False) as counter:
@@ -138,6 +138,9 @@ def test_the_price_is_the_sum_and_the_memory_the_larger() -> None:
     assert (both.steps, both.samples) == (shared.steps + personal.steps, shared.samples + personal.samples)
     assert both.memory == max(shared.memory, personal.memory)
     assert both.bytes_up == shared.bytes_up + personal.bytes_up
+    with FlopCounterMode(display=False) as counter:
+        Both().local(task, down, shard, {}, Context(0, "a", 0), limit=3)
+    assert both.flops * both.fraction(3) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 def test_a_limit_is_divided_among_the_updates() -> None:

@@ -130,7 +130,7 @@ def test_a_class_that_no_device_has_is_left_out_with_a_warning(distill: str, mon
         monkeypatch.setitem(tiny.SHARDS, device, replace(shard, y=shard.y.clamp_max(1)))
     teacher, held = teacher_of(trained(lambda: tiny.module_with(tiny.initial())), quantised=False)
     assert held == [0, 1]
-    with pytest.warns(RunWarning, match="no device has samples of class 2: not distilled"):
+    with pytest.warns(RunWarning, match="no device trained on samples of class 2: not distilled"):
         state, _ = tiny.simulate(FedKD(distill=distill, logits="float32", **SERVER), 1)
     assert_distilled(state["model"], distilled(teacher, held, distill, 1.0))
 

@@ -293,5 +293,7 @@ def test_devices_with_names_that_cannot_be_told_apart_are_refused(run, out):
         def train(self, device: str) -> Shard:
             return Own().train("phone-0")
 
+        test = train
+
     assert "two devices have the same name" in refused(run, out, data=Twins(), model=linear)
     assert "'server' is the name of a server" in refused(run, out, data=Server(), model=linear)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ class Renamed(nn.Linear):
         return {f"net.{name}": value for name, value in super().state_dict(*arguments, **options).items()}
 
 
+class Locked(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.lock = threading.Lock()
+
+
 def scripted() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated
@@ -119,6 +126,7 @@ MODELS = [
     ),
     (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), "model: it changes its input in place"),
     (lambda: nn.Linear(6, 3, device="meta"), "model: 'weight' has no values, because it is on the device meta"),
+    (Locked, "model: a copy of it is needed, and it holds something that cannot be copied: TypeError: cannot pickle"),
     (lambda: Renamed(6, 3), "model: its state_dict has no 'bias'"),
     (scripted, "model: it is compiled by torch.jit"),
     (lambda: NET, "model: the callable returned the same nn.Module twice"),

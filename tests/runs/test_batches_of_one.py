@@ -1,16 +1,18 @@
-"""Batches of one sample, on which batch normalisation cannot be trained, are refused before anything starts."""
+"""Batches of one sample, on which batch normalisation cannot be trained: as a setting they are refused before anything
+starts, and a device with one sample teaches the others nothing."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import undergrowth as ug
-from undergrowth.core import Context, InputError, Method, Model, Task, Train
+from undergrowth.core import Context, InputError, Method, Model, Shard, Task, Train
 from undergrowth.data import load
 from undergrowth.methods import FedAT, FedKAD, FedMD
 from undergrowth.models import builder
@@ -71,3 +73,53 @@ def test_a_part_without_batch_normalisation_is_not_refused(tmp_path: Path) -> No
         method="fedsplit", options=options, model=normalised, clients=2, rounds=1, out=tmp_path, data="digits"
     )
     assert result.summary["rounds"] == 1
+
+
+@dataclass
+class WithOneSample:
+    """Two devices with 20 samples, and with `alone` another one with one sample. The server has public data."""
+
+    alone: bool
+    name: ClassVar[str] = "own"
+    shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
+    classes: ClassVar[int] = 10
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return ("alone", "b", "c") if self.alone else ("b", "c")
+
+    @property
+    def public(self) -> Shard:
+        return self.central_test()
+
+    def size(self, device: str) -> int:
+        return 1 if device == "alone" else 20
+
+    def train(self, device: str) -> Shard:
+        first = 40 + 20 * ["alone", "b", "c"].index(device)
+        return load("digits").shard(torch.arange(first, first + self.size(device)))
+
+    def test(self, device: str) -> Shard:
+        return load("digits").shard(torch.arange(0))
+
+    def central_test(self) -> Shard:
+        return load("digits").shard(torch.arange(30))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("reft", {"server_epochs": 1, "server_batch": 8}),
+        ("fedkd", {"server_epochs": 1, "server_batch": 8}),
+        ("fedmd", {"server_epochs": 1, "pretrain_epochs": 0}),
+        ("fedkad", {"server_epochs": 1, "pretrain_epochs": 0, "level": "low"}),
+        ("fedat", {"metadata_of": "all", "beta": 1.0}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::undergrowth.core.RunWarning")
+def test_a_device_with_one_sample_teaches_nothing(tmp_path: Path, method: str, options: dict[str, Any]) -> None:
+    def digest(alone: bool) -> str:
+        settings = {"data": WithOneSample(alone), "model": normalised, "rounds": 1, "options": options}
+        return str(ug.run(method=method, out=tmp_path, **settings).summary["model_digest"])
+
+    assert digest(alone=True) == digest(alone=False)

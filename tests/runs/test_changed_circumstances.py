@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import undergrowth as ug
@@ -20,6 +21,25 @@ from undergrowth.runs.execution import resume, start
 
 from .objects import dataset, linear
 from .test_resume import ROUNDS, assert_same, tree, with_out
+
+RELU, TANH = (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)),
+              lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)))  # fmt: skip
+
+
+def relu() -> nn.Module:
+    class Net(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).relu()
+
+    return Net(6, 3)
+
+
+def tanh() -> nn.Module:
+    class Net(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).tanh()
+
+    return Net(6, 3)
 
 
 def test_resuming_writes_a_missing_model_again(tmp_path: Path) -> None:
@@ -54,6 +74,8 @@ def test_a_run_that_ends_before_its_first_round_has_a_status(tmp_path, monkeypat
             {"model": lambda: nn.Sequential(linear())},
             "model: its weights have other names or shapes",
         ),
+        ({"model": RELU}, {"model": TANH}, "the source of the model's layers has changed since the run began"),
+        ({"model": relu}, {"model": tanh}, "the source of Net has changed"),
         ({"method": FedProx()}, {"method": FedAvg()}, "method: FedAvg is not that of run '.*', FedProx"),
         ({}, {"method": FedProx()}, "method: FedProx is not that of run '.*', FedAvg"),
     ],

@@ -70,11 +70,11 @@ def test_equal_facts_give_equal_choices_without_a_clock(monkeypatch: pytest.Monk
 
 def test_the_reason_gives_the_counted_facts() -> None:
     choice = choose_engine(SMALL)
-    assert choice.reason.startswith("processes of stacked clients, estimated ")
-    counted = "20 clients a round for 100 rounds, 10 steps with 370 tensor operations and 1e+08 FLOPs a client"
+    assert choice.reason.startswith("processes of stacked jobs, estimated ")
+    counted = "20 devices a round for 100 rounds, 10 steps with 370 tensor operations and 1e+08 FLOPs a job"
     assert f"times as fast as serial: {counted}, 160000 weights, 2 cores" in choice.reason
     brief = choose_engine(replace(SMALL, rounds=1)).reason
-    assert brief.startswith("serial, because there is little to compute: 20 clients a round for 1 rounds")
+    assert brief.startswith("serial, because there is little to compute: 20 devices a round for 1 rounds")
 
 
 @pytest.mark.parametrize("field", ["clients", "rounds", "steps", "calls", "flops", "inputs", "weights"])

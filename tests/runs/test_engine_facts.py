@@ -131,7 +131,7 @@ def test_a_client_without_steps_does_not_stack() -> None:
 def test_the_run_notes_its_engine_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:
     whole = ug.run(model="logistic", clients=6, rounds=4, engine="auto", out=str(tmp_path / "whole"))
     (note,) = whole.notes
-    assert note.startswith("engine auto: serial, because there is little to compute: 6 clients a round for 4 rounds")
+    assert note.startswith("engine auto: serial, because there is little to compute: 6 devices a round for 4 rounds")
     out = str(tmp_path / "stopped")
     resumed = stopped_and_resumed({**RAW, "run": {"engine": "auto"}}, 2, out)
     store = Store(out)

@@ -135,6 +135,8 @@ def test_a_label_out_of_range_names_the_device(run, out):
 def test_an_unexpected_exception_is_raised_and_the_run_is_marked_as_failed(run, out):
     class Broken(Own):
         def test(self, device: str) -> Shard:
+            if device == "phone-0":  # whose samples are looked at before the run
+                return super().test(device)
             raise Unlucky("no test data")
 
     with pytest.raises(Unlucky):

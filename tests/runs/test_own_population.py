@@ -33,6 +33,7 @@ OWN_POPULATIONS = [
         "data 'own': train('phone-0') has 8 inputs and 3 labels; they must be equal",
     ),
     ({"train": raise_error}, "data 'own': train('phone-0') failed: OSError: no such disk"),
+    ({"test": lambda _: None}, "data 'own': test('phone-0') is a NoneType; it must be a Shard"),
     ({"central_test": raise_error}, "data 'own': central_test() failed: OSError: no such disk"),
     ({"public": 3}, "data 'own': public is a int; it must be a Shard"),
 ]

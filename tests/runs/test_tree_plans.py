@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import undergrowth as ug
+from undergrowth.report.plan_tree import explain_tree
 from undergrowth.report.tables import duration
 
 from ..fleet_files import fleet_file
@@ -150,6 +151,30 @@ def test_three_levels_of_several_rounds(tmp_path: Path) -> None:
     rows = ug.plan("hierfavg", **settings).tree
     result = ug.run("hierfavg", out=str(tmp_path), progress=False, **settings)
     devices = [entry for entry in result.ledger.rows() if entry.child.startswith("device")]
-    assert len(devices) == 8 * 2 * 3
+    assert len(devices) == 8 * 2 * 3 and [row["rounds"] for row in rows] == [1, 2, 6]
+    assert "do up to 6 rounds; the table of devices has the price of one." in explain_tree(rows)
     assert rows[2]["bytes_up"] == sum(entry.bytes_up for entry in devices)
     assert rows[0]["seconds"] == pytest.approx(result.history[0]["simulated_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("hierfavg", {"rounds_per_level": [2, 3]}),
+        ("bhfl", {"residuals_down": "all", "leaf": "moon"}),
+        ("heterofl", {}),
+        ("fedmezo", {}),
+    ],
+)
+def test_the_rows_of_devices_are_what_the_ledger_books(method: str, options: dict[str, Any], tmp_path: Path) -> None:
+    nodes = {"a": {}, "b": {"parent": "a", "devices": 4, "sample": 0.5 if method == "hierfavg" else 1.0}}
+    settings = {**SMALL, "model": "mlp", "topology": {"nodes": {**nodes, "c": {"devices": "rest"}}}, "options": options}
+    plan = ug.plan(method, **settings, rounds=3)
+    entries = ug.run(method, out=str(tmp_path), progress=False, evaluate_every=3, rounds=3, **settings).ledger.rows()
+    last = [entry for entry in entries if entry.child.startswith("device") and entry.round == 3]
+    for row in plan:
+        booked = next(entry for entry in last if entry.child == row["example"])
+        assert (row["bytes_down"], row["bytes_up"]) == (booked.bytes_down, booked.bytes_up)
+        assert (row["flops"], row["memory_bytes"]) == (booked.flops, booked.memory)
+    assert sum(row["run_jobs"] for row in plan) == pytest.approx(3 * len(last))
+    assert sum(row["run_joules"] for row in plan) == pytest.approx(3 * sum(entry.joules for entry in last))

@@ -6,6 +6,7 @@ when it is called, so that `--help` does not wait for torch.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -198,10 +199,9 @@ def main() -> None:
     sys.unraisablehook = _repeat_interrupt
     # A shell can close them: `>&-`.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
-    try:
-        app(prog_name="undergrowth")
-    except KeyboardInterrupt:  # while Typer reads the commands, before `CommandGroup` can catch it
-        sys.exit(INTERRUPTED)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: not every encoding has a µ
+    app(prog_name="undergrowth")
 
 
 def _repeat_interrupt(unraisable: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from undergrowth.core.binding import BoundModule, channels_last
 from undergrowth.core.calls import record_calls, run_part
-from undergrowth.core.errors import InputError
+from undergrowth.core.errors import InputError, explain_errors
 from undergrowth.core.levels import Levels, find_levels
 from undergrowth.core.packet import Weights
 from undergrowth.core.precision import bfloat16_on
@@ -101,13 +101,18 @@ class Model:
         # Parameters are moved first, because `Module.to` unties tied weights on the way to "meta".
         parameters = self.module.parameters()
         moved = {id(each): nn.Parameter(each.detach().to(torch_device), each.requires_grad) for each in parameters}
-        bound = BoundModule(copy.deepcopy(self.module, moved).to(torch_device), self.binding.levels)
+        bound = BoundModule(self._copy(moved).to(torch_device), self.binding.levels)
         return self._changed(bound, torch_device=torch_device)
 
     def for_another_thread(self) -> Model:
         """The same model with layers of its own: while it runs, a model writes the weights into its layers."""
         shared = {id(tensor): tensor for tensor in chain(self.module.parameters(), self.module.buffers())}
-        return self._changed(BoundModule(copy.deepcopy(self.module, shared), self.binding.levels))
+        return self._changed(BoundModule(self._copy(shared), self.binding.levels))
+
+    def _copy(self, replaced: dict[int, Any]) -> nn.Module:
+        """A copy of the module with other tensors in place of those with the ids in `replaced`."""
+        with explain_errors("model: a copy of it is needed, and it holds something that cannot be copied"):
+            return copy.deepcopy(self.module, replaced)
 
     def with_precision(self, mixed: bool) -> Model:
         """The model with training passes in bfloat16 (`mixed`) or in full precision."""

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from undergrowth.core.names import SAMPLES
 from undergrowth.core.packet import Packet
 
 V = TypeVar("V")
@@ -94,17 +95,20 @@ class WeightedMean(Reducer):
 
     In the result, the scalar `weight` is the total weight and every other scalar a weighted mean. Integer tensors, such
     as BatchNorm's counters, are not averaged: the result has their maximum (as a sum: their rounded mean).
+    only_trained: uploads with the scalar `samples` 0 have the weight 0, also among equal weights.
     """
 
     weight: str | None = "samples"
     discount: Callable[[int], float] = undiscounted
+    only_trained: bool = False
 
     @property
     def summable(self) -> bool:
         return True
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        weight = _weight((1.0 if self.weight is None else up.scalars[self.weight]) * self.discount(age))
+        counts = not self.only_trained or up.scalars[SAMPLES] > 0
+        weight = _weight((float(counts) if self.weight is None else up.scalars[self.weight]) * self.discount(age))
         tensors, scalars = _weighed(up, weight)
         return Packet(tensors, {**scalars, self._total: weight})
 

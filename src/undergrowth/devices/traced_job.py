@@ -53,6 +53,10 @@ class TracedJob:
     meter: Meter
 
 
+def _without_values(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # empty_like of one on meta would load sympy
+
+
 class TracedJobBuilder:
     """Builds jobs of one kind with any number of samples."""
 
@@ -60,7 +64,8 @@ class TracedJobBuilder:
         self.tracer = tracer
         self.client = client
         self.real = (down, own)
-        self.on_meta = (move_to(down, "meta"), move_to(own, "meta"))
+        # A state that an earlier trace left on meta may hold one tensor twice; a device that kept it has two.
+        self.on_meta = (move_to(down, "meta"), map_tensors(_without_values, own))
         self.meta_task = tracer.task.to("meta")  # weights that a client initialises have no values either
         default = torch.device(tracer.task.model.torch_device)  # where a client initialises weights
         self.torch_device = next((each.device for each in tensors_in(self.real) if not each.is_meta), default)

@@ -15,6 +15,7 @@ from undergrowth.core import Client, LoopClient, Packet, State, Task, Updates
 from undergrowth.core.client import Loop, join_updates
 from undergrowth.core.names import STEPS_DONE
 from undergrowth.core.pytree import signature
+from undergrowth.devices.price import Work
 from undergrowth.devices.traced_job import SHAPES, ClassCounts, TracedJob, TracedJobBuilder
 from undergrowth.learning.features import EVALUATION_BATCH
 
@@ -26,25 +27,6 @@ Labels = Callable[[], ClassCounts | None]  # the number of samples of each class
 
 MAX_GROWTH = 10  # jobs after which the state of a device is taken to grow no more
 MAX_CACHED_WORKS = 100_000  # reached only if a server sends another number in every round
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work of one job on one device.
-
-    memory: peak in bytes of weights, gradients, optimiser state, activations saved for the backward pass, and one
-        batch. The shard is not included, because a device may stream its data from disk.
-    samples: samples over all steps; each epoch counts its samples again.
-    bytes_up: size of the upload.
-    calls: tensor operations in the steps. A recurrent layer counts as the operations of all positions.
-    """
-
-    flops: float
-    memory: int
-    steps: int
-    samples: int
-    bytes_up: int = 0
-    calls: int = 0
 
 
 class _Trace(Protocol):
@@ -305,6 +287,7 @@ class _SequenceTrace:
             sum(work.samples for work in works),
             sum(work.bytes_up for work in works),
             sum(work.calls for work in works),
+            tuple(works) if len(works) > 1 else (),
         )
 
 

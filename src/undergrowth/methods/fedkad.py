@@ -3,8 +3,9 @@
 Down: w_k, the device's own model. A device: E epochs of SGD; then the prototype F_k,c of every class c that it has,
 the mean of its maps at `level`. Up: w_k, n_k, the prototypes and the number of samples of each class.
 Server: z = (1/K)·Σ z_k, the mean logits of the devices' models on `samples` public samples, drawn anew every round;
-F_c, the mean of F_k,c over the devices that have the class (others are left out, not counted as zeros). The global
-model and every w_k learn KD(z) + beta·CE of the part above `level` on the pairs (F_c, c).
+F_c, the mean of F_k,c over the devices that have the class (others are left out, not counted as zeros). Devices that
+trained on no sample, because BatchNorm cannot on a single one, are in neither mean. The global model and every w_k
+learn KD(z) + beta·CE of the part above `level` on the pairs (F_c, c).
 KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z).
 
 The public data is `public: 0.1`; its labels are not used. Device models are those of `model.ladder`; all must have maps
@@ -33,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Context, Method, ModelWeights, Packet, Shard, State, Task, Weights, option
-from undergrowth.core.names import TEACHER, X, Y
+from undergrowth.core.names import SAMPLES, TEACHER, X, Y
 from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained
 from undergrowth.learning.distillation import (
     LOSSES,
@@ -140,8 +141,11 @@ class FedKADServer(OwnModelsServer):
     ) -> tuple[Weights, Mapping[str, Weights]]:
         options, public = self.options, public_data(task, "fedkad")
         drawn = public.take(draw_public(public, options.samples, draw_seed(context)))
-        logits = consensus(logits_of(sender_task(task, up), uploaded_weights(up), drawn.x) for up in uploads.values())
-        sent = [up.part("prototypes").tensors for up in uploads.values()]
+        trained = [up for up in uploads.values() if up.scalars[SAMPLES]]
+        if not trained:
+            return model, {}
+        logits = consensus(logits_of(sender_task(task, up), uploaded_weights(up), drawn.x) for up in trained)
+        sent = [up.part("prototypes").tensors for up in trained]
         maps, classes = mean_prototypes((each["maps"], each["counts"]) for each in sent)
 
         data = {X: drawn.x, Y: drawn.y, TEACHER: logits}

@@ -18,7 +18,7 @@ def advise(rows: Sequence[Row], planned: Experiment, method: str, next_class: Ne
     """Sentences about a plan. Batteries and `next_class` are those of `method`."""
     who = [_participation(rows, planned), *_who_is_left_out(rows)]
     sentences = [*who, *_asynchronous_rounds(rows, planned)]
-    sentences += [_energy(rows, planned), *_batteries(rows, planned, method)]
+    sentences += [_energy(rows, planned), *_batteries(rows, method)]
     if next_class:
         sentences.append(_changes(next_class, planned))
     return [f"{sentence}." for sentence in sentences]
@@ -98,13 +98,13 @@ def _energy(rows: Sequence[Row], planned: Experiment) -> str:
     return sentence + (f"; a round has {count(max(jobs.values()))} jobs, but {', '.join(fewer)}" if fewer else "")
 
 
-def _batteries(rows: Sequence[Row], planned: Experiment, method: str) -> list[str]:
+def _batteries(rows: Sequence[Row], method: str) -> list[str]:
     lasting = [row for row in rows if row["method"] == method and row["battery_rounds"] is not None]
     parts = []
     for row in lasting:
         rounds = row["battery_rounds"]
         part = f"{row['device']} {count(rounds)} rounds ({duration(rounds * row['seconds'])} of taking part)"
-        parts.append(part + (", less than the run" if rounds < planned.train.rounds * planned.train.sample else ""))
+        parts.append(part + (", less than the run" if rounds < row["run_jobs"] / row["devices"] else ""))
     return [f"A full battery lasts with {method}: {', '.join(parts)}"] if parts else []
 
 

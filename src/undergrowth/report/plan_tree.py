@@ -12,6 +12,7 @@ Row = dict[str, Any]
 TREE_COLUMNS = ("method", "level", "servers", "children", "link", "down", "up", "round", "network", "late")
 _STACKED = ((0,), (1,), (2, 3), (4,), (5, 6), (7, 8), (9,))  # columns that share the width of one in a narrow terminal
 RELAYED = "Relayed: if no server combined uploads, and the packets of every device crossed every link, as in a star."
+ONCE = "the table of devices has the price of one."
 ROOT = "With an asynchronous root, all figures are means over its rounds, and asks go on from one to the next."
 BELOW = "An asynchronous server answers after its own number of answers; it gives up the children that still work then."
 
@@ -56,6 +57,9 @@ def explain_tree(rows: Sequence[Row]) -> str:
         sentences.append(ROOT)
     if any(row["asynchronous"] for row in rows if row["level"]):
         sentences.append(BELOW)
+    rounds = max((row["rounds"] for row in rows), default=1)
+    if rounds > 1:
+        sentences.append(f"In a round of the root, the servers above devices do up to {rounds} rounds; {ONCE}")
     training = sum(row["server_joules"] for row in rows)
     if training:
         sentences.append(f"What servers train in a round of the root takes {energy(training)}; the times contain it.")

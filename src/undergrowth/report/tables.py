@@ -111,7 +111,7 @@ SHOWN_COSTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("joules", "energy of devices", energy),
     ("peak_device_bytes", "peak memory of a device", size),
     ("wall_seconds", "time on this machine", duration),
-    ("clients_per_second", "clients trained", rate),
+    ("clients_per_second", "devices trained", rate),
 )
 # Titles of the costs of one device.
 _SHORT_TITLES = {

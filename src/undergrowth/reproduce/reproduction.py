@@ -87,16 +87,28 @@ class Reproduction:
     def run(self, more_seeds: bool, on_plan: OnPlan, on_progress: OnProgress, on_result: OnResult) -> Results:
         self._check()
         until = None if self.minutes is None else time.time() + 60 * self.minutes
+        waiting: dict[str, TableResult] = {}  # results of tables whose cells get more seeds
+
+        def on_first(result: TableResult) -> None:
+            if more_seeds and result.unsettled and not result.unfinished:
+                waiting[result.table.name] = result
+            else:
+                on_result(result)
+
+        def on_more(result: TableResult) -> None:
+            del waiting[result.table.name]
+            on_result(result)
+
         with Store(self.out, create=True) as store:
-            results = self._run(store, {}, until, on_plan, on_progress, on_result)
-            seeds = {
-                name: dict.fromkeys(result.unsettled, MAX_SEEDS)
-                for name, result in results.tables.items()
-                if result.unsettled and not result.unfinished
-            }
-            if more_seeds and seeds:
-                more = self._run(store, seeds, until, on_plan, on_progress, on_result)
-                results = Results({**results.tables, **more.tables}, {**results.failed, **more.failed})
+            try:
+                results = self._run(store, {}, until, on_plan, on_progress, on_first)
+                if waiting:
+                    seeds = {name: dict.fromkeys(result.unsettled, MAX_SEEDS) for name, result in waiting.items()}
+                    more = self._run(store, seeds, until, on_plan, on_progress, on_more)
+                    results = Results({**results.tables, **more.tables}, {**results.failed, **more.failed})
+            finally:  # an interruption or a failure leaves results without the additional seeds
+                for result in waiting.values():
+                    on_result(result)
         return results
 
     def _run(

@@ -62,8 +62,8 @@ class Facts:
 
     def __str__(self) -> str:
         return (
-            f"{self.clients} clients a round for {self.rounds} rounds, {self.steps} steps with {self.calls} tensor "
-            f"operations and {self.flops:.3g} FLOPs a client, {self.weights} weights, {self.cores} cores"
+            f"{self.clients} devices a round for {self.rounds} rounds, {self.steps} steps with {self.calls} tensor "
+            f"operations and {self.flops:.3g} FLOPs a job, {self.weights} weights, {self.cores} cores"
         )
 
 
@@ -79,15 +79,15 @@ def choose_engine(facts: Facts) -> Choice:
     """The engine with the lowest estimate; among equal ones the plainest."""
     if facts.gpu:
         if facts.stacks:
-            return Choice({"engine": "vector"}, "vector, because a GPU computes many clients at once")
-        return Choice({"engine": "serial"}, "serial, because these clients cannot be stacked on the GPU")
+            return Choice({"engine": "vector"}, "vector, because a GPU computes many jobs at once")
+        return Choice({"engine": "serial"}, "serial, because the jobs of devices cannot be stacked on the GPU")
     if facts.is_brief:
         return Choice({"engine": "serial"}, f"serial, because there is little to compute: {facts}")
     serial, *others = candidates = estimates(facts)
     seconds, settings = min(candidates, key=lambda candidate: candidate[0])
-    stacked = " of stacked clients" if settings.get("stack") else ""
+    stacked = " of stacked jobs" if settings.get("stack") else ""
     if settings is serial[1]:
-        why = "no other engine should be faster" if others else "no other engine can run these clients"
+        why = "no other engine should be faster" if others else "no other engine can run this client"
     else:
         why = f"estimated {serial[0] / seconds:.2g} times as fast as serial"
     return Choice(settings, f"{settings['engine']}{stacked}, {why}: {facts}")

@@ -30,7 +30,7 @@ from undergrowth.runs.own_task import TaskFunctions
 from undergrowth.runs.personal_evaluation import evaluate_personal
 from undergrowth.runs.personal_phase import FOLDER, check_personal, chosen_by_auto
 from undergrowth.runs.result import Result, result_of
-from undergrowth.runs.run_inputs import check_same_data, check_same_inputs
+from undergrowth.runs.run_inputs import check_same_code, check_same_data, check_same_inputs
 from undergrowth.runs.start_phase import PRETRAINING, Step, phase_steps, prepare_phase, with_first_method
 from undergrowth.runs.status import record_status
 from undergrowth.runs.store import MODEL_FILE, Store
@@ -123,7 +123,8 @@ def resume(
         if row["status"] == "done" and (store.folder / name / MODEL_FILE).exists():
             return result_of(store, name, model)
         experiment = stored_experiment(row)
-        notes = check_same_inputs(row, experiment, _given(method, data, model, functions), allow_changed_source)
+        given = _given(method, data, model, functions)
+        notes = check_same_inputs(row, experiment, given, allow_changed_source)
         has_phase = experiment.start.trains
         federation = federate(
             experiment.starting_from(None) if has_phase else experiment, method, data, model, functions
@@ -132,6 +133,7 @@ def resume(
         if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in executor.callbacks.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
         check_same_data(row, federation)
+        federation.notes.extend(check_same_code(row, federation, given, allow_changed_source))
         # Whatever stops the run from here on, its notes so far stay.
         federation.notes[:] = list(dict.fromkeys([*row["notes"], *federation.notes]))
         with lock_run(store.folder / name), record_status(store, name, federation.notes):

@@ -129,5 +129,5 @@ class Federation:
 
     @cached_property
     def first_round(self) -> FirstRound:
-        """What the server would send to each device in a typical round."""
-        return preview_first_round(self.driver.root, self.method.server, self.devices_with_samples)
+        """What the servers would send to each device in a typical round."""
+        return preview_first_round(self.nodes, self.driver.root)

@@ -14,6 +14,7 @@ from undergrowth.runs.engine_choice import AUTO, choose_engine
 from undergrowth.runs.engine_facts import choose_workers, count_facts
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.new_device_data import describe_data
+from undergrowth.runs.own_code import code_hashes
 from undergrowth.runs.own_objects import source_records
 from undergrowth.runs.preview import check_deadline, describe_guess
 from undergrowth.runs.run_inputs import fingerprint, frozen_digest, hash_files, shapes_of_models
@@ -61,6 +62,7 @@ def enter_run(
         "defaults": option_defaults(experiment),
         "objects": {part: used and _object_name(used) for part, used in given.items()},
         "sources": source_records(experiment, given),
+        "code": code_hashes(given, federation.task),
         "callbacks": list(callbacks),
         "shape": list(population.shape),
         "classes": population.classes,

@@ -35,6 +35,7 @@ def check_population(population: Population) -> None:
             raise InputError(
                 f"{what}: a sample of train('{device}') has shape {tuple(shard.x.shape[1:])}, but shape is {shape}"
             )
+        _shard(what, f"test('{device}')", population.test, device)
     _shard(what, "central_test()", population.central_test)
     public = getattr(population, "public", None)
     if public is not None:

@@ -149,20 +149,38 @@ def default_methods(experiment: Experiment) -> list[str]:
 def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, float]:
     """Device → the expected number of its jobs in the whole run.
 
-    A synchronous server asks a sample of all devices every round. A round of an asynchronous server is a number of
+    A synchronous server asks a sample of its devices every round. A round of an asynchronous server is a number of
     arrivals: if all devices are at work at any time, fast devices have more of them.
     """
-    server, train, asked = federation.method.server, federation.task.train, federation.first_round.packets
-    if server.asynchronous:
-        able = [each for each in priced if not each.timing.lost]
-        numbers = range(1, MAX_ARRIVALS + 1)
-        ready = (number for number in numbers if server.ready(Progress(number, 0, len(asked), False)))
-        needed = next(ready, len(asked))  # a server that never says so steps when all are back
-        everybody = len(asked) >= len(priced)
-        rates = {each.device: 1 / max(each.seconds, 1e-9) if everybody else 1.0 for each in able}
-        return {device: train.rounds * needed * rate / sum(rates.values()) for device, rate in rates.items()}
-    jobs = train.rounds * train.count_to_ask(len(federation.devices_with_samples)) / len(priced)
-    return {each.device: jobs for each in priced if each.device in asked}
+    asked, jobs = federation.first_round.packets, dict[str, float]()
+    each_stands_for = len(federation.devices_with_samples) / len(priced)
+    below: dict[str, list[Prospect]] = {}
+    for each in priced:
+        below.setdefault(federation.servers[each.device], []).append(each)
+    rounds = {federation.driver.root.name: float(federation.task.train.rounds)}
+    for name in federation.topology.children:  # parents first
+        node, members = federation.nodes[name], below.get(name, [])
+        devices = [child for child in node.children if child not in node.nodes]
+        answers = len(node.children)  # in a round
+        if node.server.asynchronous:
+            out = len(node.nodes) + sum(device in asked for device in devices)
+            numbers = range(1, MAX_ARRIVALS + 1)
+            ready = (number for number in numbers if node.server.ready(Progress(number, 0, out, False)))
+            answers = next(ready, out)  # a server that never says so steps when all are back
+            able = [each for each in members if not each.timing.lost]
+            everybody = all(each.device in asked for each in members)
+            rates = {each.device: 1 / max(each.seconds, 1e-9) if everybody else 1.0 for each in able}
+            given_up = (
+                0.0 if node.is_root else rounds[name] / node.cycles * (out - answers)
+            )  # when it answers its parent
+            of_devices = (rounds[name] * answers + given_up) * len(devices) / max(1, len(node.children))
+            jobs |= {device: of_devices * rate / sum(rates.values()) for device, rate in rates.items()}
+        else:
+            count = rounds[name] * node.task.train.count_to_ask(len(devices)) / max(1, len(devices)) * each_stands_for
+            jobs |= {each.device: count for each in members if each.device in asked}
+        share = min(1.0, answers / max(1, len(node.children)))
+        rounds |= {child: rounds[name] * share * federation.nodes[child].cycles for child in node.nodes}
+    return jobs
 
 
 def _round_seconds(federation: Federation, rows: Sequence[Row]) -> float | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from undergrowth.core import Ask, Deadline, InputError, Model, Node, Packet, Server, State, View
+from undergrowth.core import Context, InputError, Model, Node, Packet, State, View
 from undergrowth.core.names import MODEL
+from undergrowth.core.server_calls import next_plan, next_state
 from undergrowth.learning.own_training import BETWEEN_ROUNDS, START
 from undergrowth.learning.slice_client import RATIO
 from undergrowth.simulation import Timing
@@ -21,11 +22,12 @@ MAX_DEVICES_PRICED = 2000  # of a larger population, evenly spaced devices are p
 
 @dataclass(frozen=True)
 class FirstRound:
-    """What the server would send to each device, and the deadline. Devices that it does not ask are missing."""
+    """What the servers would send to each device, and the root's deadline. Devices that none asks are missing."""
 
     packets: Mapping[str, Packet]
     deadline: float | None
-    later: Sequence[Mapping[str, Packet]] = ()  # packets of the phases after the first, to devices that answered before
+    later: Sequence[Mapping[str, Packet]]  # packets of the phases after the first, to devices that answered before
+    inner: _InnerServers  # after they got the packets of this round
 
 
 @dataclass(frozen=True)
@@ -68,58 +70,90 @@ class Prospect:
         return self.total.joules
 
 
-def preview_first_round(root: Node, server: Server, devices: tuple[str, ...]) -> FirstRound:
-    """The first typical round, as if all `devices` were children of the root and the server asked all that it may.
+def preview_first_round(nodes: Mapping[str, Node], root: Node) -> FirstRound:
+    """The first typical round, as if every server asked all its children that it may.
 
-    The server's state is made here, and the run starts from the same state.
+    The state of the root's server is made here, and the run starts from the same state. If a typical round differs from
+    the first one, the servers below the root have done the first one before.
     """
     root.initialise()
-    steady = server.steady_state(root.task, root.state)
-    if steady is not root.state and root.task.train.deadline is not None:
-        _plan(root, server, devices, root.state)  # refuses a first round that asks no device
-    return _plan(root, server, devices, steady)
+    steady = root.server.steady_state(root.task, root.state)
+    inner = _InnerServers(nodes)
+    if steady is not root.state and (root.nodes or root.task.train.deadline is not None):
+        _plan(inner, root, root.state)  # refuses a first round that asks no device
+        inner.round += 1
+    return _plan(inner, root, steady)
 
 
-def _plan(root: Node, server: Server, devices: tuple[str, ...], state: State) -> FirstRound:
-    # With sample 1.0 every device gets the work that is meant for it.
-    task = replace(root.task, train=replace(root.task.train, sample=1.0))
-    node = Node(
-        root.name,
-        server,
-        task,
-        devices,
-        1,
-        seed=root.seed,
-        knowledge=root.knowledge,
-        devices=root.devices,
-        samples=root.samples,
-    )
-    node.adopt_state(state)
-    node.start()
-    commands = node.advance()
-    packets = {command.child: command.packet for command in commands if isinstance(command, Ask)}
+def _plan(inner: _InnerServers, root: Node, state: State) -> FirstRound:
+    packets, deadline = inner.ask_all(root, state)
     if not packets:
-        deadline = task.train.deadline
         why = "" if deadline is None else f"; with fleet.deadline {deadline:g} none may be able to do it in time"
-        raise InputError(f"the method's {type(server).__name__} asks no device in its first round{why}")
-    later = []
-    for turn, phase in enumerate(server.phases(task, node.context())[1:], 1):
-        view = View(devices, knowledge=root.knowledge, phase=phase, answered=devices)
-        later.append(server.plan(task, state, view, node.context()._replace(turn=turn)).packets)
-    return FirstRound(packets, next((each.seconds for each in commands if isinstance(each, Deadline)), None), later)
+        raise InputError(f"the method's {type(root.server).__name__} asks no device in its first round{why}")
+    phases = root.server.phases(root.task, _first_context(root))
+    later = [inner.ask_all(root, state, number)[0] for number in range(1, len(phases))]
+    return FirstRound(packets, deadline, later, inner)
+
+
+def _first_context(node: Node) -> Context:
+    return node.context()._replace(round=0, asked=0)
+
+
+@dataclass
+class _InnerServers:
+    """The servers below the root: their states, and their present round."""
+
+    nodes: Mapping[str, Node]
+    states: dict[str, State] = field(default_factory=dict)
+    round: int = 0
+
+    def ask_all(
+        self, node: Node, state: State, number: int = 0, heard: bool = False
+    ) -> tuple[dict[str, Packet], float | None]:
+        """The packets for all devices below `node`, whose server has `state`, in the phase `number`; its deadline.
+
+        `heard`: the children have answered in an earlier round.
+        """
+        # With sample 1.0 every device gets the work that is meant for it.
+        task = replace(node.task, train=replace(node.task.train, sample=1.0))
+        context, server = self._context(node)._replace(turn=number), node.server
+        phases = server.phases(task, context)
+        view = View(
+            node.children, nodes=node.nodes, knowledge=node.knowledge,
+            heard={child: {} for child in node.children} if heard or (self.round and not node.is_root) else {},
+            phase=phases[number] if number < len(phases) else "", answered=node.children if number else (),
+        )  # fmt: skip
+        plan = next_plan(server, frozenset(node.children), task, state, view, context)
+        packets: dict[str, Packet] = {}
+        for child, packet in plan.packets.items():
+            if child in node.nodes:
+                packets |= self.ask_all(self.nodes[child], self._adopted(child, packet), number, heard)[0]
+            else:
+                packets[child] = packet
+        return packets, plan.deadline
+
+    def _adopted(self, name: str, packet: Packet) -> State:
+        """The state of a server that has got `packet` from its parent."""
+        node = self.nodes[name]
+        context, server = self._context(node), node.server
+        state = self.states[name] if name in self.states else next_state(server, "init", node.task, context)
+        self.states[name] = next_state(server, "adopt", node.task, state, packet, context)
+        return self.states[name]
+
+    def _context(self, node: Node) -> Context:
+        return _first_context(node)._replace(round=0 if node.is_root else self.round)
 
 
 def gets_same_again(federation: Federation) -> bool:
     """Whether a device that has answered before gets the same kind of packet in a typical round as a new one."""
-    root, server, first = federation.driver.root, federation.method.server, federation.first_round.packets
+    root, first = federation.driver.root, federation.first_round
     if root.task.train.rounds == 1:
         return False
-    devices, context = tuple(first), root.context()
-    task = replace(root.task, train=replace(root.task.train, sample=1.0))
-    phase = next(iter(server.phases(task, context)), "")
-    view = View(devices, knowledge=root.knowledge, heard={device: {} for device in devices}, phase=phase)
-    found = server.plan(task, server.steady_state(task, root.state), view, context).packets
-    return found.keys() == first.keys() and all(_kind(found[device]) == _kind(first[device]) for device in devices)
+    steady, inner = root.server.steady_state(root.task, root.state), first.inner
+    packets, _ = replace(inner, states=dict(inner.states)).ask_all(root, steady, heard=True)
+    return packets.keys() == first.packets.keys() and all(
+        _kind(packets[device]) == _kind(packet) for device, packet in first.packets.items()
+    )
 
 
 def _kind(packet: Packet) -> tuple[object, ...]:
@@ -152,7 +186,7 @@ def price_devices(federation: Federation, partial: bool = False, again: bool = F
         work, timing = federation.clock.plain_timing(device, down, size, None if by is None else by - wait, kept)
         shortest = wait + timing.seconds
         if partial and work.steps:  # a job that was cut short has the compute time of `limit` steps
-            shortest -= timing.seconds_compute * (1 - 1 / (timing.limit or work.steps))
+            shortest -= timing.seconds_compute * (1 - work.fraction(1, timing.limit))
         total, bytes_down, bytes_up = timing, size, work.bytes_up
         for phase in later if not timing.lost else ():
             if device in phase:

@@ -113,7 +113,6 @@ class RehearsedNode(Node):
 
     def advance(self, waits: bool = True) -> list[Command]:
         expired = self._expired
-        self._heard.clear()  # the uploads have no values that a sampler could use
         commands = super().advance(waits)
         for command in commands:
             if isinstance(command, RoundEnd) and expired:

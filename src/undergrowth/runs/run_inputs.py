@@ -23,6 +23,7 @@ from undergrowth.data import Population
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.method_builder import method_class
+from undergrowth.runs.own_code import changed_code
 from undergrowth.runs.own_objects import changed_sources
 from undergrowth.runs.stored_experiment import object_options
 
@@ -107,15 +108,31 @@ def check_same_inputs(
                 f"run '{run}' was given a {part} object ({used}); resume it from Python: ug.resume('{run}', {part}=...)"
             )
     changed = " and ".join(changed_sources(began.get("sources", ())))
-    if changed and not allow_changed_source:
-        raise InputError(
-            f"run '{run}': the source of {changed} has changed since the run began, so the rest would not be that of "
-            "an uninterrupted run; restore it, or go on with --allow-changed-source (allow_changed_source=True)"
-        )
+    notes = _check_sources(run, changed, allow_changed_source)
     if given["method"] is not None:
         _check_same_method(row, given["method"])
     for setting in changed_files(began.get("files"), experiment):
         raise InputError(f"{setting}: its file has changed since run '{run}' began; restore it, or start a new run")
+    return notes
+
+
+def check_same_code(
+    row: Mapping[str, Any], federation: Federation, given: Mapping[str, Any], allow_changed_source: bool
+) -> list[str]:
+    """Refuses to continue the run in a row of the store with other code of a given model, loss or metric.
+
+    Returns notes as `check_same_inputs` does.
+    """
+    changed = changed_code(row["experiment"].get("code", {}), given, federation.task)
+    return _check_sources(row["id"], " and ".join(changed), allow_changed_source)
+
+
+def _check_sources(run: str, changed: str, allowed: bool) -> list[str]:
+    if changed and not allowed:
+        raise InputError(
+            f"run '{run}': the source of {changed} has changed since the run began, so the rest would not be that of "
+            "an uninterrupted run; restore it, or go on with --allow-changed-source (allow_changed_source=True)"
+        )
     return [f"resumed with another source of {changed} than the run began with"] if changed else []
 
 

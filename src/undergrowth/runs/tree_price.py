@@ -59,20 +59,29 @@ def price_tree(name: str, federation: Federation, again: bool = False) -> list[R
     every device cross every link, as in a star whose server is the root. `seconds` is the longest time from an ask to
     the answer of a server of the level, at the root that of a round. `late` is the number of children that miss a
     deadline, `asynchronous` that of servers which do not wait for all children. `server_flops` and `server_joules` are
-    those of what the level's servers train. All figures of an asynchronous root are means over the rounds of the run.
-    `again`: as in `price_devices`.
+    those of what the level's servers train, `rounds` is the most of a server in a round of the root. All figures of
+    an asynchronous root are means over the rounds of the run. `again`: as in `price_devices`.
     """
     topology = federation.topology
     if not topology.parents:
         return []
     rehearsal = rehearse(federation, again)
     branches = _price_branches(federation, rehearsal)
-    rows = []
+    rows, rounds = [], _rounds(federation)
     for depth in sorted(set(topology.depth.values())):
         level = {node: branches[node] for node in branches if topology.depth[node] == depth}
         if any(rehearsal.nodes[node].asked for node in level):
-            rows.append({"method": name, "level": depth, **_price_level(federation, level, rehearsal)})
+            row = {"method": name, "level": depth, **_price_level(federation, level, rehearsal)}
+            rows.append({**row, "rounds": max(rounds[node] for node in level)})
     return rows
+
+
+def _rounds(federation: Federation) -> dict[str, int]:
+    """Node → its rounds in one round of the root, if all servers wait for all their children."""
+    rounds = {federation.driver.root.name: 1}
+    for node in federation.topology.children:  # parents first
+        rounds |= {child: rounds[node] * federation.nodes[child].cycles for child in federation.nodes[node].nodes}
+    return rounds
 
 
 def check_server_deadlines(federation: Federation) -> None:

@@ -229,9 +229,9 @@ class FleetClock(Clock):
             return timing._replace(lost=needs)
         if by is not None and timing.seconds > by and work.steps:
             room = by - timing.seconds_down - timing.seconds_up
-            limit = int(room / timing.seconds_compute * work.steps) if timing.seconds_compute else work.steps
+            limit = work.most_steps(room / timing.seconds_compute) if timing.seconds_compute else work.steps
             if limit >= 1:
-                fraction = limit / work.steps
+                fraction = work.fraction(limit)
                 saved = (1 - fraction) * timing.seconds_compute
                 timing = timing._replace(
                     seconds_compute=timing.seconds_compute - saved,

@@ -95,7 +95,7 @@ class ProcessesEngine:
             return []
         if self.settings.stack:
             # One worker computes as many clients at once as the GPU's memory allows.
-            counts, reason = dict.fromkeys(self._gpus, 1), "it stacks its clients"
+            counts, reason = dict.fromkeys(self._gpus, 1), "it stacks its jobs"
         else:
             job = sorted(jobs, key=partial(count_batches, self.world))[len(jobs) // 2]
             job_bytes = self._job_bytes(job)

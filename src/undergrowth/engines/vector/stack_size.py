@@ -75,7 +75,7 @@ class StackSize:
     def halve(self, kind: int, clients: int) -> None:
         """Called when `clients` clients did not fit."""
         if clients == 1:
-            raise RunError(f"one client of this model does not fit into the memory of {self._torch_device}")
+            raise RunError(f"the job of one device does not fit into the memory of {self._torch_device}")
         self._limits[kind] = clients // 2
-        text = f"{clients} clients at once do not fit on the GPU; continuing with {clients // 2}"
+        text = f"the jobs of {clients} devices at once do not fit on the GPU; continuing with {clients // 2}"
         warnings.warn(text, RunWarning, stacklevel=2)

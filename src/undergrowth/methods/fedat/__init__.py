@@ -24,11 +24,11 @@ With `augment_metadata`, a device computes its maps from images that are changed
 
 Classes that only devices have: as above, the mean of the copies knows next to nothing of them (docs/decisions/0064).
 With `metadata_of: all`, step 2 is one for all: the mean of the copies after step 1 learns the metadata of all devices
-together, and step 3 goes on with copies of the result. With `public_classes: present`, CE on public data is among the
-classes that they have: among all classes, it teaches every model that the others do not occur. `shared_start` gives
-the devices' models the first weights of w wherever names and shapes agree, so that the maps of different models begin
-alike. With `upper_statistics: updated`, BatchNorm in the frozen part of step 3 normalises by the batch, and its
-statistics follow.
+that trained (BatchNorm cannot on one sample), and step 3 goes on with copies of the result. With `public_classes:
+present`, CE on public data is among the classes that they have: among all classes, it teaches every model that the
+others do not occur. `shared_start` gives the devices' models the first weights of w wherever names and shapes agree, so
+that the maps of different models begin alike. With `upper_statistics: updated`, BatchNorm in the frozen part of step 3
+normalises by the batch, and its statistics follow.
 
     >>> import undergrowth as ug
     >>> options = {"beta": 16.0, "metadata_share": 0.2, "transfer_lr": 0.05, "metadata_lr": 0.05}

@@ -120,7 +120,7 @@ class FedATServer(OwnModelsServer):
         options, ups = self.options, list(uploads.values())
         teachers = [self._attention(sender_task(task, up), uploaded_weights(up)) for up in ups]
         copies: list[Weights] = [*self._transfer(task, [model] * len(ups), teachers, context)]
-        sent = {place: pairs for place, up in enumerate(ups) if (pairs := up.part("metadata").tensors)}
+        sent = {n: pairs for n, up in enumerate(ups) if up.scalars[SAMPLES] and (pairs := up.part("metadata").tensors)}
         if not sent:
             return copies
         if options.metadata_of == "all":

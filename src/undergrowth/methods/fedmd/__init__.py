@@ -3,7 +3,8 @@
 Down: the consensus of the last round, and two seeds from which a device draws the same public samples as the server:
 those of the consensus, and those of this round. A device keeps its model w_k, which may be of any size
 (`model.ladder`). It learns the consensus for `digest_epochs`, KD, then trains E epochs on its own data. Up: its logits
-on this round's `samples` public samples. Server: consensus z = (1/K)·Σ z_k; a global model learns KD(z).
+on this round's `samples` public samples. Server: consensus z = (1/K)·Σ z_k over the K devices that trained on
+their own data (BatchNorm cannot on a single sample); a global model learns KD(z).
 KD is, as `loss` says, the mean of |z − t|, of (z − t)², or −Σ softmax(t)·log softmax(z). For a regression it is the
 mean of (z − t)², whatever `loss` says.
 With l1, as in the sources, logits grow from round to round, and after many rounds the accuracy falls. They do not grow
@@ -39,6 +40,7 @@ from undergrowth.learning import Distillation, train_on_server
 from undergrowth.learning.distillation import LOSSES, check_same_shapes, draw_public, draw_seed, public_data
 from undergrowth.learning.ladder import assign_models, fit
 from undergrowth.learning.planning import ask_each
+from undergrowth.learning.servers import has_no_samples
 from undergrowth.methods.fedmd.client import BATCH, CONSENSUS, DIGESTED, DRAW, KEPT, RUNNING, Digestion, FedMDClient
 
 EVALUATED = ("trained", "digested")
@@ -52,7 +54,7 @@ class FedMDServer(Server):
     """
 
     options: FedMD
-    reducer = WeightedMean(None)
+    reducer = WeightedMean(None, only_trained=True)
 
     def init(self, task: Task, context: Context) -> State:
         check_same_shapes(task, public_data(task, "fedmd").x, ())
@@ -99,6 +101,8 @@ class FedMDServer(Server):
         return None
 
     def step(self, task: Task, state: State, combined: Packet, context: Context) -> State:
+        if has_no_samples(combined):
+            return {**state, EPOCHS: 0}
         options, public, seed = self.options, public_data(task, "fedmd"), draw_seed(context)
         logits = combined.tensors["logits"]
         drawn = public.take(draw_public(public, options.samples, seed))

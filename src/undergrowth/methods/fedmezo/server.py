@@ -67,7 +67,8 @@ class FedMeZOServer(Server):
         if STEADY in state:
             return int(state[ROUND]) - 1
         # That of a node below is a mean over its devices, which rounding may have made a little too small.
-        number = round(view.heard.get(child, {}).get(ROUND, -1))
+        heard = view.heard.get(child, {ROUND: -1})
+        number = round(heard.get(ROUND, state[ROUND] - 1))  # without it, what is asked is the price of a later round
         return number if number >= state[FIRST] else -1
 
     def _packet(self, state: State, known: int) -> Packet:

@@ -57,7 +57,8 @@ class LogitsClient(GradientClient):
 class ClassWeightedMean(Reducer):
     """For each class t, the mean of the uploads' logits of t, weighted by their numbers of samples of t.
 
-    An upload without samples of a class has no part in its mean. In the result, `counts` is the weight of each class.
+    An upload without samples of a class has no part in its mean, and one whose device trained on no sample, because
+    BatchNorm cannot on a single one, has a part in none. In the result, `counts` is the weight of each class.
     """
 
     @property
@@ -65,7 +66,7 @@ class ClassWeightedMean(Reducer):
         return True
 
     def lift(self, sender: str, up: Packet, age: int) -> Packet:
-        logits, counts = up.tensors[LOGITS], up.tensors[COUNTS]
+        logits, counts = up.tensors[LOGITS], up.tensors[COUNTS] * (up.scalars[SAMPLES] > 0)
         if SCALES in up.tensors:
             logits = dequantise(logits.t(), up.tensors[SCALES]).t()
         wide = logits if logits.dtype is torch.float64 else logits.float()
@@ -142,7 +143,7 @@ class LogitsServer(Server):
         if missing:
             kind = "class" if len(missing) == 1 else "classes"
             warnings.warn(
-                f"no device has samples of {kind} {', '.join(missing)}: not distilled", RunWarning, stacklevel=2
+                f"no device trained on samples of {kind} {', '.join(missing)}: not distilled", RunWarning, stacklevel=2
             )
         if not held:
             return state
