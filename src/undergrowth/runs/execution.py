@@ -124,10 +124,7 @@ def resume(
             return result_of(store, name, model)
         experiment = stored_experiment(row)
         notes = check_same_inputs(row, experiment, _given(method, data, model, functions), allow_changed_source)
-        has_phase = experiment.start.trains
-        federation = federate(
-            experiment.starting_from(None) if has_phase else experiment, method, data, model, functions
-        )
+        federation = federate(experiment, method, data, model, functions)
         federation.notes.extend(notes)
         if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in executor.callbacks.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
@@ -138,7 +135,7 @@ def resume(
             execution = Execution(store, name, experiment, federation)
             try:
                 # A run of an older version has done its warm rounds without a folder for them.
-                if has_phase and (execution.phase_folder.exists() or not store.checkpoints(name)):
+                if experiment.start.trains and (execution.phase_folder.exists() or not store.checkpoints(name)):
                     # As it began: `auto` chooses an engine again for every step of the phase.
                     begun = experiment.with_run(engine="auto") if chosen_by_auto(federation) else experiment
                     steps = phase_steps(begun, federation.device_data)
