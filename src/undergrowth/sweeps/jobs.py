@@ -137,9 +137,9 @@ class RunIndex:
         return next((run.id for run in runs if self.has_same_inputs(run)), None)
 
     def unfinished_run(self, job: Job) -> str | None:
-        """The id of the newest unfinished run of `job` with the same torch device and files, to be resumed."""
-        wanted = _location(job.experiment)
-        runs = (run for run in reversed(self._runs_of(job)) if not run.done and _location(run.experiment) == wanted)
+        """The id of the newest unfinished run of `job` that may be resumed: see `_must_stay`."""
+        wanted = _must_stay(job.experiment)
+        runs = (run for run in reversed(self._runs_of(job)) if not run.done and _must_stay(run.experiment) == wanted)
         return next((run.id for run in runs if self.has_same_inputs(run)), None)
 
     def _runs_of(self, job: Job) -> list[StoredRun]:
@@ -156,7 +156,11 @@ class RunIndex:
         return self.folder / run / MODEL_FILE
 
 
-def _location(experiment: Experiment) -> tuple[Any, ...]:
+def _must_stay(experiment: Experiment) -> tuple[Any, ...]:
+    """What the rest of an unfinished run takes from its start: torch device, files, and whether refused rounds end it.
+
+    A run that ended with the advice to set `run.if_all_refused` begins again when the user has set it.
+    """
     raw = experiment.model_dump()
     paths = ((raw.get(section) or {}).get("path") for section in ("data", "public"))
-    return (raw["run"]["device"], raw["start"]["weights"], *paths)
+    return (raw["run"]["device"], raw["run"]["if_all_refused"], raw["start"]["weights"], *paths)
