@@ -213,6 +213,22 @@ def test_a_run_on_other_data_is_not_reused(executed: list[Any]) -> None:
     assert len(ug.sweep({**raw, "data": {**raw["data"], "path": "a.npz"}}).runs) == 1 and len(executed) == 3
 
 
+def test_runs_on_streams_of_one_file_are_reused(executed: list[Any]) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+    np.savez("a.npz", x=x, y=np.arange(60) % 2)
+    data = {"name": "npz", "path": "a.npz", "clients": 2, "partition": "iid"}
+    raw = {**SMALL, "data": data, "stream": {"memory": [5, 10], "arrive": 2}}
+    first = ug.sweep(raw)
+    assert len(executed) == 2 and ug.sweep(raw).runs == first.runs and len(executed) == 2
+
+
+def test_a_run_that_was_refused_begins_again_when_it_may_continue(executed: list[Any]) -> None:
+    raw: dict[str, Any] = {**SMALL, "train": {"rounds": 2, "lr": 1e30, "epochs": 3}, "model": "mlp"}
+    with pytest.warns(UserWarning, match="if_all_refused=continue"):
+        assert ug.sweep(raw).failed
+    assert not ug.sweep({**raw, "run": {"engine": "serial", "if_all_refused": "continue"}}).failed
+
+
 def test_a_run_of_an_own_model_is_reused_until_its_source_changes(
     executed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
