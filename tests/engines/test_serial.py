@@ -11,7 +11,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Context, Packet, RunError, Server, add_upload
-from undergrowth.engines import ENGINES, Job, SerialEngine, World
+from undergrowth.engines import ENGINES, Job, SerialEngine, World, restore_torch_settings, set_torch
 from undergrowth.engines.memory import COLLECTION_FACTOR
 from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.methods import FedAvg
@@ -173,6 +173,18 @@ def test_a_run_sets_torch_and_restores_it(tmp_path):
 
     ug.run(method=Method(), model="logistic", clients=2, rounds=1, precision="tf32", threads=1, out=str(tmp_path))
     assert inside[-1] == (1, True, True, True) and seen() == before != inside[-1]
+
+
+def test_the_gpu_of_a_run_is_the_current_one_until_it_ends(monkeypatch):
+    used = [2]
+    for name, answer in {"is_initialized": lambda: True, "current_device": lambda: used[-1]}.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    for name, expected in {"cpu": [2, 2], "cuda": [2, 2], "cuda:1": [2, 1, 2]}.items():
+        with restore_torch_settings():
+            set_torch(False, 1, name)
+        assert used == expected
+        used[:] = [2]
 
 
 def test_garbage_is_collected_less_often_only_during_a_run(tmp_path):

@@ -9,11 +9,15 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 
-def set_torch(tf32: bool, threads: int = 1) -> None:
-    """Sets the number of threads and the precision of matrix products and convolutions.
+def set_torch(tf32: bool, threads: int = 1, torch_device: str = "cpu") -> None:
+    """Sets the number of threads, the precision of matrix products and convolutions, and the current GPU.
 
     A worker has one thread because there is one worker per core, and because sums depend on the number of threads.
     """
+    used = torch.device(torch_device)
+    if used.type == "cuda" and used.index is not None:
+        # Triton's kernels, recordings and events are those of the current GPU, wherever their tensors are.
+        torch.cuda.set_device(used.index)
     torch.set_num_threads(threads)
     # The defaults of torch differ between matrix products and convolutions.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
@@ -26,7 +30,7 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def restore_torch_settings() -> Iterator[None]:
-    """Restores torch's threads, precision, default type and CPU random state when the block ends.
+    """Restores torch's threads, precision, default type, GPU and CPU random state when the block ends.
 
     These belong to the process, and runs set them. So the blocks of other threads wait until this one ends. What a
     program has set for itself, such as another default device, does not reach the block.
@@ -43,11 +47,14 @@ def _restored() -> Iterator[None]:
     cuda, cudnn, random_state = torch.backends.cuda, torch.backends.cudnn, torch.get_rng_state()
     precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
     before = torch.get_num_threads(), cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     try:
         torch.set_float32_matmul_precision("highest")
         torch.set_default_dtype(torch.float32)
         yield
     finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.set_device(gpu)
         torch.set_num_threads(before[0])
         cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before[1:]
         torch.set_float32_matmul_precision(precision)

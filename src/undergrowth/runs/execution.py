@@ -230,7 +230,8 @@ class _Executor:
     @collect_garbage_less_often()
     def carry_out(self, execution: Execution) -> Result:
         """Does the remaining rounds and the phase after the last one."""
-        set_torch(execution.experiment.run.precision != "float32", execution.experiment.run.threads)
+        run = execution.experiment.run
+        set_torch(run.precision != "float32", run.threads, execution.federation.world.torch_device)
         try:
             if self.on_start:
                 self.on_start(execution)
