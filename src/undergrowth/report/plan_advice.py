@@ -18,7 +18,7 @@ def advise(rows: Sequence[Row], planned: Experiment, method: str, next_class: Ne
     """Sentences about a plan. Batteries and `next_class` are those of `method`."""
     who = [_participation(rows, planned), *_who_is_left_out(rows)]
     sentences = [*who, *_asynchronous_rounds(rows, planned)]
-    sentences += [_energy(rows, planned), *_batteries(rows, planned, method)]
+    sentences += [_energy(rows, planned), *_batteries(rows, method)]
     if next_class:
         sentences.append(_changes(next_class, planned))
     return [f"{sentence}." for sentence in sentences]
@@ -83,7 +83,7 @@ def _asynchronous_rounds(rows: Sequence[Row], planned: Experiment) -> list[str]:
     if not times:
         return []
     named = ", ".join(f"{duration(seconds)} with {name}" for name, seconds in times.items())
-    rounds = count(min(planned.train.rounds, MAX_ROUNDS))
+    rounds = count(min(planned.max_rounds, MAX_ROUNDS))
     return [f"A round of a server that does not wait for all devices takes {named} (mean of the first {rounds} rounds)"]
 
 
@@ -91,20 +91,20 @@ def _energy(rows: Sequence[Row], planned: Experiment) -> str:
     methods = dict.fromkeys(row["method"] for row in rows)
     rising = sorted(methods, key=lambda name: run_joules(rows, name))
     listed = ", ".join(f"{name} {energy(run_joules(rows, name))}" for name in rising)
-    rounds = planned.train.rounds
+    rounds = planned.max_rounds
     sentence = f"Energy of all devices in {count(rounds)} round{'s' if rounds > 1 else ''}: {listed}"
     jobs = {name: round(run_jobs(rows, name) / rounds) for name in rising}
     fewer = [f"{count(jobs[name])} with {name}" for name in rising if jobs[name] < max(jobs.values())]
     return sentence + (f"; a round has {count(max(jobs.values()))} jobs, but {', '.join(fewer)}" if fewer else "")
 
 
-def _batteries(rows: Sequence[Row], planned: Experiment, method: str) -> list[str]:
+def _batteries(rows: Sequence[Row], method: str) -> list[str]:
     lasting = [row for row in rows if row["method"] == method and row["battery_rounds"] is not None]
     parts = []
     for row in lasting:
         rounds = row["battery_rounds"]
         part = f"{row['device']} {count(rounds)} rounds ({duration(rounds * row['seconds'])} of taking part)"
-        parts.append(part + (", less than the run" if rounds < planned.train.rounds * planned.train.sample else ""))
+        parts.append(part + (", less than the run" if rounds < row["run_jobs"] / row["devices"] else ""))
     return [f"A full battery lasts with {method}: {', '.join(parts)}"] if parts else []
 
 

@@ -149,10 +149,10 @@ def default_methods(experiment: Experiment) -> list[str]:
 def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, float]:
     """Device → the expected number of its jobs in the whole run.
 
-    A synchronous server asks a sample of all devices every round. A round of an asynchronous server is a number of
-    arrivals: if all devices are at work at any time, fast devices have more of them.
+    A synchronous server asks a sample of its devices every round, and has several rounds for one of its parent. A round
+    of an asynchronous server is a number of arrivals: if all devices are at work at any time, fast devices have more.
     """
-    server, train, asked = federation.method.server, federation.task.train, federation.first_round.packets
+    server, rounds, asked = federation.method.server, federation.driver.root.cycles, federation.first_round.packets
     if server.asynchronous:
         able = [each for each in priced if not each.timing.lost]
         numbers = range(1, MAX_ARRIVALS + 1)
@@ -160,9 +160,20 @@ def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, 
         needed = next(ready, len(asked))  # a server that never says so steps when all are back
         everybody = len(asked) >= len(priced)
         rates = {each.device: 1 / max(each.seconds, 1e-9) if everybody else 1.0 for each in able}
-        return {device: train.rounds * needed * rate / sum(rates.values()) for device, rate in rates.items()}
-    jobs = train.rounds * train.count_to_ask(len(federation.devices_with_samples)) / len(priced)
-    return {each.device: jobs for each in priced if each.device in asked}
+        return {device: rounds * needed * rate / sum(rates.values()) for device, rate in rates.items()}
+    one_in = len(federation.devices_with_samples) / len(priced)
+    jobs = _jobs_below(federation)
+    return {each.device: one_in * jobs[federation.servers[each.device]] for each in priced if each.device in asked}
+
+
+def _jobs_below(federation: Federation) -> dict[str, float]:
+    """Node → the expected number of jobs of a device below it in the whole run."""
+    rounds, jobs = dict[str, int](), dict[str, float]()
+    for name, node in federation.nodes.items():  # parents first
+        rounds[name] = node.cycles * rounds.get(federation.topology.parents.get(name, ""), 1)
+        devices = len(node.children) - len(node.nodes)
+        jobs[name] = rounds[name] * node.task.train.count_to_ask(devices) / max(1, devices)
+    return jobs
 
 
 def _round_seconds(federation: Federation, rows: Sequence[Row]) -> float | None:
@@ -204,7 +215,7 @@ def _price_class(
         "run_joules": sum(
             each.spent(deadlines[each.device]) * jobs.get(each.device, 0.0)
             # A device also trains on its own after rounds in which it is not asked.
-            + each.own.joules * max(0.0, federation.task.train.rounds - jobs.get(each.device, 0.0))
+            + each.own.joules * max(0.0, federation.driver.root.cycles - jobs.get(each.device, 0.0))
             for each in priced
         ),
         "battery_rounds": None if profile.battery is None or not joules else int(profile.battery / joules),
