@@ -24,9 +24,11 @@ from undergrowth.runs.config import Experiment
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.method_builder import method_class
 from undergrowth.runs.own_objects import changed_sources
+from undergrowth.runs.sections import Named
 from undergrowth.runs.stored_experiment import object_options
 
 MAX_SAMPLES_PER_SHARD = 1000  # samples whose values are used
+_FILES_OF_MODELS = ("weights", "embeddings")  # options that name one
 TOLERANCE = 1e-4  # another machine may decode sound or images with other last digits
 
 
@@ -76,15 +78,24 @@ def digest(weights: Weights) -> str:
 
 
 def hash_files(experiment: Experiment) -> dict[str, str]:
-    """The SHA-256 of the file that a setting names, for each setting of fleet and topology that names one."""
+    """The SHA-256 of the file that a setting names, for each setting of fleet, topology and models that names one."""
+    models: dict[str, Named] = {"model": experiment.model}
+    models |= {f"model.ladder.{number}": rung for number, rung in enumerate(experiment.model.ladder)}
     kind, _, trace = (part.strip() for part in experiment.fleet.availability.partition(":"))
     named = {
         "fleet": "" if experiment.fleet.name in devices.names() else experiment.fleet.name,
         "fleet.availability": trace if kind == "trace" else "",
         "topology": experiment.topology if isinstance(experiment.topology, str) else "",
+        "start.weights": experiment.start.weights or "",
+        **{f"{name}.{key}": each.options.get(key) for name, each in models.items() for key in _FILES_OF_MODELS},
     }
-    paths = {setting: Path(expanduser(text)) for setting, text in named.items() if text}
-    return {setting: hashlib.sha256(path.read_bytes()).hexdigest() for setting, path in paths.items() if path.is_file()}
+    paths = {setting: Path(expanduser(text)) for setting, text in named.items() if text and isinstance(text, str)}
+    return {setting: _hash_file(path) for setting, path in paths.items() if path.is_file()}
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def changed_files(before: Mapping[str, str] | None, experiment: Experiment) -> list[str]:
