@@ -72,3 +72,19 @@ def test_a_run_of_initial_weights_is_reused_until_their_file_changes(executed: l
     assert ug.sweep(raw).runs == first.runs and len(executed) == 3
     Path("1.safetensors").rename("0.safetensors")
     assert ug.sweep(raw).runs != first.runs and len(executed) == 4
+
+
+@pytest.mark.parametrize("named", ["public", "start"])
+def test_a_run_is_reused_until_the_data_of_its_server_changes(executed: list[Any], named: str) -> None:
+    def write(first: int) -> None:
+        x = np.random.default_rng(first).random((40, 1, 8, 8)).astype("float32")
+        np.savez("server.npz", x=x, y=np.arange(40) % 10)
+
+    data = {"name": "npz", "path": "server.npz"}
+    fedmd = {"name": "fedmd", "pretrain_epochs": 1, "server_epochs": 1}
+    own = {"method": fedmd, "public": data} if named == "public" else {"start": {"data": data, "epochs": 1}}
+    write(0)
+    first = ug.sweep({**SMALL, **own})
+    assert ug.sweep({**SMALL, **own}).runs == first.runs and len(executed) == 1
+    write(1)
+    assert ug.sweep({**SMALL, **own}).runs != first.runs and len(executed) == 2
