@@ -206,6 +206,17 @@ def test_a_run_that_was_refused_begins_again_when_it_may_continue(executed: list
     assert not ug.sweep({**raw, "run": {"engine": "serial", "if_all_refused": "continue"}}).failed
 
 
+def test_a_run_that_a_callback_has_stopped_is_not_reused() -> None:
+    class Stop:
+        def on_round(self, row: Any, run: Any) -> None:
+            run.stop("one round is enough")
+
+    settings = {"model": "logistic", "clients": 3, "data_options": {"train_samples": 60, "test_samples": 50}}
+    stopped = ug.run(**settings, rounds=2, engine="serial", callbacks=[Stop()], out="runs")
+    (run,) = ug.sweep(SMALL).results
+    assert len(stopped.history) == 1 and len(run.history) == 2
+
+
 def test_choices_that_do_not_change_a_result_are_told_apart(executed: list[Any]) -> None:
     raw = {**SMALL, "run": [{"engine": "serial"}, {"engine": "vector"}, {"engine": "vector", "chunk": 2}]}
     assert [each.summary["engine"] for each in ug.sweep(raw).results] == ["serial", "vector", "vector"]

@@ -16,6 +16,7 @@ from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_builder import with_model_settings
 from undergrowth.runs.start_phase import with_first_method
+from undergrowth.runs.stop_section import CALLBACK
 from undergrowth.runs.store import MODEL_FILE
 from undergrowth.runs.stored_experiment import fill, option_defaults, stored_experiment
 from undergrowth.sweeps.layers import Raw, as_section, merge_layers
@@ -126,7 +127,7 @@ class RunIndex:
                 experiment = stored_experiment(row)
             except InputError:  # written by a version with other settings, or damaged
                 continue
-            if any(row["experiment"]["objects"].values()):
+            if any(row["experiment"]["objects"].values()) or row["summary"].get("stopped") == CALLBACK:
                 continue
             runs = self._runs.setdefault(experiment_key(experiment), [])
             runs.append(StoredRun(row["id"], row["status"] == "done", experiment, row["experiment"]))
