@@ -114,6 +114,9 @@ def test_partitions_that_cannot_be_rebuilt_are_left_out() -> None:
         {"method": {"name": "fedprox", "mu": 0.5}, "train": {"lr": 1e-5, "rounds": 3}},
         {"data": {"name": "npz", "path": "my data/it's.npz", "clients": 7}, "topology": "tree:2x2"},
         {"model": {"name": "mlp", "hidden": [32, 16]}, "fleet": {"name": "phones", "deadline": 60}},
+        {"stop": {"bytes": 1000}, "train": {"rounds": 10}},
+        {"data": {"name": "my.csv", "label": "y", "group": "user", "partition": "dirichlet:0.1"}},
+        {"topology": {"nodes": {"top": {}, "edge.1": {"parent": "top", "devices": 3}}}},
         {"method": {"name": "other", "text": "a: b", "empty": "", "flag": True}, "run": {"seed": 9, "out": "my runs"}},
     ],
 )
