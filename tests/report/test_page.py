@@ -131,6 +131,13 @@ def test_the_command_repeats_the_run(settings) -> None:
     assert config.parse_experiment(raw) == config.parse_experiment(settings)
 
 
+@pytest.mark.parametrize("start", [{}, {"warm_rounds": 1}])
+def test_the_command_leaves_the_engines_of_several_phases_to_auto(start: dict) -> None:
+    run = record(settings={"start": start, "run": {"engine": "processes", "stack": True}})
+    run.row["notes"].append("engine auto: processes of stacked clients, because")
+    assert ("--engine processes -s run.stack=true" in rerun_command(run)) == (not start)
+
+
 def test_a_run_with_objects_has_no_command() -> None:
     assert "from Python" in rerun_command(record(objects={"model": "MyNet"}))
 

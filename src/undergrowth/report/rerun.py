@@ -10,6 +10,7 @@ import yaml
 
 from undergrowth.report.run_record import RunRecord, flatten
 from undergrowth.runs.config import Experiment
+from undergrowth.runs.engine_choice import AUTO
 
 # Flag of `undergrowth run` → path of its value in an experiment.
 FLAG_PATHS = {
@@ -37,6 +38,9 @@ def rerun_command(record: RunRecord) -> str:
         defaults["train.rounds"] = None  # a run with limits has another one
     if given.get("data.group") is not None or given.get("data.name") == "text":
         defaults["data.partition"] = None  # as has data with groups
+    phases = ("start.data.name", "start.method.name", "start.warm_rounds", "personal.evaluate")
+    if any(map(given.get, phases)) and any(note.startswith(AUTO) for note in record.row["notes"]):
+        given |= {"run.engine": "auto", "run.stack": False}  # it was chosen for every phase
     flags, settings = [], []
     for path, value in given.items():
         if value == defaults.get(path):
