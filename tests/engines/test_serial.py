@@ -180,7 +180,7 @@ def test_the_gpu_of_a_run_is_the_current_one_until_it_ends(monkeypatch):
     for name, answer in {"is_initialized": lambda: True, "current_device": lambda: used[-1]}.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
-    for name, expected in {"cpu": [2, 2], "cuda": [2, 2], "cuda:1": [2, 1, 2]}.items():
+    for name, expected in {"cpu": [2], "cuda": [2], "cuda:1": [2, 1, 2]}.items():
         with restore_torch_settings():
             set_torch(False, 1, name)
         assert used == expected

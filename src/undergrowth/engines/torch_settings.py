@@ -53,7 +53,7 @@ def _restored() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
         yield
     finally:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized() and torch.cuda.current_device() != gpu:
             torch.cuda.set_device(gpu)
         torch.set_num_threads(before[0])
         cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before[1:]
