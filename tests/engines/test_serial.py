@@ -155,11 +155,14 @@ def test_a_job_that_fails_names_the_device_and_the_round(error):
         list(engine.run(jobs(NAMES, True, round=2)))
 
 
-def test_a_run_sets_torch_and_restores_it(tmp_path):
-    def seen() -> tuple[object, ...]:
-        cudnn = torch.backends.cudnn
-        return torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+def test_a_run_sets_torch_and_restores_it(tmp_path, monkeypatch):
+    cudnn = torch.backends.cudnn
 
+    def seen() -> tuple[object, ...]:
+        flags = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+        return torch.get_num_threads(), *flags
+
+    monkeypatch.setattr(cudnn, "benchmark", True)
     before, inside = seen(), []
 
     class Looking(GradientClient):
@@ -172,7 +175,7 @@ def test_a_run_sets_torch_and_restores_it(tmp_path):
         client = Looking()
 
     ug.run(method=Method(), model="logistic", clients=2, rounds=1, precision="tf32", threads=1, out=str(tmp_path))
-    assert inside[-1] == (1, True, True, True) and seen() == before != inside[-1]
+    assert inside[-1] == (1, True, True, True, False) and seen() == before != inside[-1]
 
 
 def test_the_gpu_of_a_run_is_the_current_one_until_it_ends(monkeypatch):

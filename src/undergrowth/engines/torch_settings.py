@@ -21,8 +21,8 @@ def set_torch(tf32: bool, threads: int = 1, torch_device: str = "cpu") -> None:
     torch.set_num_threads(threads)
     # The defaults of torch differ between matrix products and convolutions.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    # Otherwise cuDNN may choose algorithms that sum in another order each time.
-    torch.backends.cudnn.deterministic = True
+    # Otherwise cuDNN may choose algorithms that sum in another order each time, or measure which one is fastest.
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
 _LOCK = threading.RLock()
@@ -46,7 +46,8 @@ def restore_torch_settings() -> Iterator[None]:
 def _restored() -> Iterator[None]:
     cuda, cudnn, random_state = torch.backends.cuda, torch.backends.cudnn, torch.get_rng_state()
     precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
-    before = torch.get_num_threads(), cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+    before = cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    threads = torch.get_num_threads()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     try:
         torch.set_float32_matmul_precision("highest")
@@ -55,8 +56,8 @@ def _restored() -> Iterator[None]:
     finally:
         if torch.cuda.is_initialized() and torch.cuda.current_device() != gpu:
             torch.cuda.set_device(gpu)
-        torch.set_num_threads(before[0])
-        cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before[1:]
+        torch.set_num_threads(threads)
+        cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
         torch.set_float32_matmul_precision(precision)
         torch.set_default_dtype(dtype)
         torch.set_rng_state(random_state)
