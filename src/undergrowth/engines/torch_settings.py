@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
+
+Value = TypeVar("Value")
+
+# Where torch keeps a precision since 2.9, the general one first.
+_PLACES = (
+    "backends", "backends.cuda.matmul", "backends.cudnn", "backends.cudnn.conv", "backends.cudnn.rnn",
+    "backends.mkldnn", "backends.mkldnn.matmul", "backends.mkldnn.conv", "backends.mkldnn.rnn",
+)  # fmt: skip
 
 
 def set_torch(tf32: bool, threads: int = 1, torch_device: str = "cpu") -> None:
@@ -44,20 +54,50 @@ def restore_torch_settings() -> Iterator[None]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    cuda, cudnn, random_state = torch.backends.cuda, torch.backends.cudnn, torch.get_rng_state()
-    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
-    before = cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    threads = torch.get_num_threads()
+    cudnn, random_state, dtype = torch.backends.cudnn, torch.get_rng_state(), torch.get_default_dtype()
+    before = torch.get_num_threads(), cudnn.deterministic, cudnn.benchmark
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     try:
-        torch.set_float32_matmul_precision("highest")
         torch.set_default_dtype(torch.float32)
-        yield
+        with _full_precision():
+            yield
     finally:
         if torch.cuda.is_initialized() and torch.cuda.current_device() != gpu:
             torch.cuda.set_device(gpu)
-        torch.set_num_threads(threads)
-        cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
-        torch.set_float32_matmul_precision(precision)
+        torch.set_num_threads(before[0])
+        cudnn.deterministic, cudnn.benchmark = before[1:]
         torch.set_default_dtype(dtype)
         torch.set_rng_state(random_state)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Matrix products in float32 until the block changes that; then restores the precision of the program.
+
+    Since 2.9, torch has two sets of names for it, and refuses to read one after a program has written the other.
+    """
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    newer = [place for place in _PLACES if hasattr(torch.backends, "fp32_precision")]
+    places = {place: operator.attrgetter(place)(torch) for place in newer}
+    by_place = {place: owner.fp32_precision for place, owner in places.items()}
+    matmul, convolution = _read(torch.get_float32_matmul_precision), _read(lambda: cudnn.allow_tf32)
+    tf32 = _read(lambda: cuda.matmul.allow_tf32)
+    try:
+        for owner in places.values():
+            owner.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+        cudnn.allow_tf32 = True  # torch's default, until `set_torch` is called
+        yield
+    finally:
+        cuda.matmul.allow_tf32, cudnn.allow_tf32 = bool(tf32), convolution is not False
+        torch.set_float32_matmul_precision(matmul or "highest")
+        for place, owner in places.items():
+            owner.fp32_precision = by_place[place]
+
+
+def _read(get: Callable[[], Value]) -> Value | None:
+    """The value; None if the program has set it by its other name."""
+    try:
+        return get()
+    except RuntimeError:
+        return None
