@@ -69,7 +69,7 @@ def start(
     try:
         steps = prepare_phase(experiment, federation, model, functions)
         given, experiment = experiment, open_federation(experiment, federation)
-        federation.notes.extend(unused_engine_settings(given, experiment.run.engine))
+        federation.notes.extend(unused_engine_settings(given, experiment.run))
         check_personal(experiment, federation, model, functions)
         with Store(experiment.run.out, create=True) as store:
             objects = _given(method, data, model, functions)
