@@ -11,7 +11,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Context, Packet, RunError, Server, add_upload
-from undergrowth.engines import ENGINES, Job, SerialEngine, World
+from undergrowth.engines import ENGINES, Job, SerialEngine, World, restore_torch_settings, set_torch
 from undergrowth.engines.memory import COLLECTION_FACTOR
 from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.methods import FedAvg
@@ -155,11 +155,14 @@ def test_a_job_that_fails_names_the_device_and_the_round(error):
         list(engine.run(jobs(NAMES, True, round=2)))
 
 
-def test_a_run_sets_torch_and_restores_it(tmp_path):
-    def seen() -> tuple[object, ...]:
-        cudnn = torch.backends.cudnn
-        return torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+def test_a_run_sets_torch_and_restores_it(tmp_path, monkeypatch):
+    cudnn = torch.backends.cudnn
 
+    def seen() -> tuple[object, ...]:
+        flags = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+        return torch.get_num_threads(), *flags
+
+    monkeypatch.setattr(cudnn, "benchmark", True)
     before, inside = seen(), []
 
     class Looking(GradientClient):
@@ -172,7 +175,19 @@ def test_a_run_sets_torch_and_restores_it(tmp_path):
         client = Looking()
 
     ug.run(method=Method(), model="logistic", clients=2, rounds=1, precision="tf32", threads=1, out=str(tmp_path))
-    assert inside[-1] == (1, True, True, True) and seen() == before != inside[-1]
+    assert inside[-1] == (1, True, True, True, False) and seen() == before != inside[-1]
+
+
+def test_the_gpu_of_a_run_is_the_current_one_until_it_ends(monkeypatch):
+    used = [2]
+    for name, answer in {"is_initialized": lambda: True, "current_device": lambda: used[-1]}.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    for name, expected in {"cpu": [2], "cuda": [2], "cuda:1": [2, 1, 2]}.items():
+        with restore_torch_settings():
+            set_torch(False, 1, name)
+        assert used == expected
+        used[:] = [2]
 
 
 def test_garbage_is_collected_less_often_only_during_a_run(tmp_path):

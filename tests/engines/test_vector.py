@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -322,3 +323,14 @@ def test_kinds_that_no_longer_occur_are_forgotten(tmp_path: Any, monkeypatch: py
     assert known == [1, 2, 3, 3, 3, 3, 3, 3]
     monkeypatch.setattr(stacked_steps, "MAX_UNUSED_ROUNDS", 0)
     assert run("constant") == constant
+
+
+def test_a_closed_engine_does_not_wait_for_the_garbage_collector() -> None:
+    """Otherwise a GPU holds samples and recordings of a phase for many rounds of the next one."""
+    engine = VectorEngine()
+    outcomes(engine, FedAvg(), "logistic")
+    samples = weakref.ref(engine.world.samples)
+    engine.close()
+    engine.close()
+    del engine
+    assert samples() is None

@@ -244,6 +244,15 @@ def test_runs_that_cannot_be_reopened(tmp_path: Path) -> None:
     assert all("learning_efficiency" in numbers for numbers in found["efficiency"].values())
 
 
+def test_the_frozen_layers_are_those_of_the_run(tmp_path: Path) -> None:
+    start, lora = {"data": {"name": "digits", **FEW}, "epochs": 5}, {"lora": {"rank": 1}}
+    settings = {"clients": 2, "rounds": 1, "data_options": FEW, "out": str(tmp_path)}
+    result = ug.run(model="mlp", model_options=lora, start=start, **settings)
+    numbers = ug.report.analyse([result.run], ["bias"], tmp_path, devices=1)["bias"][result.run]
+    assert numbers["before"]["accuracy"] == [pytest.approx(result.accuracy)]
+    assert result.accuracy > 0.3, "far above that of a random model"
+
+
 @pytest.mark.parametrize("method", ["fedbuff", "heterofl", "local"])
 def test_clients_without_model_uploads_are_replaced_by_gradient_descent(method: str, tmp_path: Path) -> None:
     run = ug.run(method=method, model="mlp", clients=3, rounds=1, out=str(tmp_path)).run

@@ -114,6 +114,9 @@ def test_partitions_that_cannot_be_rebuilt_are_left_out() -> None:
         {"method": {"name": "fedprox", "mu": 0.5}, "train": {"lr": 1e-5, "rounds": 3}},
         {"data": {"name": "npz", "path": "my data/it's.npz", "clients": 7}, "topology": "tree:2x2"},
         {"model": {"name": "mlp", "hidden": [32, 16]}, "fleet": {"name": "phones", "deadline": 60}},
+        {"stop": {"bytes": 1000}, "train": {"rounds": 10}},
+        {"data": {"name": "my.csv", "label": "y", "group": "user", "partition": "dirichlet:0.1"}},
+        {"topology": {"nodes": {"top": {}, "edge.1": {"parent": "top", "devices": 3}}}},
         {"method": {"name": "other", "text": "a: b", "empty": "", "flag": True}, "run": {"seed": 9, "out": "my runs"}},
     ],
 )
@@ -126,6 +129,13 @@ def test_the_command_repeats_the_run(settings) -> None:
         path = FLAG_PATHS.get(flag.removeprefix("--"))
         experiment_file.assign_text(raw, value if path is None else f"{path}={value}")
     assert config.parse_experiment(raw) == config.parse_experiment(settings)
+
+
+@pytest.mark.parametrize("start", [{}, {"warm_rounds": 1}])
+def test_the_command_leaves_the_engines_of_several_phases_to_auto(start: dict) -> None:
+    run = record(settings={"start": start, "run": {"engine": "processes", "stack": True}})
+    run.row["notes"].append("engine auto: processes of stacked clients, because")
+    assert ("--engine processes -s run.stack=true" in rerun_command(run)) == (not start)
 
 
 def test_a_run_with_objects_has_no_command() -> None:

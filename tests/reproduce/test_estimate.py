@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from undergrowth.reproduce import Reproduction, Table, parallel_runs
+from undergrowth.reproduce import Reproduction, Table, parallel_runs, reproduction
 from undergrowth.reproduce.estimate import Estimate, Speeds, Work, count_work, stored_speeds
 from undergrowth.runs import Store
 from undergrowth.runs.execution import start
@@ -87,3 +87,13 @@ def test_the_workload_of_a_table(table: Table, tmp_path: Path, monkeypatch: pyte
     assert len(workload.jobs) == 10 and workload.parallel >= 1 and not Store("runs").runs()
     assert workload.estimate is not None and set(workload.estimate.work) == {job.key for job in workload.jobs}
     assert workload.estimate.seconds_left > 0
+
+
+@pytest.mark.parametrize("engine", [None, "vector", "auto"])
+def test_runs_that_share_a_gpu_have_stacks_of_one_size(
+    table: Table, engine: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduction, "check_torch_device", lambda name: name)
+    jobs = Reproduction(["9.1"], device="cuda", engine=engine, jobs=2).estimate().jobs
+    assert {job.experiment.run.chunk for job in jobs} == {parallel_runs.STACK}

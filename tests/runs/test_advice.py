@@ -54,6 +54,15 @@ def test_late_devices_count_until_the_deadline(tmp_path: Path) -> None:
     assert sum(row["run_joules"] for row in rows) == pytest.approx(result.ledger.joules)
 
 
+def test_the_energy_of_a_run_is_that_of_all_rounds_of_edge_servers_until_it_stops(tmp_path: Path) -> None:
+    settings = {**SMALL, "clients": 6, "topology": "tree:2x3", "sample": 0.5, "rounds": 5, "stop": {"rounds": 3}}
+    rows = ug.plan("hierfavg", **settings)
+    result = ug.run("hierfavg", out=tmp_path, progress=False, engine="serial", **settings)
+    arrived = sum(entry.child.startswith("device") for entry in result.ledger.rows())
+    assert sum(row["run_jobs"] for row in rows) == pytest.approx(arrived) == 3 * 2 * 4
+    assert sum(row["run_joules"] for row in rows) == pytest.approx(result.ledger.joules, rel=0.01)
+
+
 @pytest.mark.parametrize(("options", "arrivals"), [({"buffer": 4, "concurrency": 6}, 4), ({"buffer": 2}, 2)])
 def test_a_round_of_an_asynchronous_method_is_a_number_of_arrivals(options: dict[str, int], arrivals: int) -> None:
     rows = ug.plan("fedbuff", options=options, rounds=5, **SMALL)  # all devices are equal

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import undergrowth as ug
@@ -139,6 +140,19 @@ def test_a_run_is_not_resumed_with_another_fleet_file(
         resume("last", out)
     changed.write_text(before, encoding="utf-8")
     assert len(resume("last", out).history) == ROUNDS
+
+
+@pytest.mark.parametrize("section", ["start", "model"])
+def test_a_run_is_not_resumed_with_other_initial_weights(
+    tmp_path: Path, interrupted: Callable[..., None], out: str, section: str
+) -> None:
+    weights = start(with_out(tree(), str(tmp_path))).folder / "model.safetensors"
+    settings = tree()
+    settings[section] = {**({"name": settings["model"]} if section == "model" else {}), "weights": str(weights)}
+    interrupted(settings, 1)
+    save_file({name: 2 * value for name, value in load_file(weights).items()}, weights)
+    with pytest.raises(InputError, match=rf"^{section}.weights: its file has changed since run"):
+        resume("last", out)
 
 
 def test_runs_in_a_read_only_folder_can_be_read(tmp_path: Path, monkeypatch: Any) -> None:

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 
 import undergrowth as ug
 from undergrowth.engines import states
-from undergrowth.runs import Store
+from undergrowth.runs import Store, opening
 from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.engine_choice import Choice
 from undergrowth.runs.execution import start
 from undergrowth.runs.final_models import FinalModels
 from undergrowth.runs.personal_phase import PersonalPhase
@@ -294,3 +295,12 @@ def test_by_class_needs_classes(tmp_path: Path) -> None:
     }
     with pytest.raises(ug.InputError, match=r"personal.test by-class needs classes, and the task is next-token"):
         start(raw(tmp_path, **wrong))
+
+
+def test_the_phase_has_as_many_workers_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "choose_engine", lambda facts: Choice({"engine": "processes"}, "the test wants it"))
+    run = {"engine": "auto", "workers": 1}
+    result = start(raw(tmp_path, personal={"adapt": [], "epochs": 1}, run=run))
+    with closing(Store(result.folder / "personal")) as store:
+        (row,) = store.runs()
+        assert [each["workers"] for each in (*result.history, *store.rounds(row["id"]))] == [1, 1, 1]

@@ -285,3 +285,15 @@ def test_weights_start_a_model_object(out: str, tmp_path: Path) -> None:
         on_start=lambda execution: seen.append(execution.federation.first_round.packets["device-000"]),
     )
     assert all(torch.equal(seen[0].tensors[name], value) for name, value in given.state_dict().items())
+
+
+def test_adapters_of_pretrained_weights_are_resumed_after_warm_rounds(out: str) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    start(raw(out, model="mlp", start={}))
+    file = str(next(Path(out).glob("*/model.safetensors")))
+    sections = {"model": {"name": "mlp", "lora": {"rank": 1}}, "start": {"weights": file, "warm_rounds": 1}}
+    with pytest.raises(KeyboardInterrupt):
+        start(raw(out, **sections), on_round=stop)
+    assert digest(ug.resume("last", out)) == digest(start(raw(out, **sections)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -43,3 +45,16 @@ def test_settings_of_the_process_do_not_reach_a_run(tmp_path: Path) -> None:
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch has one set of names only")
+@pytest.mark.parametrize("place", ["backends", "backends.cuda.matmul", "backends.cudnn", "backends.mkldnn.matmul"])
+def test_a_precision_that_is_set_by_its_newer_name_does_not_reach_a_run(place: str, tmp_path: Path) -> None:
+    expected, owner = run(tmp_path, 0), attrgetter(place)(torch)
+    before, owner.fp32_precision = owner.fp32_precision, "tf32"
+    try:
+        assert run(tmp_path, 0) == expected
+        assert owner.fp32_precision == "tf32"
+    finally:
+        owner.fp32_precision = before
+    assert torch.get_float32_matmul_precision() == "highest" and torch.backends.cudnn.allow_tf32

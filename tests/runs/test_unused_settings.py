@@ -128,13 +128,16 @@ def test_settings_that_other_settings_leave_without_effect(
         ),
         ({"engine": "processes", "chunk": 4}, "processes", "run.engine processes does not use run.chunk 4; it has"),
         ({"engine": "processes", "chunk": 4, "stack": True, "workers": 2, "placement": "rr"}, "processes", None),
-        ({"engine": "auto", "chunk": 4}, "processes", None),
+        ({"engine": "auto", "stack": True}, "processes", "run.engine processes does not use run.stack True; it has"),
+        ({"engine": "auto", "chunk": 4}, "processes", "run.engine processes does not use run.chunk 4; it has"),
         ({"engine": "ray", "address": "a:1", "workers": 3, "placement": "rr"}, "ray", None),
         ({"engine": "serial"}, "serial", None),
     ],
 )
 def test_settings_that_the_engine_does_not_use(run: dict[str, Any], engine: str, note: str | None) -> None:
-    found = unused_engine_settings(parse_experiment({**TINY, "run": run}), engine)
+    given = parse_experiment({**TINY, "run": run})
+    chosen = {"engine": engine, **({"stack": False} if run["engine"] == "auto" else {})}
+    found = unused_engine_settings(given, given.with_run(**chosen).run)
     assert found == ([] if note is None else [f"{note} no effect"])
 
 

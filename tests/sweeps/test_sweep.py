@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 import undergrowth as ug
-from tests.fleet_files import fleet_file
 from undergrowth.core import InputError
 from undergrowth.runs import Store
 from undergrowth.runs.lock import lock_run
@@ -200,39 +199,22 @@ def test_a_run_is_reused_that_stores_more_than_its_file_says(executed: list[Any]
     assert ug.sweep(raw).runs == first.runs and not executed
 
 
-def test_a_run_on_other_data_is_not_reused(executed: list[Any]) -> None:
-    random = np.random.default_rng(0)
-    for name, shift in (("a", 0.0), ("b", 1.0)):
-        x = random.normal(shift, size=(40, 1, 4, 4)).astype("float32")
-        np.savez(f"{name}.npz", x=x, y=np.arange(40) % 2)
-    raw = {**SMALL, "data": {"name": "npz", "path": ["a.npz", "b.npz"], "clients": 2}}
-    first = ug.sweep(raw)
-    assert [row["variant"] for row in first.rows] == ["path a.npz", "path b.npz"]
-    assert len(executed) == 2 and ug.sweep(raw).runs == first.runs and len(executed) == 2
-    Path("b.npz").rename("a.npz")
-    assert len(ug.sweep({**raw, "data": {**raw["data"], "path": "a.npz"}}).runs) == 1 and len(executed) == 3
+def test_a_run_that_was_refused_begins_again_when_it_may_continue(executed: list[Any]) -> None:
+    raw: dict[str, Any] = {**SMALL, "train": {"rounds": 2, "lr": 1e30, "epochs": 3}, "model": "mlp"}
+    with pytest.warns(UserWarning, match="if_all_refused=continue"):
+        assert ug.sweep(raw).failed
+    assert not ug.sweep({**raw, "run": {"engine": "serial", "if_all_refused": "continue"}}).failed
 
 
-def test_a_run_of_an_own_model_is_reused_until_its_source_changes(
-    executed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    body = "    return nn.Sequential(nn.Flatten(), nn.Linear(*sizes))\n"
-    source = f"from torch import nn\n\ndef Net(sizes: list[int]):\n{body}"
-    Path("swept_model.py").write_text(source, encoding="utf-8")
-    raw = {**SMALL, "model": {"name": "swept_model:Net", "sizes": [64, 10]}}
-    first = ug.sweep(raw)
-    assert ug.sweep(raw).runs == first.runs and len(executed) == 1
-    Path("swept_model.py").write_text(f"{source}\n# changed\n", encoding="utf-8")
-    assert ug.sweep(raw).runs != first.runs and len(executed) == 2
+def test_a_run_that_a_callback_has_stopped_is_not_reused() -> None:
+    class Stop:
+        def on_round(self, row: Any, run: Any) -> None:
+            run.stop("one round is enough")
 
-
-def test_a_run_of_a_fleet_file_is_reused_until_the_file_changes(executed: list[Any], tmp_path: Path) -> None:
-    raw = {**SMALL, "fleet": fleet_file(tmp_path, sensor={"share": 1.0})}
-    first = ug.sweep(raw)
-    assert ug.sweep(raw).runs == first.runs and len(executed) == 1
-    fleet_file(tmp_path, sensor={"share": 1.0, "flops": 2e9})
-    assert ug.sweep(raw).runs != first.runs and len(executed) == 2
+    settings = {"model": "logistic", "clients": 3, "data_options": {"train_samples": 60, "test_samples": 50}}
+    stopped = ug.run(**settings, rounds=2, engine="serial", callbacks=[Stop()], out="runs")
+    (run,) = ug.sweep(SMALL).results
+    assert len(stopped.history) == 1 and len(run.history) == 2
 
 
 def test_choices_that_do_not_change_a_result_are_told_apart(executed: list[Any]) -> None:

@@ -83,7 +83,7 @@ def _asynchronous_rounds(rows: Sequence[Row], planned: Experiment) -> list[str]:
     if not times:
         return []
     named = ", ".join(f"{duration(seconds)} with {name}" for name, seconds in times.items())
-    rounds = count(min(planned.train.rounds, MAX_ROUNDS))
+    rounds = count(min(planned.max_rounds, MAX_ROUNDS))
     return [f"A round of a server that does not wait for all devices takes {named} (mean of the first {rounds} rounds)"]
 
 
@@ -91,7 +91,7 @@ def _energy(rows: Sequence[Row], planned: Experiment) -> str:
     methods = dict.fromkeys(row["method"] for row in rows)
     rising = sorted(methods, key=lambda name: run_joules(rows, name))
     listed = ", ".join(f"{name} {energy(run_joules(rows, name))}" for name in rising)
-    rounds = planned.train.rounds
+    rounds = planned.max_rounds
     sentence = f"Energy of all devices in {count(rounds)} round{'s' if rounds > 1 else ''}: {listed}"
     jobs = {name: round(run_jobs(rows, name) / rounds) for name in rising}
     fewer = [f"{count(jobs[name])} with {name}" for name in rising if jobs[name] < max(jobs.values())]

@@ -183,7 +183,7 @@ class Reproduction:
         engine = self.engine or ("serial" if on_cpu else "vector")
         precision = {} if on_cpu else {"precision": "tf32"}
         # With a fixed number of clients at once, results do not depend on the memory that other runs leave free.
-        stack = {"chunk": STACK} if engine == "vector" and not on_cpu else {}
+        stack = {"chunk": STACK} if engine in ("vector", "auto") and not on_cpu else {}
         return {"device": self.device, "engine": engine, **precision, **stack, "out": self.out}
 
     def _workload(self, plans: Mapping[str, TablePlan], store: Store, index: RunIndex, estimate: bool) -> Workload:

@@ -69,7 +69,7 @@ def start(
     try:
         steps = prepare_phase(experiment, federation, model, functions)
         given, experiment = experiment, open_federation(experiment, federation)
-        federation.notes.extend(unused_engine_settings(given, experiment.run.engine))
+        federation.notes.extend(unused_engine_settings(given, experiment.run))
         check_personal(experiment, federation, model, functions)
         with Store(experiment.run.out, create=True) as store:
             objects = _given(method, data, model, functions)
@@ -125,10 +125,7 @@ def resume(
         experiment = stored_experiment(row)
         given = _given(method, data, model, functions)
         notes = check_same_inputs(row, experiment, given, allow_changed_source)
-        has_phase = experiment.start.trains
-        federation = federate(
-            experiment.starting_from(None) if has_phase else experiment, method, data, model, functions
-        )
+        federation = federate(experiment, method, data, model, functions)
         federation.notes.extend(notes)
         if missing := [each for each in row["experiment"].get("callbacks", ()) if each not in executor.callbacks.names]:
             federation.notes.append(f"resumed without callbacks that the run began with: {', '.join(missing)}")
@@ -140,7 +137,7 @@ def resume(
             execution = Execution(store, name, experiment, federation)
             try:
                 # A run of an older version has done its warm rounds without a folder for them.
-                if has_phase and (execution.phase_folder.exists() or not store.checkpoints(name)):
+                if experiment.start.trains and (execution.phase_folder.exists() or not store.checkpoints(name)):
                     # As it began: `auto` chooses an engine again for every step of the phase.
                     begun = experiment.with_run(engine="auto") if chosen_by_auto(federation) else experiment
                     steps = phase_steps(begun, federation.device_data)
@@ -235,7 +232,8 @@ class _Executor:
     @collect_garbage_less_often()
     def carry_out(self, execution: Execution) -> Result:
         """Does the remaining rounds and the phase after the last one."""
-        set_torch(execution.experiment.run.precision != "float32", execution.experiment.run.threads)
+        run = execution.experiment.run
+        set_torch(run.precision != "float32", run.threads, execution.federation.world.torch_device)
         try:
             if self.on_start:
                 self.on_start(execution)

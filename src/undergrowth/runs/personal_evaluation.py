@@ -54,7 +54,7 @@ def _phase(execution: Execution) -> PersonalPhase:
     seed = Context(experiment.run.seed, federation.driver.root.name, 0).key(FOLDER)
     if chosen_by_auto(federation):  # another engine may suit the steps better
         engine = "vector" if torch.cuda.is_available() else "auto"  # see `check_personal`
-        experiment = experiment.with_run(engine=engine, workers=None, stack=False)
+        experiment = experiment.with_run(engine=engine)
     last = max(0, federation.driver.root.round - 1)
     population = tested_population(experiment.personal, fixed_at(federation.device_data, last))
     initial = initial_weights(execution.folder, experiment)

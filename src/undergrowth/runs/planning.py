@@ -157,7 +157,7 @@ def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, 
     below: dict[str, list[Prospect]] = {}
     for each in priced:
         below.setdefault(federation.servers[each.device], []).append(each)
-    rounds = {federation.driver.root.name: float(federation.task.train.rounds)}
+    rounds = {federation.driver.root.name: float(federation.driver.root.cycles)}
     for name in federation.topology.children:  # parents first
         node, members = federation.nodes[name], below.get(name, [])
         devices = [child for child in node.children if child not in node.nodes]
@@ -170,9 +170,8 @@ def count_jobs(federation: Federation, priced: Sequence[Prospect]) -> dict[str, 
             able = [each for each in members if not each.timing.lost]
             everybody = all(each.device in asked for each in members)
             rates = {each.device: 1 / max(each.seconds, 1e-9) if everybody else 1.0 for each in able}
-            given_up = (
-                0.0 if node.is_root else rounds[name] / node.cycles * (out - answers)
-            )  # when it answers its parent
+            # When a node answers its parent, it gives up on who is still at work.
+            given_up = 0.0 if node.is_root else rounds[name] / node.cycles * (out - answers)
             of_devices = (rounds[name] * answers + given_up) * len(devices) / max(1, len(node.children))
             jobs |= {device: of_devices * rate / sum(rates.values()) for device, rate in rates.items()}
         else:
@@ -222,7 +221,7 @@ def _price_class(
         "run_joules": sum(
             each.spent(deadlines[each.device]) * jobs.get(each.device, 0.0)
             # A device also trains on its own after rounds in which it is not asked.
-            + each.own.joules * max(0.0, federation.task.train.rounds - jobs.get(each.device, 0.0))
+            + each.own.joules * max(0.0, federation.driver.root.cycles - jobs.get(each.device, 0.0))
             for each in priced
         ),
         "battery_rounds": None if profile.battery is None or not joules else int(profile.battery / joules),

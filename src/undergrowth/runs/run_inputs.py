@@ -19,15 +19,18 @@ import torch
 
 from undergrowth import devices
 from undergrowth.core import InputError, Method, Task, Weights
-from undergrowth.data import Population
-from undergrowth.runs.config import Experiment
+from undergrowth.data import Population, is_table_file
+from undergrowth.runs.config import Experiment, PublicSection
 from undergrowth.runs.federation import Federation
 from undergrowth.runs.method_builder import method_class
 from undergrowth.runs.own_code import changed_code
 from undergrowth.runs.own_objects import changed_sources
+from undergrowth.runs.sections import Named
+from undergrowth.runs.start_section import SourceSection
 from undergrowth.runs.stored_experiment import object_options
 
 MAX_SAMPLES_PER_SHARD = 1000  # samples whose values are used
+_FILES_OF_MODELS = ("weights", "embeddings")  # options that name one
 TOLERANCE = 1e-4  # another machine may decode sound or images with other last digits
 
 
@@ -77,15 +80,36 @@ def digest(weights: Weights) -> str:
 
 
 def hash_files(experiment: Experiment) -> dict[str, str]:
-    """The SHA-256 of the file that a setting names, for each setting of fleet and topology that names one."""
+    """The SHA-256 of the file that a setting names, for settings of fleet, topology, models and data that name one.
+
+    The data of the devices has a fingerprint instead, see `check_same_data`.
+    """
+    models: dict[str, Named] = {"model": experiment.model}
+    models |= {f"model.ladder.{number}": rung for number, rung in enumerate(experiment.model.ladder)}
     kind, _, trace = (part.strip() for part in experiment.fleet.availability.partition(":"))
     named = {
         "fleet": "" if experiment.fleet.name in devices.names() else experiment.fleet.name,
         "fleet.availability": trace if kind == "trace" else "",
         "topology": experiment.topology if isinstance(experiment.topology, str) else "",
+        "public": _data_file(experiment.public),
+        "start.data": _data_file(experiment.start.data),
+        "start.weights": experiment.start.weights or "",
+        **{f"{name}.{key}": each.options.get(key) for name, each in models.items() for key in _FILES_OF_MODELS},
     }
-    paths = {setting: Path(expanduser(text)) for setting, text in named.items() if text}
-    return {setting: hashlib.sha256(path.read_bytes()).hexdigest() for setting, path in paths.items() if path.is_file()}
+    paths = {setting: Path(expanduser(text)) for setting, text in named.items() if text and isinstance(text, str)}
+    return {setting: _hash_file(path) for setting, path in paths.items() if path.is_file()}
+
+
+def _data_file(section: PublicSection | SourceSection | None) -> str:
+    """The file with the samples of a section, if it may be one file."""
+    if section is None or section.name is None:
+        return ""
+    return section.path or (section.name if is_table_file(section.name) else "")
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def changed_files(before: Mapping[str, str] | None, experiment: Experiment) -> list[str]:

@@ -10,7 +10,7 @@ from undergrowth.core import Method, Task
 from undergrowth.engines import ENGINE_SETTINGS
 from undergrowth.learning import StragglerOptions
 from undergrowth.methods import METHODS
-from undergrowth.runs.config import Experiment
+from undergrowth.runs.config import Experiment, RunSection
 from undergrowth.runs.personal_section import PersonalSection
 
 
@@ -31,11 +31,12 @@ def unused_settings(experiment: Experiment, method: Method, task: Task) -> list[
     return notes + _not_used(name, experiment, ignored)
 
 
-def unused_engine_settings(given: Experiment, engine: str) -> list[str]:
-    """A note about settings of the section `run` that the run's engine, perhaps chosen by `auto`, does not use."""
+def unused_engine_settings(given: Experiment, run: RunSection) -> list[str]:
+    """A note about settings of the section `run` that the run's engine does not use. `run`: with what `auto` chose."""
+    engine = run.engine
     used = {*ENGINE_SETTINGS[engine]}
-    if engine == "processes" and given.run.engine != "auto" and not given.run.stack:
-        used.discard("chunk")
+    if engine == "processes" and not run.stack:
+        used -= {"stack", "chunk"}
     unused = {key for keys in ENGINE_SETTINGS.values() for key in keys} - used
     return _not_used(f"run.engine {engine}", given, {f"run.{key}" for key in unused})
 

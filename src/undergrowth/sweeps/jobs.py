@@ -16,6 +16,7 @@ from undergrowth.runs.config import Experiment, parse_experiment
 from undergrowth.runs.method_builder import build_method
 from undergrowth.runs.model_builder import with_model_settings
 from undergrowth.runs.start_phase import with_first_method
+from undergrowth.runs.stop_section import CALLBACK
 from undergrowth.runs.store import MODEL_FILE
 from undergrowth.runs.stored_experiment import fill, option_defaults, stored_experiment
 from undergrowth.sweeps.layers import Raw, as_section, merge_layers
@@ -126,7 +127,7 @@ class RunIndex:
                 experiment = stored_experiment(row)
             except InputError:  # written by a version with other settings, or damaged
                 continue
-            if any(row["experiment"]["objects"].values()):
+            if any(row["experiment"]["objects"].values()) or row["summary"].get("stopped") == CALLBACK:
                 continue
             runs = self._runs.setdefault(experiment_key(experiment), [])
             runs.append(StoredRun(row["id"], row["status"] == "done", experiment, row["experiment"]))
@@ -137,9 +138,9 @@ class RunIndex:
         return next((run.id for run in runs if self.has_same_inputs(run)), None)
 
     def unfinished_run(self, job: Job) -> str | None:
-        """The id of the newest unfinished run of `job` with the same torch device and files, to be resumed."""
-        wanted = _location(job.experiment)
-        runs = (run for run in reversed(self._runs_of(job)) if not run.done and _location(run.experiment) == wanted)
+        """The id of the newest unfinished run of `job` that may be resumed: see `_must_stay`."""
+        wanted = _must_stay(job.experiment)
+        runs = (run for run in reversed(self._runs_of(job)) if not run.done and _must_stay(run.experiment) == wanted)
         return next((run.id for run in runs if self.has_same_inputs(run)), None)
 
     def _runs_of(self, job: Job) -> list[StoredRun]:
@@ -156,7 +157,11 @@ class RunIndex:
         return self.folder / run / MODEL_FILE
 
 
-def _location(experiment: Experiment) -> tuple[Any, ...]:
+def _must_stay(experiment: Experiment) -> tuple[Any, ...]:
+    """What the rest of an unfinished run takes from its start: torch device, files, and whether refused rounds end it.
+
+    A run that ended with the advice to set `run.if_all_refused` begins again when the user has set it.
+    """
     raw = experiment.model_dump()
     paths = ((raw.get(section) or {}).get("path") for section in ("data", "public"))
-    return (raw["run"]["device"], raw["start"]["weights"], *paths)
+    return (raw["run"]["device"], raw["run"]["if_all_refused"], raw["start"]["weights"], *paths)

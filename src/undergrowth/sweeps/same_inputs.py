@@ -16,7 +16,7 @@ from undergrowth.sweeps.jobs import StoredRun
 
 
 class SameInputs:
-    """Compares fingerprints and hashes. The data of runs with the same data sets and the same seed is built once."""
+    """Compares fingerprints and hashes. The same data of several runs is built once."""
 
     def __init__(self) -> None:
         self._fingerprints: dict[str, dict[str, Any] | None] = {}
@@ -36,8 +36,9 @@ class SameInputs:
 
     def _fingerprint(self, experiment: Experiment) -> dict[str, Any] | None:
         """The fingerprint of the data that an experiment names; None if the data cannot be built any more."""
-        sections = experiment.model_dump(mode="json", include={"data", "public"})
-        key = json.dumps([sections, experiment.run.seed, experiment.method.name == "central"])
+        sections = experiment.model_dump(mode="json", include={"data", "public", "stream", "task"})
+        # The name of the model may decide how texts are divided into tokens.
+        key = json.dumps([sections, experiment.run.seed, experiment.method.name == "central", experiment.model.name])
         if key not in self._fingerprints:
             self._fingerprints[key] = None
             with suppress(InputError):

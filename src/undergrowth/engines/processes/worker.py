@@ -102,7 +102,7 @@ class Worker:
     def _start(self, torch_device: str) -> None:
         if self.started:
             return
-        set_torch(self.settings.tf32)
+        set_torch(self.settings.tf32, torch_device=torch_device)
         probe = torch.ones((), requires_grad=True)
         try:
             torch.autograd.grad(probe.exp(), [probe])

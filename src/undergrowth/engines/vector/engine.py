@@ -35,4 +35,6 @@ class VectorEngine:
         return self.stack_runner.counts
 
     def close(self) -> None:
-        """There is nothing to release."""
+        self.run_loops.close()
+        if hasattr(self, "stack_runner"):
+            self.stack_runner.close()

@@ -33,6 +33,12 @@ class StackedLoops:
             return run_one_by_one(task, loops)
         return run_in_stacks(self._steps_for(task, loops[0]), task, loops)
 
+    def close(self) -> None:
+        """Forgets everything that it has learned."""
+        for _, _, steps in self._known:
+            steps.close()
+        self._known = []
+
     def _steps_for(self, task: Task, loop: Loop) -> StackedSteps:
         shown = replace(task, public=None)  # a step sees what is in its batch
         for place, (client, known, _) in enumerate(self._known):

@@ -51,6 +51,13 @@ class StackedSteps:
         self._recordings = Recordings(self._step, self.cuda and memory is not None, memory or RecordingMemory())
         self._exact_task = task.with_models(lambda model: model.with_precision(False))  # to compare steps
 
+    def close(self) -> None:
+        """Frees the memory of recordings and samples, which refer to this object; it cannot be used any more.
+
+        The garbage collector would free it much later, in the rounds after a phase, or in the next run.
+        """
+        vars(self).clear()
+
     @property
     def records(self) -> bool:
         """Whether steps may be recorded."""

@@ -157,8 +157,9 @@ def reopen_run(
         weights = safetensors.torch.load_file(path, device=federation.world.torch_device)
     except (OSError, SafetensorError) as error:
         raise InputError(f"the model of run '{record.run}' cannot be read: {error}") from None
-    frozen = federation.task.model.constants
-    weights = {name: value for name, value in weights.items() if name not in frozen}
+    for name, value in federation.task.model.constants.items():
+        if name in weights and weights[name].shape == value.shape:  # what is frozen may be pretrained
+            value.copy_(weights.pop(name))
     if not fits_model(federation.task, weights):
         raise InputError(f"'{path}' does not hold the weights of the run's model")
     problem = find_non_finite(Packet(weights))
