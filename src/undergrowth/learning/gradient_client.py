@@ -153,8 +153,7 @@ class GradientClient(LoopClient):
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         task = task.of_device(carry.get(MODEL_NAME, ""), self.view)
-        if task.augmentation is not None and AUGMENT in batch:
-            batch = {**batch, X: task.augmentation.apply(batch[X], batch[AUGMENT])}
+        batch = augmented(task, batch)
         optimiser, parameters = self._optimiser(task), dict(carry[PARAMETERS])
         plain = optimiser == Sgd() and not task.model.mixed
         descent = Descent(carry["lr"], carry.get("descending")) if plain else None
@@ -264,6 +263,13 @@ def without_small_batches(steps: Steps, smallest: int, drop_last: bool) -> Steps
         for name, every in steps.visits.items()
     }
     return replace(steps, epochs=epochs, visits=visits)
+
+
+def augmented(task: Task, batch: Batch) -> Batch:
+    """The batch with the random changes that were drawn for its inputs, if there are any."""
+    if task.augmentation is None or AUGMENT not in batch:
+        return batch
+    return {**batch, X: task.augmentation.apply(batch[X], batch[AUGMENT])}
 
 
 def gradients_of(

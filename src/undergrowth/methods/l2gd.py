@@ -64,7 +64,7 @@ class L2GDClient(GradientClient):
         return super().ignored_settings | {"train.epochs"}
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
-        kept, pull = own.get("model"), down.scalars[PULL]
+        kept, pull = own.get(MODEL), down.scalars[PULL]
         if kept is None:
             return down.tensors
         return {
@@ -81,7 +81,7 @@ class L2GDClient(GradientClient):
         return carry, first_steps(steps, count)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        return trained.packet, {"model": dict(trained.tensors)}
+        return trained.packet, {MODEL: dict(trained.tensors)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class L2GD(Method):
         return L2GDServer(reducer=WeightedMean(None), options=self)
 
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
-        return own.get("model") or model_in(state)
+        return own.get(MODEL) or model_in(state)
 
 
 def draw_counts(p: float, context: Context) -> tuple[float, float]:
