@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -255,14 +255,9 @@ def without_small_batches(steps: Steps, smallest: int, drop_last: bool) -> Steps
         rest = samples % steps.batch
         return samples - rest if rest < smallest or (drop_last and samples > rest) else samples
 
-    if all(kept(len(order)) == len(order) for order in steps.epochs):
-        return steps
-    epochs = tuple(order[: kept(len(order))] for order in steps.epochs)
-    visits = {
-        name: tuple(values[: len(order)] for values, order in zip(every, epochs, strict=True))
-        for name, every in steps.visits.items()
-    }
-    return replace(steps, epochs=epochs, visits=visits)
+    lengths = [len(order) for order in steps.epochs]
+    shorter = [kept(length) for length in lengths]
+    return steps if shorter == lengths else steps.cut(shorter)
 
 
 def augmented(task: Task, batch: Batch) -> Batch:

@@ -146,15 +146,10 @@ def draw_counts(p: float, context: Context) -> tuple[float, float]:
 
 def first_steps(steps: Steps, count: int) -> Steps:
     """The first `count` steps."""
-    orders: list[torch.Tensor] = []
+    lengths: list[int] = []
     for order in steps.epochs:
-        orders.append(order[: count * steps.batch])
-        count -= -(-len(orders[-1]) // steps.batch)
+        lengths.append(min(len(order), count * steps.batch))
+        count -= -(-lengths[-1] // steps.batch)
         if count <= 0:
             break
-    lengths = [len(order) for order in orders]
-    visits = {
-        name: tuple(value[:length] for value, length in zip(values, lengths, strict=False))
-        for name, values in steps.visits.items()
-    }
-    return replace(steps, epochs=tuple(orders), visits=visits)
+    return steps.cut(lengths)
