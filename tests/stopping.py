@@ -10,8 +10,8 @@ import undergrowth as ug
 from undergrowth.runs.execution import start
 
 
-def stopped_and_resumed(raw: dict[str, Any], after: int, out: str, **objects: Any) -> ug.Result:
-    """The result of a run that was stopped after `after` rounds and resumed."""
+def interrupt(raw: dict[str, Any], after: int, out: str, **objects: Any) -> None:
+    """Starts a run in the folder `out` and stops it after `after` rounds."""
 
     def stop(row: Any, execution: Any) -> None:
         if row["round"] == after:
@@ -19,6 +19,11 @@ def stopped_and_resumed(raw: dict[str, Any], after: int, out: str, **objects: An
 
     with pytest.raises(KeyboardInterrupt):
         start({**raw, "run": {"out": out, **raw.get("run", {})}}, on_round=stop, **objects)
+
+
+def stopped_and_resumed(raw: dict[str, Any], after: int, out: str, **objects: Any) -> ug.Result:
+    """The result of a run that was stopped after `after` rounds and resumed."""
+    interrupt(raw, after, out, **objects)
     return ug.resume("last", out, **objects)
 
 

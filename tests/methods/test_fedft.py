@@ -12,11 +12,13 @@ import torch
 
 import undergrowth as ug
 from tests.methods.test_methods import play
+from tests.stopping import stopped_and_resumed
 from undergrowth.core import Context, Model, Packet, Shard, Task, Train
 from undergrowth.data import load
 from undergrowth.methods import FedAvg, FedFT, FedFTEDS, FedFTRDS
 from undergrowth.models import builder
 from undergrowth.runs.config import parse_experiment
+from undergrowth.runs.execution import start
 from undergrowth.runs.federation_builder import federate
 from undergrowth.runs.preview import price_devices
 
@@ -144,23 +146,12 @@ def test_stacked_clients_give_what_serial_clients_give(run: Run, model: str, opt
 
 @pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_states_of_devices_survive_a_restart(tmp_path: Path, run: Run, after: int) -> None:
-    from undergrowth.runs.execution import start
-
     options = {"name": "fedft-eds", "share": 0.5, "cache_features": True}
     tree = {
         "method": options, "data": {"clients": 6, "partition": "dirichlet:1", **FEW}, "topology": "tree:2x3",
         "model": {"name": "cnn", "hidden": 16}, "train": {"rounds": 4, "sample": 0.7}, "run": {"out": str(tmp_path)},
     }  # fmt: skip
-    runs: list[str] = []
-
-    def stop(row: Any, execution: Any) -> None:
-        runs.append(execution.run)
-        if row["round"] == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        start(tree, on_round=stop)
-    resumed, whole = ug.resume(runs[0], str(tmp_path), progress=False), start(tree)
+    resumed, whole = stopped_and_resumed(tree, after, str(tmp_path)), start(tree)
     assert resumed.summary["model_digest"] == whole.summary["model_digest"]
     assert resumed.ledger.bytes_down == whole.ledger.bytes_down
 

@@ -28,6 +28,7 @@ from tests.methods.tiny_federation import (
     simulate,
     weights_of,
 )
+from tests.stopping import stopped_and_resumed
 from undergrowth.core import Context, InputError, Packet, Shard, View
 from undergrowth.core.names import MODEL
 from undergrowth.methods import FedAvg, Interleaved
@@ -240,12 +241,5 @@ def test_the_ledger_of_a_resumed_run_is_that_of_a_whole_one(after: int, tmp_path
         "data": {"name": "digits", "clients": 8, "train_samples": 200, "partition": "quantity:1"},
         "train": {"rounds": 5, "sample": 0.3}, "run": {"out": str(tmp_path), "engine": "serial"},
     }  # fmt: skip
-
-    def stop(row: Any, execution: Any) -> None:
-        if row["round"] == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        start(raw, on_round=stop)
-    resumed = ug.resume("last", tmp_path, progress=False)
+    resumed = stopped_and_resumed(raw, after, str(tmp_path))
     assert list(resumed.ledger.rows()) == list(start(raw).ledger.rows())
