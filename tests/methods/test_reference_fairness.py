@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -38,14 +37,6 @@ def loss_of(model: tiny.Weights, device: str) -> float:
         return float(functional.cross_entropy(tiny.module_with(model).eval()(shard.x), shard.y))
 
 
-def proximal(device: str, received: tiny.Weights, mu: float) -> Callable[..., Tensor]:
-    def loss(module: nn.Module, rows: Tensor) -> Tensor:
-        distance = sum((value - received[name]).square().sum() for name, value in module.named_parameters())
-        return tiny.cross_entropy(tiny.SHARDS[device])(module, rows) + mu / 2 * distance
-
-    return loss
-
-
 @pytest.mark.parametrize(("q", "weighting", "mu"), [(0.5, "samples", 0.0), (5.0, "uniform", 0.7)])
 def test_qfedavg(q: float, weighting: str, mu: float) -> None:
     """Δw = L·(w − w_k), Δ_k = F^q·Δw, h_k = q·F^(q−1)·‖Δw‖² + L·F^q, w ← w − ΣΔ_k / Σh_k; buffers: mean by h_k."""
@@ -54,7 +45,8 @@ def test_qfedavg(q: float, weighting: str, mu: float) -> None:
         deltas, hs, trained = [], [], []
         for device in tiny.SHARDS:
             n = SIZES[device] if weighting == "samples" else 1
-            w_k = tiny.train(model, device, tiny.device_context(device, number), proximal(device, model, mu))
+            loss = tiny.proximal(tiny.SHARDS[device], model, mu)
+            w_k = tiny.train(model, device, tiny.device_context(device, number), loss)
             f = loss_of(model, device)
             step = {name: (model[name] - w_k[name]) / tiny.LR for name in PARAMETERS}
             norm = sum(float((value**2).sum()) for value in step.values())
