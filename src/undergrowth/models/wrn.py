@@ -19,7 +19,7 @@ MAX_DEPTH = 1000
 class PreActivationBlock(nn.Module):
     """Twice normalisation, ReLU and convolution. If the shape changes, the shortcut convolves the activated input."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers, dropout: float = 0.0) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers, dropout: float) -> None:
         super().__init__()
         self.norm1 = layers.normalisation(inputs)
         self.convolution1 = layers.convolution(inputs, outputs, 3, stride)
