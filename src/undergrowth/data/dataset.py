@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undergrowth.core.errors import InputError
-from undergrowth.core.shard import Shard
+from undergrowth.core import InputError, Shard
 from undergrowth.data.labels import check_labels, check_task_name, strata_of
 
 Array = np.ndarray | Tensor

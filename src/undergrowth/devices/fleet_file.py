@@ -23,7 +23,7 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.devices.plain_yaml import is_number, load_file, load_shipped
 from undergrowth.devices.profile import Profile, find_profile, read_profile
 

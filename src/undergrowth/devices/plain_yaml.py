@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 
 MAX_DIGITS = 1000  # of a whole number
 MAX_VALUES = 2_000_000  # of a file, with those of every alias

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 
 _COLUMNS = ("device", "on", "off")
 _MAX_NAMES_IN_HINT = 100

@@ -30,9 +30,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, Weights, option
+from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, Weights, model_in, option
 from undergrowth.core.names import BUFFERS, PARAMETERS, RECEIVED
-from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient
 from undergrowth.learning.gradient_client import augmented, gradients_of
 

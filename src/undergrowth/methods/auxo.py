@@ -40,9 +40,8 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from undergrowth.core import Collect, Context, Method, Packet, State, Task, WeightedMean, Weights, option
+from undergrowth.core import Collect, Context, Method, Packet, State, Task, WeightedMean, Weights, add_upload, option
 from undergrowth.core.names import MODEL
-from undergrowth.core.reducers import add_upload
 from undergrowth.learning.cluster_models import (
     CLUSTERS,
     MEMBERS,

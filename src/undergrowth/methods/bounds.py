@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import Context, LazyMapping, Method, Packet, State, Sum, Task, View, Weights
-from undergrowth.core.client import Carry, Loop
+from undergrowth.core import Carry, Context, LazyMapping, Method, Packet, Plan, Server, State, Sum, Task, View, Weights
+from undergrowth.core.client import Loop
 from undergrowth.core.names import MODEL, PROBLEM, SEED
-from undergrowth.core.server import Plan, Server
 from undergrowth.learning import GradientClient, Trained
 from undergrowth.learning.kept_model import check_models, problem_tags
 

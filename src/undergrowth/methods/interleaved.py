@@ -42,12 +42,12 @@ from undergrowth.core import (
     Updates,
     View,
     Weights,
+    model_in,
     option,
 )
 from undergrowth.core.client import Loop
 from undergrowth.core.names import LOSS, MODEL, PHASE, SAMPLES, SEED
 from undergrowth.core.samplers import count_of
-from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, Trained
 from undergrowth.learning.adaptation import (
     ALONE,

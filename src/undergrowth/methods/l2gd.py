@@ -45,10 +45,10 @@ from undergrowth.core import (
     View,
     WeightedMean,
     Weights,
+    model_in,
     option,
 )
 from undergrowth.core.names import EPOCHS, MODEL
-from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, Trained, learning_rate
 
 STEPS = "steps"  # scalar of downloads: number of training steps

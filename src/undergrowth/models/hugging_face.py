@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.models.adaptation import Resize
 from undergrowth.models.checks import check_classes, check_freeze
 from undergrowth.models.transformer import thirds

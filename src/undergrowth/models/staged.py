@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 
 
 class Staged(nn.Sequential):

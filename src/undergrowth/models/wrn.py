@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.models.architecture import Architecture
 from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged

@@ -27,7 +27,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.devices.plain_yaml import is_number, load_file
 from undergrowth.topology.topology import ROOT, Groups, NodeSettings, Topology, build_levels, check_names
 

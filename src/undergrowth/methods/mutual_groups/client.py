@@ -11,9 +11,9 @@ from torch import Tensor
 
 from undergrowth.core import Batch, Carry, Context, Packet, Shard, State, Steps, Task, Weights
 from undergrowth.core.names import BUFFERS, FINISH, KEYS, LOSS, PARAMETERS, RECEIVED, SAMPLES, WEIGHT, X
-from undergrowth.learning import GradientClient
+from undergrowth.learning import GradientClient, LossInputs
 from undergrowth.learning.gradient_client import augmented, without_small_batches
-from undergrowth.learning.objectives import LossInputs, divergences
+from undergrowth.learning.objectives import divergences
 
 if TYPE_CHECKING:
     from undergrowth.methods.mutual_groups import MutualGroups
