@@ -152,6 +152,20 @@ def fisher(weights: Weights, shard: Shard, model: Model = TASK.model) -> dict[st
     return total
 
 
+def loss_on(weights: Weights, shard: Shard) -> float:
+    """The loss over all samples, in evaluation mode."""
+    with torch.no_grad():
+        return float(functional.cross_entropy(module_with(weights).eval()(shard.x), shard.y))
+
+
+def parts(device: str, fraction: float) -> tuple[Shard, Shard]:
+    """The training samples of a device, and the `fraction` of all for validation."""
+    shard = SHARDS[device]
+    order = torch.randperm(len(shard), generator=device_context(device, 0, 0).generator("validation"))
+    held_out = round(fraction * len(shard))
+    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
+
+
 def descend(
     module: nn.Module,
     orders: Iterable[Tensor],
