@@ -9,6 +9,8 @@ import pytest
 import undergrowth as ug
 from undergrowth.runs.execution import start
 
+from .runs.objects import digest, without_wall
+
 
 def interrupt(raw: dict[str, Any], after: int, out: str, **objects: Any) -> None:
     """Starts a run in the folder `out` and stops it after `after` rounds."""
@@ -29,5 +31,4 @@ def stopped_and_resumed(raw: dict[str, Any], after: int, out: str, **objects: An
 
 def facts(result: ug.Result) -> tuple[Any, ...]:
     """Everything in a result that does not depend on the machine."""
-    history = [{name: value for name, value in row.items() if name != "wall_seconds"} for row in result.history]
-    return result.summary["model_digest"], history, list(result.ledger.rows()), result.clients
+    return digest(result), without_wall(result.history), list(result.ledger.rows()), result.clients
