@@ -24,7 +24,7 @@ from undergrowth.reproduce.weights import weights_source
 from undergrowth.runs import Store
 from undergrowth.runs.engine_builder import check_torch_device
 from undergrowth.sweeps.jobs import Job, RunIndex
-from undergrowth.sweeps.worker_pool import JobResults, WorkerPool
+from undergrowth.sweeps.worker_pool import JobResults, OnProgress, WorkerPool
 
 AUTO = "auto"
 
@@ -40,7 +40,6 @@ class Workload:
 
 
 OnPlan = Callable[[Workload], None]
-OnProgress = Callable[[Job, float], None]
 OnResult = Callable[[TableResult], None]
 Seeds = Mapping[str, Mapping[Place, int]]  # table → cells that do not have the usual number of seeds
 

@@ -22,10 +22,9 @@ from undergrowth.core import InputError
 from undergrowth.report.run_record import flatten
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.sections import section_type
-from undergrowth.sweeps.layers import as_section, merge_layers
+from undergrowth.sweeps.layers import Raw, as_section, merge_layers
 from undergrowth.sweeps.list_settings import is_list_setting
 
-Raw = dict[str, Any]
 VARIANTS = "sweep"  # the key of the named variants
 _SEED = "run.seed"
 
