@@ -34,10 +34,6 @@ def run(tmp_path: Path) -> Run:
     return go
 
 
-def few_shot_of(method: FedFSC, task: Task, shard: Shard, weights: Any, tags: dict[str, str] = ONLY) -> Packet:
-    return method.client.local(task, Packet(weights, tags=tags), shard, {}, Context(4, "a", 1))[0]
-
-
 # What they must equal --------------------------------------------------------------------------------------
 
 
@@ -84,7 +80,7 @@ def test_a_few_shot_update_trains_the_last_layer_only(name: str) -> None:
     weights = {**warm.tensors}  # with BatchNorm statistics that are not those of a fresh model
     before = {key: value.clone() for key, value in weights.items()}
     method = FedFSC(shots=3, few_shot_epochs=2)
-    up = few_shot_of(method, task, shard, weights)
+    up, _ = method.client.local(task, Packet(weights, tags=ONLY), shard, {}, Context(4, "a", 1))
     head = task.model.trainable("head")
     assert set(up.tensors) == {f"{FEW_SHOT}/{key}" for key in head} and same(weights, before)
 
