@@ -216,7 +216,6 @@ def to_numpy(values: Any) -> np.ndarray:
 
 
 def take_rows(values: Array, indices: np.ndarray) -> Array:
-    """The rows of `values` at `indices`."""
     if isinstance(values, Tensor):
         return values[torch.from_numpy(indices).to(values.device)]
     return np.take(values, indices, axis=0)

@@ -145,7 +145,6 @@ def draw_counts(p: float, context: Context) -> tuple[float, float]:
 
 
 def first_steps(steps: Steps, count: int) -> Steps:
-    """The first `count` steps."""
     lengths: list[int] = []
     for order in steps.epochs:
         lengths.append(min(len(order), count * steps.batch))

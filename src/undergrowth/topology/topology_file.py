@@ -161,7 +161,6 @@ def _read_parents(what: str, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str
 def _place_devices(
     what: str, nodes: Mapping[str, Mapping[str, Any]], devices: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The devices of each node."""
     owner = _named_devices(what, nodes, devices)
     free = [device for device in devices if device not in owner]
     for name, row in nodes.items():
