@@ -9,9 +9,11 @@ import pytest
 import undergrowth as ug
 from undergrowth.runs.execution import start
 
+from .runs.objects import digest, without_wall
 
-def stopped_and_resumed(raw: dict[str, Any], after: int, out: str, **objects: Any) -> ug.Result:
-    """The result of a run that was stopped after `after` rounds and resumed."""
+
+def interrupt(raw: dict[str, Any], after: int, out: str, **objects: Any) -> None:
+    """Starts a run in the folder `out` and stops it after `after` rounds."""
 
     def stop(row: Any, execution: Any) -> None:
         if row["round"] == after:
@@ -19,10 +21,14 @@ def stopped_and_resumed(raw: dict[str, Any], after: int, out: str, **objects: An
 
     with pytest.raises(KeyboardInterrupt):
         start({**raw, "run": {"out": out, **raw.get("run", {})}}, on_round=stop, **objects)
+
+
+def stopped_and_resumed(raw: dict[str, Any], after: int, out: str, **objects: Any) -> ug.Result:
+    """The result of a run that was stopped after `after` rounds and resumed."""
+    interrupt(raw, after, out, **objects)
     return ug.resume("last", out, **objects)
 
 
 def facts(result: ug.Result) -> tuple[Any, ...]:
     """Everything in a result that does not depend on the machine."""
-    history = [{name: value for name, value in row.items() if name != "wall_seconds"} for row in result.history]
-    return result.summary["model_digest"], history, list(result.ledger.rows()), result.clients
+    return digest(result), without_wall(result.history), list(result.ledger.rows()), result.clients

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
         models,
         report,
         reproduce,
+        runs,
         serve,
+        simulation,
         sweeps,
+        topology,
     )
-    from undergrowth import simulation as simulation
-    from undergrowth import topology as topology
     from undergrowth.core import InputError, RunError, RunWarning
     from undergrowth.report import plan
     from undergrowth.runs import Result, adapt, list, load, resume, run
@@ -51,25 +52,21 @@ _NAMES = {
     "RunError": "undergrowth.core",
     "RunWarning": "undergrowth.core",
 }
-_PACKAGES = (
-    "callbacks", "core", "data", "devices", "engines", "learning", "methods", "models", "report", "reproduce", "runs",
-    "serve", "simulation", "sweeps", "topology",
-)  # fmt: skip
 
 __all__ = [
     "InputError", "Result", "RunError", "RunWarning", "SweepResult", "adapt", "callbacks", "core", "data", "devices",
     "engines", "learning", "list", "load", "methods", "models", "plan", "report", "reproduce", "resume", "run",
-    "serve", "simulation", "sweep", "sweeps", "topology",
+    "runs", "serve", "simulation", "sweep", "sweeps", "topology",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
-    if name in _PACKAGES:
+    if name in __all__:
         return importlib.import_module(f"undergrowth.{name}")
     raise AttributeError(f"module 'undergrowth' has no attribute '{name}'")
 
 
 def __dir__() -> Iterable[str]:
-    return sorted([*globals(), *_NAMES, *_PACKAGES])
+    return sorted([*globals(), *__all__])

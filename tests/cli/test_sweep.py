@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import last_json
+from tests.executed_runs import fail_runs
 from undergrowth.cli.run_summary import JSON_KEYS
-from undergrowth.sweeps import worker
 
 TEXT = """
 method: [fedavg, fedbuff]
@@ -62,14 +62,7 @@ def test_settings_of_the_command_line_may_be_choices(type_command: Callable[...,
 def test_a_failed_run_is_told_at_the_end(
     type_command: Callable[..., Any], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = worker.start
-
-    def start_or_fail(raw: Any, **hooks: Any) -> Any:
-        if raw["run"]["seed"] == 1:
-            raise RuntimeError("no luck")
-        return start(raw, **hooks)
-
-    monkeypatch.setattr(worker, "start", start_or_fail)
+    fail_runs(monkeypatch, lambda raw: raw["run"]["seed"] == 1)
     done = type_command("sweep", file, "--no-report", "-s", "method=fedavg")
     assert done.exit_code == 3
     assert "failed: 1 of 2 runs, the first fedavg, seed 1: RuntimeError: no luck" in done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,9 +32,9 @@ from undergrowth.core import (
     WeightedMean,
     find_non_finite,
     pack,
-    sample_children,
     unpack,
 )
+from undergrowth.core.samplers import count_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Rule(Server):
         if self.asynchronous:
             free = max(0, self.concurrency - len(view.out))
             return Plan(dict.fromkeys(view.idle[:free], down), self.deadline)
-        return Plan(dict.fromkeys(sample_children(self.share, view, context), down), self.deadline)
+        plan = self.ask(task, view, context, down, count_of(self.share, len(view.devices)))
+        return replace(plan, deadline=self.deadline)
 
     def ready(self, progress: Progress) -> bool:
         if self.asynchronous or self.quorum:

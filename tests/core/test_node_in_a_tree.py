@@ -19,7 +19,6 @@ from undergrowth.core import (
     Task,
     TiltedMean,
     View,
-    sample_children,
 )
 from undergrowth.core.context import Context
 
@@ -174,11 +173,13 @@ def test_a_tree_of_two_levels_gives_what_a_star_gives(linear_task: Task) -> None
         assert not same(star.state["model"], {"w": torch.zeros(2)})
 
 
-def test_nodes_are_all_asked_and_only_devices_are_sampled() -> None:
+def test_nodes_are_all_asked_and_only_devices_are_sampled(linear_task: Task) -> None:
+    def asked(view: View, count: int) -> list[str]:
+        return list(Server().ask(linear_task, view, Context(1, "root", 0), Packet(), count).packets)
+
     view = View(("edge", *CHILDREN), nodes=frozenset({"edge"}))
-    picked = sample_children(0.4, view, Context(1, "root", 0))
+    picked = asked(view, 2)
     assert "edge" in picked and len(picked) == 3 and len(set(picked)) == 3
-    assert sample_children(0.001, View(CHILDREN), Context(1, "root", 0))[0] in CHILDREN
-    assert sample_children(0.1, View(("edge",), nodes=frozenset({"edge"})), Context(1, "root", 0)) == ["edge"]
-    assert sample_children(1.0, view, Context(1, "root", 0)) == ["edge", *CHILDREN]
-    assert sample_children(0.5, View(()), Context(1, "root", 0)) == []
+    assert asked(View(("edge",), nodes=frozenset({"edge"})), 1) == ["edge"]
+    assert asked(view, 5) == ["edge", *CHILDREN]
+    assert asked(View(()), 1) == []

@@ -1,19 +1,34 @@
-"""A vector engine that takes the CPU for a GPU, so that recorded steps can be tested without one."""
+"""Engines for tests: one with worker processes, and a vector engine that takes the CPU for a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from undergrowth.engines import EngineSettings, VectorEngine
+from undergrowth.engines import EngineSettings, ProcessesEngine, VectorEngine, World
 from undergrowth.engines.vector import recording, stack
 from undergrowth.engines.vector.recording import Recording
 from undergrowth.engines.vector.stacked_steps import StackedSteps
 
 HELD = {name: {"all": {"current": 0}} for name in ("reserved_bytes", "allocated_bytes")}
 FREE = 1 << 34
+
+
+@pytest.fixture
+def opened(request: pytest.FixtureRequest) -> Callable[..., ProcessesEngine]:
+    """Opens an engine with worker processes, which end with the test."""
+
+    def go(place: World, workers: int | None = 2, **settings: Any) -> ProcessesEngine:
+        engine = ProcessesEngine(EngineSettings(workers=workers, **settings))
+        engine.open(place)
+        request.addfinalizer(engine.close)
+        return engine
+
+    return go
 
 
 @pytest.fixture

@@ -42,13 +42,6 @@ def wait_until(true: Any, seconds: float = 40.0) -> bool:
     return bool(true())
 
 
-def opened(place: Any, request: Any, workers: int = 2, **settings: Any) -> ProcessesEngine:
-    engine = ProcessesEngine(EngineSettings(workers=workers, **settings))
-    engine.open(place)
-    request.addfinalizer(engine.close)
-    return engine
-
-
 STEPS, COUNTS = ("before", "after", "tensors", "words"), (1, 2, 5)
 DEATHS = list(product(STEPS, COUNTS))
 
@@ -64,16 +57,16 @@ DEATHS = list(product(STEPS, COUNTS))
     ],
     ids=["combined", "single", "combined, any step", "single, any step"],
 )
-def test_a_worker_killed_at_any_step_changes_no_bit(combine, deaths, server, request, monkeypatch):
+def test_a_worker_killed_at_any_step_changes_no_bit(combine, deaths, server, opened, monkeypatch):
     """`deaths`: where the worker is killed, and at which of the times that workers come there."""
     whole = world(server)
-    expected = list(opened(whole, request).run(jobs(NAMES, combine)))
+    expected = list(opened(whole).run(jobs(NAMES, combine)))
     for step, number in deaths:
         with monkeypatch.context() as patched:
             when = Countdown(number)
             killed_in(step, when, patched)
             place = world(server)
-            engine = opened(place, request)
+            engine = opened(place)
             outcomes = list(engine.run(jobs(NAMES, combine)))
         engine.close()
         assert when.left[0] <= 0, f"nobody was killed: {step}, {number}"
@@ -86,7 +79,7 @@ def test_a_worker_killed_at_any_step_changes_no_bit(combine, deaths, server, req
         assert place.states.snapshot() == whole.states.snapshot()
 
 
-def test_only_the_current_job_is_repeated(request, monkeypatch):
+def test_only_the_current_job_is_repeated(opened, monkeypatch):
     done = memoryview(mmap.mmap(-1, 8)).cast("q")
 
     def count(up: Packet) -> Packet:
@@ -95,13 +88,13 @@ def test_only_the_current_job_is_repeated(request, monkeypatch):
 
     killed_in("before", Countdown(5), monkeypatch)
     place = world(bad=dict.fromkeys(NAMES, count))
-    list(opened(place, request, workers=1).run(jobs(NAMES)))
+    list(opened(place, workers=1).run(jobs(NAMES)))
     assert done[0] == len(NAMES) + 1
 
 
-def test_idle_workers_and_the_fork_server_may_be_killed(request):
+def test_idle_workers_and_the_fork_server_may_be_killed(opened):
     place, serial = world(), world()
-    engine = opened(place, request)
+    engine = opened(place)
     for round in range(4):
         assert_alike(list(engine.run(jobs(NAMES, round=round))), by_serial(serial, jobs(NAMES, round=round)))
         victim = [engine.pids[0], engine.pids[1], engine._pool.fork_server_pid][round % 3]
@@ -139,28 +132,28 @@ def test_a_run_whose_workers_are_killed_gives_the_same_bits(method, tmp_path):
     assert begun[0] > jobs_of_run, "no worker was killed"
 
 
-def test_a_job_that_kills_every_worker_ends_the_run_and_is_named(request):
+def test_a_job_that_kills_every_worker_ends_the_run_and_is_named(opened):
     place = world(bad={"device-3": lambda up: die()})
-    engine = opened(place, request)
+    engine = opened(place)
     with pytest.raises(RunError, match=rf"device-3 ended its worker process {MAX_DEATHS} times in a row in round 3"):
         list(engine.run(jobs(NAMES, round=2)))
 
 
-def test_a_job_that_kills_fewer_workers_does_not(request):
+def test_a_job_that_kills_fewer_workers_does_not(opened):
     when = Countdown(1, often=MAX_DEATHS - 1)
     place = world(bad={"device-3": lambda up: die() if when() else up})
-    assert_alike(list(opened(place, request).run(jobs(NAMES))), by_serial(world(), jobs(NAMES)))
+    assert_alike(list(opened(place).run(jobs(NAMES))), by_serial(world(), jobs(NAMES)))
 
 
 @pytest.mark.parametrize("error", [ValueError, ZeroDivisionError, MemoryError, InputError, RunError])
-def test_an_error_of_a_client_is_raised_as_in_the_serial_engine(error, request):
+def test_an_error_of_a_client_is_raised_as_in_the_serial_engine(error, opened):
     def fail(up: Packet) -> Packet:
         raise error("no luck")
 
     place = world(bad={"device-1": fail})
     with pytest.raises((RunError, InputError)) as serial:
         by_serial(place, jobs(NAMES, round=2))
-    engine = opened(place, request)
+    engine = opened(place)
     with pytest.raises(serial.type) as ours:
         list(engine.run(jobs(NAMES, round=2)))
     assert str(ours.value) == str(serial.value)
@@ -170,18 +163,18 @@ def test_an_error_of_a_client_is_raised_as_in_the_serial_engine(error, request):
     assert len(list(engine.run(jobs(NAMES, round=2)))) == 1
 
 
-def test_an_upload_that_cannot_be_packed_is_an_error_with_the_device(request):
+def test_an_upload_that_cannot_be_packed_is_an_error_with_the_device(opened):
     place = world(bad={"device-1": lambda up: Packet(up.tensors, {**up.scalars, "odd": {1, 2}})})
     place.servers["server"] = Keeping()
     with pytest.raises(RunError, match="device-1 failed in round 1"):
-        list(opened(place, request).run(jobs(NAMES, combine=False)))
+        list(opened(place).run(jobs(NAMES, combine=False)))
 
 
-def test_shards_that_cannot_be_read_are_an_error_with_the_device(request):
+def test_shards_that_cannot_be_read_are_an_error_with_the_device(opened):
     place = world()
     place.shards.train = lambda device: {}[device]  # type: ignore[method-assign]
     with pytest.raises(RunError, match=r"device-\d failed in round 1: KeyError"):
-        list(opened(place, request).run(jobs(NAMES)))
+        list(opened(place).run(jobs(NAMES)))
 
 
 def parent_of_workers(said: Connection, errors: str, busy: str) -> None:
@@ -224,8 +217,8 @@ def test_workers_end_with_their_parent(how, busy, tmp_path):
     assert errors.read_text().count("Traceback") <= 1  # the parent's own
 
 
-def test_workers_ignore_ctrl_c(request):
-    engine = opened(world(), request)
+def test_workers_ignore_ctrl_c(opened):
+    engine = opened(world())
     list(engine.run(jobs(NAMES)))
     before = engine.pids
     for pid in (*before.values(), engine._pool.fork_server_pid):

@@ -20,7 +20,7 @@ import torch
 
 import undergrowth as ug
 from undergrowth.core import Context, Packet, RunError, Shard, State, Task
-from undergrowth.engines import EngineSettings, ProcessesEngine, World
+from undergrowth.engines import ProcessesEngine
 from undergrowth.engines.processes import engine as engine_module
 from undergrowth.engines.processes import worker as worker_module
 from undergrowth.learning import AveragingServer
@@ -44,17 +44,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr(ProcessesEngine, "_job_bytes", lambda self, job: 3 * GB)
 
 
-@pytest.fixture
-def opened(request):
-    def go(place: World, **settings: Any) -> ProcessesEngine:
-        engine = ProcessesEngine(EngineSettings(**settings))
-        engine.open(place)
-        request.addfinalizer(engine.close)
-        return engine
-
-    return go
-
-
 @pytest.mark.parametrize(
     ("names", "expected"),
     [(("cpu:0",), {"cpu:0": 3}), (("cpu", "cpu:0"), {"cpu:0": 3, "cpu": 5}), (("cpu",), {"cpu": 8})],
@@ -62,7 +51,7 @@ def opened(request):
 )
 def test_it_chooses_once_and_gives_what_the_serial_engine_gives(gpu, opened, names, expected):
     ours, serial = world(), world()
-    engine = opened(ours, torch_devices=names)
+    engine = opened(ours, None, torch_devices=names)
     for round in range(2):
         work = jobs(NAMES, round=round)
         assert_alike(list(engine.run(work)), by_serial(serial, work))
@@ -78,14 +67,14 @@ def test_a_number_that_the_user_gives_is_used(gpu, opened):
 
 
 def test_one_worker_that_stacks_fills_a_gpu(gpu, opened):
-    engine = opened(world(), torch_devices=("cpu", "cpu:0"), stack=True)
+    engine = opened(world(), None, torch_devices=("cpu", "cpu:0"), stack=True)
     assert engine.choose_workers(jobs(NAMES)) == ["processes: 1 worker on cpu:0: it stacks its jobs"]
     assert Counter(engine.torch_devices) == {"cpu:0": 1, "cpu": 7}
 
 
 def test_a_worker_that_dies_when_it_starts_is_reported(gpu, opened, monkeypatch):
     monkeypatch.setattr(worker_module, "gpu_memory", lambda name: os._exit(1))
-    engine = opened(world(), torch_devices=("cpu:0",))
+    engine = opened(world(), None, torch_devices=("cpu:0",))
     with pytest.raises(RunError, match=r"^a worker on cpu:0 died when it started$"):
         list(engine.run(jobs(NAMES)))
     assert engine.pids == {}

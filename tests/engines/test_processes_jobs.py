@@ -38,17 +38,6 @@ def jobs(names: list[str], combine: bool = True, round: int = 0, node: str = "se
     return [Job(node, name, down, Context(1, name, round), combine) for name in names]
 
 
-@pytest.fixture
-def opened(request):
-    def go(place: World, workers: int = 2, **settings: Any) -> ProcessesEngine:
-        engine = ProcessesEngine(EngineSettings(workers=workers, **settings))
-        engine.open(place)
-        request.addfinalizer(engine.close)
-        return engine
-
-    return go
-
-
 def by_serial(place: World, work: list[Job]) -> list[Any]:
     engine = SerialEngine()
     engine.open(place)

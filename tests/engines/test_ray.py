@@ -223,8 +223,8 @@ def marked(mark: str) -> list[str]:
     return found
 
 
-def gone(mark: str, seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
+def gone(mark: str) -> bool:
+    end = time.monotonic() + 10
     while marked(mark) and time.monotonic() < end:
         time.sleep(0.1)
     return not marked(mark)

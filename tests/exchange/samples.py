@@ -44,9 +44,9 @@ def on_meta(packet: Packet) -> Packet:
 
 
 @st.composite
-def float_rows(draw: st.DrawFn, longest: int = 600) -> Tensor:
+def float_rows(draw: st.DrawFn) -> Tensor:
     """Rows of float32 from one value to several blocks, from the smallest magnitudes to the largest, with outliers."""
-    count = draw(st.integers(1, longest))
+    count = draw(st.integers(1, 600))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     magnitude = 10.0 ** draw(st.integers(-44, 37))
     row = torch.randn(count, generator=generator, dtype=torch.float64) * magnitude

@@ -18,7 +18,7 @@ from undergrowth.runs.execution import resume, start
 
 from ..double_precision import ATOL, RTOL, DoubleDataset
 from ..runs.objects import CLASSES, FEATURES, Own, dataset, linear, normed
-from ..stopping import facts
+from ..stopping import facts, interrupt
 from .samples import EVERY_CODEC, codec
 
 Run = Callable[..., ug.Result]
@@ -136,13 +136,8 @@ def test_what_was_lost_is_remembered_across_a_restart_bit_for_bit(links, method,
     def keep(row: Any, execution: Any) -> None:
         kept[execution.run] = execution.federation.world.states.snapshot()
 
-    def stop(row: Any, execution: Any) -> None:
-        if row["round"] == 3:
-            raise KeyboardInterrupt
-
     whole = start({**tree, "run": {"out": str(tmp_path / "whole")}}, on_round=keep, **objects)
-    with pytest.raises(KeyboardInterrupt):
-        start({**tree, "run": {"out": str(tmp_path / "stopped")}}, on_round=stop, **objects)
+    interrupt(tree, 3, str(tmp_path / "stopped"), **objects)
     resumed = resume("last", str(tmp_path / "stopped"), on_round=keep, **objects)
     assert facts(resumed) == facts(whole)
     before, after = kept[whole.run], kept[resumed.run]

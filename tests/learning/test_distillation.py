@@ -9,20 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undergrowth.core import (
-    Classification,
-    Context,
-    Model,
-    MultiLabel,
-    NextToken,
-    Output,
-    Regression,
-    Shard,
-    Task,
-    Train,
-)
+from tests.methods.test_fedft import digits
+from undergrowth.core import Classification, Context, Model, MultiLabel, NextToken, Output, Regression, Task, Train
 from undergrowth.core.names import TEACHER, WEIGHT
-from undergrowth.data import load
 from undergrowth.learning import CrossEntropy, Distillation, train_on_server
 from undergrowth.learning.distillation import consensus, draw_public, draw_seed, logit_distances
 from undergrowth.learning.features import LowerModel, UpperModel
@@ -30,11 +19,6 @@ from undergrowth.learning.objectives import LossInputs, divergences
 from undergrowth.methods.fedat.server import FORMS, AttentionTransfer, attention, attention_of
 from undergrowth.methods.fedkad import CLASSES, PROTOTYPES, PrototypeCrossEntropy, mean_prototypes, prototypes_of
 from undergrowth.models import builder
-
-
-def digits(count: int, start: int = 0) -> Shard:
-    data = load("digits")
-    return Shard(*(torch.as_tensor(values[start : start + count]) for values in (data.x, data.y)))
 
 
 def digits_task(name: str = "cnn", **options: object) -> Task:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.methods import tiny_federation as tiny
 from undergrowth.core import Context, Model, Packet, Regression, Shard, Task
 from undergrowth.core.client import Loop
 from undergrowth.core.names import TEACHER, WEIGHT
@@ -56,20 +57,6 @@ def moved(double: Task, received: Weights) -> Weights:
     return {n: received[n] + 0.1 * torch.randn(received[n].shape, generator=generator) for n in double.model.parameters}
 
 
-def plain_fisher(task: Task, weights: Weights, shard: Shard) -> Weights:
-    """The mean of the squared gradients of log p(y | x), sample by sample."""
-    module = task.model.build()
-    module.load_state_dict(weights)
-    module.eval()
-    total = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
-    for x, y in zip(shard.x, shard.y, strict=True):
-        module.zero_grad()
-        torch.log_softmax(module(x[None])[0], 0)[y].backward()
-        for name, value in module.named_parameters():
-            total[name] += value.grad**2 / len(shard)
-    return total
-
-
 def fisher(task: Task, weights: Weights, shard: Shard, split: str | None = None) -> Weights:
     """The Fisher information of a job that received `weights`."""
     client, down = GradientClient(split=split), Packet(weights)
@@ -84,7 +71,7 @@ def test_the_fisher_information_is_the_mean_squared_gradient_of_single_samples(
 ) -> None:
     """In one part of 23 samples, in two or in five."""
     monkeypatch.setattr(reference, "FISHER_SAMPLES", least)
-    expected = plain_fisher(double, received, samples)
+    expected = tiny.fisher(received, samples, double.model)
     found = fisher(double, received, samples, split)
     assert tuple(found) == double.model.trainable(split)
     for name, value in found.items():
@@ -199,7 +186,7 @@ def test_a_client_keeps_near_what_it_received(
     client = GradientClient(elastic_loss(30.0) + 0.5 * SoftTargets(2.0), split)
     found, _ = client.local(double, Packet(received), samples, {}, CONTEXT)
     _, steps = GradientClient(split=split).begin(double, Packet(received), samples, {}, CONTEXT)
-    fisher = plain_fisher(double, received, samples)
+    fisher = tiny.fisher(received, samples, double.model)
     module = double.model.build()
     module.load_state_dict(received)
     module.train()
@@ -233,7 +220,7 @@ def test_a_strong_pull_returns_a_weight_in_one_step_instead_of_overshooting(
     down = Packet(received)
     carry, steps = client.begin(double, down, samples, {}, CONTEXT)
     (carry,) = client.before_steps(double, [Loop(client, down, samples, carry, steps, CONTEXT)])
-    information = plain_fisher(double, received, samples)
+    information = tiny.fisher(received, samples, double.model)
     for name in double.model.parameters:
         limit = 1 / (double.train.lr * 0.5e12)
         torch.testing.assert_close(carry["received"][FISHER + name], information[name].clamp_max(limit))

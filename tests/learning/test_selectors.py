@@ -26,8 +26,8 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def many(count: int, seed: int = 1) -> Shard:
-    g = generator(seed)
+def many(count: int) -> Shard:
+    g = generator(1)
     return Shard(torch.randn(count, 4, generator=g) * 3, torch.randint(0, 3, (count,), generator=g))
 
 

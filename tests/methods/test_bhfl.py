@@ -107,8 +107,8 @@ def test_a_device_of_apfl_uses_its_mixture() -> None:
         tiny.assert_same(method.personal(tiny.TASK, state, kept, device), mixed)
 
 
-def booked(method: BHFL, children: Any = THREE_LEVELS) -> dict[tuple[str, str], tuple[int, int]]:
-    tree = simulation(method, 2, children)
+def booked(method: BHFL) -> dict[tuple[str, str], tuple[int, int]]:
+    tree = simulation(method, 2, THREE_LEVELS)
     entries: list[Any] = []
     for _ in tree.rounds():
         entries += tree.ledger.take()

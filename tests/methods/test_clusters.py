@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import undergrowth as ug
 from tests.methods import tiny_federation as tiny
@@ -47,6 +46,11 @@ def best_division(moves: Mapping[str, Tensor], k: int) -> dict[str, str]:
     return {device: str(order.index(own)) for device, own in zip(moves, labels, strict=True)}
 
 
+def train_all(models: Mapping[str, tiny.Weights], number: int) -> dict[str, tiny.Weights]:
+    """What the devices make of these models in a round."""
+    return {device: tiny.train(models[device], device, tiny.device_context(device, number)) for device in tiny.SHARDS}
+
+
 class ReferenceClusters:
     """Σ n·w / Σ n in every cluster, the same over clusters for the parent, and a step of every cluster towards it."""
 
@@ -79,15 +83,11 @@ def assert_same_clusters(state: Any, expected: ReferenceClusters) -> None:
 @pytest.mark.parametrize("parent_weight", [0.0, 0.3])
 def test_kmeans_clusters(parent_weight: float) -> None:
     expected = ReferenceClusters(parent_weight)
-    trained = {device: tiny.train(expected.parent, device, tiny.device_context(device, 0)) for device in tiny.SHARDS}
+    trained = train_all(dict.fromkeys(tiny.SHARDS, expected.parent), 0)
     members = best_division({device: direction(expected.parent, end) for device, end in trained.items()}, 2)
     expected.average(trained, members)
     for number in range(1, ROUNDS):
-        start = dict(expected.models)
-        trained = {
-            device: tiny.train(start[members[device]], device, tiny.device_context(device, number))
-            for device in tiny.SHARDS
-        }
+        trained = train_all({device: expected.models[members[device]] for device in tiny.SHARDS}, number)
         expected.average(trained, members)
     method = KMeansClusters(k=2, parent_weight=parent_weight)
     state, own = tiny.simulate(method, ROUNDS)
@@ -98,15 +98,7 @@ def test_kmeans_clusters(parent_weight: float) -> None:
 
 
 def least_loss(models: Mapping[str, tiny.Weights], device: str) -> str:
-    def loss(name: str) -> float:
-        with torch.no_grad():
-            return float(
-                functional.cross_entropy(
-                    tiny.module_with(models[name]).eval()(tiny.SHARDS[device].x), tiny.SHARDS[device].y
-                )
-            )
-
-    return min(models, key=loss)
+    return min(models, key=lambda name: tiny.loss_on(models[name], tiny.SHARDS[device]))
 
 
 def test_ifca_refuses_random_models_that_would_be_equal(tmp_path: Path) -> None:
@@ -122,9 +114,7 @@ def test_ifca_refuses_random_models_that_would_be_equal(tmp_path: Path) -> None:
 def test_ifca(start: str) -> None:
     expected, first = ReferenceClusters(0.0), 0
     if start == "kmeans":
-        trained = {
-            device: tiny.train(expected.parent, device, tiny.device_context(device, 0)) for device in tiny.SHARDS
-        }
+        trained = train_all(dict.fromkeys(tiny.SHARDS, expected.parent), 0)
         moves = {device: direction(expected.parent, end) for device, end in trained.items()}
         expected.average(trained, best_division(moves, 2))
         first = 1
@@ -133,12 +123,7 @@ def test_ifca(start: str) -> None:
         expected.models, expected.samples = {"0": tiny.initial(), "1": other}, {"0": 0.0, "1": 0.0}
     for number in range(first, ROUNDS):
         chosen = {device: least_loss(expected.models, device) for device in tiny.SHARDS}
-        models = dict(expected.models)
-        trained = {
-            device: tiny.train(models[chosen[device]], device, tiny.device_context(device, number))
-            for device in tiny.SHARDS
-        }
-        expected.average(trained, chosen)
+        expected.average(train_all({k: expected.models[chosen[k]] for k in tiny.SHARDS}, number), chosen)
     method = IFCA(k=2, start=start)
     state, own = tiny.simulate(method, ROUNDS)
     assert_same_clusters(state, expected)

@@ -55,8 +55,8 @@ def shards(*sizes: int) -> dict[str, Shard]:
     return {name: digits(size, 100 * place) for place, (name, size) in enumerate(zip("abcdef", sizes, strict=False))}
 
 
-def public_task(count: int = 40, **changes: Any) -> Task:
-    return replace(digits_task("cnn", lr=0.05), public=digits(count, 900), **changes)
+def public_task(**changes: Any) -> Task:
+    return replace(digits_task("cnn", lr=0.05), public=digits(40, 900), **changes)
 
 
 def trained(

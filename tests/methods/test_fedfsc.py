@@ -12,16 +12,13 @@ import torch
 from torch import nn
 
 import undergrowth as ug
-from tests.methods.test_fedft import digits, digits_task
+from tests.methods.test_fedft import deadline_of, digits, digits_task
 from tests.methods.test_methods import play, same
 from undergrowth.core import Context, Model, Packet, Shard, Task, Train
 from undergrowth.devices import Tracer
 from undergrowth.methods import FedAvg, FedFSC, FedFSCPlus, FedProx, FSCProx, Moon
 from undergrowth.methods.fedfsc.client import FEW_SHOT
 from undergrowth.models import builder
-from undergrowth.runs.config import parse_experiment
-from undergrowth.runs.federation_builder import federate
-from undergrowth.runs.preview import price_devices
 
 Run = Callable[..., ug.Result]
 SMALL = {"clients": 6, "rounds": 3, "model": "mlp", "partition": "dirichlet:0.5", "progress": False}
@@ -35,10 +32,6 @@ def run(tmp_path: Path) -> Run:
         return ug.run(method, options=options, **{**SMALL, "out": str(tmp_path), **(settings or {})})
 
     return go
-
-
-def few_shot_of(method: FedFSC, task: Task, shard: Shard, weights: Any, tags: dict[str, str] = ONLY) -> Packet:
-    return method.client.local(task, Packet(weights, tags=tags), shard, {}, Context(4, "a", 1))[0]
 
 
 # What they must equal --------------------------------------------------------------------------------------
@@ -87,7 +80,7 @@ def test_a_few_shot_update_trains_the_last_layer_only(name: str) -> None:
     weights = {**warm.tensors}  # with BatchNorm statistics that are not those of a fresh model
     before = {key: value.clone() for key, value in weights.items()}
     method = FedFSC(shots=3, few_shot_epochs=2)
-    up = few_shot_of(method, task, shard, weights)
+    up, _ = method.client.local(task, Packet(weights, tags=ONLY), shard, {}, Context(4, "a", 1))
     head = task.model.trainable("head")
     assert set(up.tensors) == {f"{FEW_SHOT}/{key}" for key in head} and same(weights, before)
 
@@ -247,24 +240,9 @@ def test_compressed_uplinks_carry_both_updates(run: Run) -> None:
 def settings_of(seed: int, **more: Any) -> dict[str, Any]:
     return {
         "clients": 20, "rounds": 12, "epochs": 5, "partition": "dirichlet:0.1", "fleet": "mixed-edge", "seed": seed,
-        "engine": "vector", "evaluate_every": 12, "deadline": deadline_of(seed),
+        "engine": "vector", "evaluate_every": 12, "deadline": deadline_of(seed, "mlp"),
         "data_options": None, **more,
     }  # fmt: skip
-
-
-def deadline_of(seed: int, able: int = 8) -> float:
-    """The deadline in seconds by which `able` of twenty devices finish a round of FedAvg."""
-    settings = parse_experiment(
-        {
-            "data": {"clients": 20, "partition": "dirichlet:0.1"},
-            "model": {"name": "mlp"},
-            "fleet": "mixed-edge",
-            "train": {"epochs": 5},
-            "run": {"seed": seed},
-        }
-    )
-    times = sorted(prospect.timing.seconds for prospect in price_devices(federate(settings, FedAvg())))
-    return times[able - 1] * 1.0001 if able else times[0] * 0.9999
 
 
 @pytest.mark.slow
@@ -286,4 +264,4 @@ def test_stragglers_that_train_the_classifier_give_more_accuracy_than_dropping_t
 
 def test_a_deadline_that_no_device_can_meet_is_refused(run: Run) -> None:
     with pytest.raises(ug.InputError, match=r"asks no device in its first round; with fleet\.deadline"):
-        run("fedfsc-plus", settings_of(0, deadline=deadline_of(0, able=0)))
+        run("fedfsc-plus", settings_of(0, deadline=deadline_of(0, "mlp", able=0)))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import undergrowth as ug
 from tests.learning.streams import normals
@@ -44,13 +43,9 @@ def moved(weights: tiny.Weights, z: tiny.Weights, scale: float) -> dict[str, Ten
     return {name: value + scale * z[name] if name in z else value for name, value in weights.items()}
 
 
-def loss(weights: tiny.Weights, x: Tensor, y: Tensor) -> float:
-    with torch.no_grad():
-        return float(functional.cross_entropy(tiny.module_with(weights).eval()(x), y))
-
-
 def slope(weights: tiny.Weights, z: tiny.Weights, x: Tensor, y: Tensor) -> float:
-    return (loss(moved(weights, z, EPSILON), x, y) - loss(moved(weights, z, -EPSILON), x, y)) / (2 * EPSILON)
+    first, second = (tiny.loss_on(moved(weights, z, scale), Shard(x, y)) for scale in (EPSILON, -EPSILON))
+    return (first - second) / (2 * EPSILON)
 
 
 def asked(number: int, sample: float) -> list[str]:

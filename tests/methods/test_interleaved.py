@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import undergrowth as ug
 from tests.methods.tiny_federation import (
@@ -22,13 +21,16 @@ from tests.methods.tiny_federation import (
     descend,
     device_context,
     initial,
+    loss_on,
     mean,
     module_with,
+    parts,
     shuffles,
     simulate,
     weights_of,
 )
-from undergrowth.core import Context, InputError, Packet, Shard, View
+from tests.stopping import stopped_and_resumed
+from undergrowth.core import Context, InputError, Packet, View
 from undergrowth.core.names import MODEL
 from undergrowth.methods import FedAvg, Interleaved
 from undergrowth.runs.execution import start
@@ -37,17 +39,9 @@ ROUNDS, EVERY, VALIDATION, ALONE_EPOCHS = 4, 2, 0.25, 3
 OPTIONS: dict[str, Any] = {"every": EVERY, "validation": VALIDATION, "alone_epochs": ALONE_EPOCHS, "budget": 0.5}
 
 
-def parts(device: str) -> tuple[Shard, Shard]:
-    """The training and the validation samples of a device."""
-    shard = SHARDS[device]
-    order = torch.randperm(len(shard), generator=device_context(device, 0, 0).generator("validation"))
-    held_out = round(VALIDATION * len(shard))
-    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
-
-
 def trained(weights: Weights, device: str, context: Context, epochs: int = EPOCHS, pull: float = 0.0) -> Weights:
     """The weights after training on the device's training part; `pull`: towards `weights`."""
-    module, (training, _) = module_with(weights), parts(device)
+    module, (training, _) = module_with(weights), parts(device, VALIDATION)
 
     def loss(module: torch.nn.Module, rows: Tensor) -> Tensor:
         distances = [(value - weights[name]).square().sum() for name, value in module.named_parameters()]
@@ -58,9 +52,7 @@ def trained(weights: Weights, device: str, context: Context, epochs: int = EPOCH
 
 
 def loss_of(weights: Weights, device: str) -> float:
-    held_out = parts(device)[1]
-    with torch.no_grad():
-        return float(functional.cross_entropy(module_with(weights).eval()(held_out.x), held_out.y))
+    return loss_on(weights, parts(device, VALIDATION)[1])
 
 
 @dataclass
@@ -80,7 +72,7 @@ class Reference:
     def run(self) -> Reference:
         first = {device: device_context(device, 0) for device in SHARDS}
         alone = {k: loss_of(trained(initial(), k, at, ALONE_EPOCHS), k) for k, at in first.items()}
-        sizes = {device: len(parts(device)[0]) for device in SHARDS}
+        sizes = {device: len(parts(device, VALIDATION)[0]) for device in SHARDS}
         for number in range(ROUNDS):
             before = {device: loss_of(self.model, device) for device in SHARDS}
             models = [trained(self.model, device, device_context(device, number)) for device in SHARDS]
@@ -240,12 +232,5 @@ def test_the_ledger_of_a_resumed_run_is_that_of_a_whole_one(after: int, tmp_path
         "data": {"name": "digits", "clients": 8, "train_samples": 200, "partition": "quantity:1"},
         "train": {"rounds": 5, "sample": 0.3}, "run": {"out": str(tmp_path), "engine": "serial"},
     }  # fmt: skip
-
-    def stop(row: Any, execution: Any) -> None:
-        if row["round"] == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        start(raw, on_round=stop)
-    resumed = ug.resume("last", tmp_path, progress=False)
+    resumed = stopped_and_resumed(raw, after, str(tmp_path))
     assert list(resumed.ledger.rows()) == list(start(raw).ledger.rows())

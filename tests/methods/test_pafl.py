@@ -23,21 +23,10 @@ from undergrowth.runs.own_objects import changed_sources, source_records
 LAM, ALPHA, T = 3.0, 0.6, 2.0
 
 
-def fisher(received: tiny.Weights, device: str) -> dict[str, Tensor]:
-    """The mean over samples of the squared gradient of log p(y | x)."""
-    module, shard = tiny.module_with(received).eval(), tiny.SHARDS[device]
-    total = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
-    for x, y in zip(shard.x, shard.y, strict=True):
-        module.zero_grad()
-        torch.log_softmax(module(x[None])[0], 0)[y].backward()
-        for name, value in module.named_parameters():
-            total[name] += value.grad**2 / len(shard)
-    return total
-
-
 def loss_of_round(term: str, form: str, mu: float, received: tiny.Weights, device: str) -> tiny.Loss:
     """μ·L + (1 − μ)·D with D of eqs. 5 and 6 of the paper; the reference model is in evaluation mode."""
-    shard, information, reference = tiny.SHARDS[device], fisher(received, device), tiny.module_with(received).eval()
+    shard, reference = tiny.SHARDS[device], tiny.module_with(received).eval()
+    information = tiny.fisher(received, shard)
 
     def loss(module: nn.Module, rows: Tensor) -> Tensor:
         z = module(shard.x[rows])

@@ -61,20 +61,8 @@ def ditto(device: str, federated: tiny.Weights) -> tiny.Loss:
     return pulled(device, federated, 0.7, {name: torch.ones_like(value) for name, value in federated.items()})
 
 
-def fisher(device: str, federated: tiny.Weights) -> dict[str, Tensor]:
-    """The mean over the device's samples of the squared gradient of log p(y | x), in evaluation mode."""
-    module, shard = tiny.module_with(federated).eval(), tiny.SHARDS[device]
-    total = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
-    for x, y in zip(shard.x, shard.y, strict=True):
-        module.zero_grad()
-        functional.log_softmax(module(x[None]), 1)[0, y].backward()
-        for name, value in module.named_parameters():
-            total[name] += value.grad.square() / len(shard)
-    return total
-
-
 def ewc(device: str, federated: tiny.Weights) -> tiny.Loss:
-    return pulled(device, federated, 20.0, fisher(device, federated))
+    return pulled(device, federated, 20.0, tiny.fisher(federated, tiny.SHARDS[device]))
 
 
 def distillation(task: float, teacher: float, temperature: float = 2.0) -> LossOf:
@@ -174,19 +162,6 @@ def test_ditto_without_a_pull_is_fine_tuning_and_with_a_strong_one_the_federated
 # Early stopping ----------------------------------------------------------------------------------------------
 
 
-def parts(device: str, fraction: float) -> tuple[Shard, Shard]:
-    """The training and the validation samples of a device."""
-    shard = tiny.SHARDS[device]
-    order = torch.randperm(len(shard), generator=tiny.device_context(device, 0, 0).generator("validation"))
-    held_out = round(fraction * len(shard))
-    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
-
-
-def loss_on(weights: tiny.Weights, shard: Shard) -> float:
-    with torch.no_grad():
-        return float(functional.cross_entropy(tiny.module_with(weights).eval()(shard.x), shard.y))
-
-
 @pytest.mark.parametrize(
     ("lr", "patience"), [(0.1, 2), (3.0, 2), (3.0, 0)], ids=["improving", "diverging", "diverging to the end"]
 )
@@ -197,16 +172,16 @@ def test_a_device_keeps_its_best_model_and_stops(lr: float, patience: int) -> No
     state, own = tiny.simulate(method, rounds, task=task)
     asked: list[int] = []
     for device in tiny.SHARDS:
-        training, held_out = parts(device, 0.25)
+        training, held_out = tiny.parts(device, 0.25)
         weights = best = tiny.initial()
-        lowest, waited, done = loss_on(best, held_out), 0, 0
+        lowest, waited, done = tiny.loss_on(best, held_out), 0, 0
         while done < rounds and (waited < patience or not patience):
             module = tiny.module_with(weights)
             optimiser = torch.optim.SGD(module.parameters(), lr, 0.5)
             orders = tiny.shuffles(tiny.device_context(device, done), len(training), tiny.EPOCHS)
             tiny.descend(module, orders, tiny.cross_entropy(training), optimiser)
             weights, done = tiny.weights_of(module), done + 1
-            found = loss_on(weights, held_out)
+            found = tiny.loss_on(weights, held_out)
             best, lowest, waited = (weights, found, 0) if found < lowest else (best, lowest, waited + 1)
         asked.append(done)
         tiny.assert_same(method.personal(task, state, own[device], device), best)
@@ -221,7 +196,7 @@ def test_a_device_may_have_samples_to_validate_with_only_later(how: str) -> None
     _, own = method.client.local(tiny.TASK, down, tiny.SHARDS["b"].take(torch.arange(2)), {}, context)
     assert "loss" not in own
     _, own = method.client.local(tiny.TASK, down, tiny.SHARDS["b"], own, tiny.device_context("b", 1))
-    assert own["loss"] <= loss_on(tiny.initial(), parts("b", 0.25)[1])
+    assert own["loss"] <= tiny.loss_on(tiny.initial(), tiny.parts("b", 0.25)[1])
 
 
 def test_the_parts_are_disjoint_fixed_and_never_empty() -> None:

@@ -117,22 +117,12 @@ def test_fedavg(server_lr: float) -> None:
     tiny.assert_same(tiny.simulate(FedAvg(server_lr=server_lr), 2)[0]["model"], expected)
 
 
-def proximal(shard: Shard, received: tiny.Weights, mu: float) -> tiny.Loss:
-    """Cross-entropy + (μ/2)·‖w_k − w‖²."""
-
-    def loss(module: nn.Module, rows: Tensor) -> Tensor:
-        distance = sum((value - received[name]).square().sum() for name, value in module.named_parameters())
-        return tiny.cross_entropy(shard)(module, rows) + mu / 2 * distance
-
-    return loss
-
-
 @pytest.mark.parametrize("limits", [{}, {"b": 3, "c": 1}], ids=["full work", "partial work"])
 def test_fedprox(limits: dict[str, int]) -> None:
     """A straggler sends the model after the steps that it could do, and counts for all its samples."""
 
     def train_device(received: tiny.Weights, device: str, number: int) -> tiny.Weights:
-        loss = proximal(tiny.SHARDS[device], received, mu=0.7)
+        loss = tiny.proximal(tiny.SHARDS[device], received, mu=0.7)
         return tiny.train(received, device, tiny.device_context(device, number), loss, steps=limits.get(device))
 
     task = replace(tiny.TASK, train=replace(tiny.TASK.train, deadline=2.0))
@@ -151,7 +141,7 @@ def test_stragglers_that_train_fewer_epochs(kind: type[FedAvg | FedProx], reduce
         full = min(tiny.SHARDS, key=lambda each: Context(tiny.SEED, each, number).key("straggler"))
         generator = Context(tiny.SEED, device, number).generator("epochs")
         few = int(torch.randint(reduced, tiny.EPOCHS + 1, (), generator=generator)) if random else reduced
-        loss = proximal(tiny.SHARDS[device], received, 0.7 if kind is FedProx else 0.0)
+        loss = tiny.proximal(tiny.SHARDS[device], received, 0.7 if kind is FedProx else 0.0)
         epochs = tiny.EPOCHS if device == full else few
         return tiny.train(received, device, tiny.device_context(device, number), loss, epochs=epochs)
 

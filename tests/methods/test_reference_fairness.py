@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -31,21 +30,6 @@ class UniformFedAvg(FedAvg):
     server = AveragingServer(reducer=WeightedMean(None))  # type: ignore[assignment]
 
 
-def loss_of(model: tiny.Weights, device: str) -> float:
-    """F_k(w): the loss over all samples, in evaluation mode."""
-    shard = tiny.SHARDS[device]
-    with torch.no_grad():
-        return float(functional.cross_entropy(tiny.module_with(model).eval()(shard.x), shard.y))
-
-
-def proximal(device: str, received: tiny.Weights, mu: float) -> Callable[..., Tensor]:
-    def loss(module: nn.Module, rows: Tensor) -> Tensor:
-        distance = sum((value - received[name]).square().sum() for name, value in module.named_parameters())
-        return tiny.cross_entropy(tiny.SHARDS[device])(module, rows) + mu / 2 * distance
-
-    return loss
-
-
 @pytest.mark.parametrize(("q", "weighting", "mu"), [(0.5, "samples", 0.0), (5.0, "uniform", 0.7)])
 def test_qfedavg(q: float, weighting: str, mu: float) -> None:
     """Δw = L·(w − w_k), Δ_k = F^q·Δw, h_k = q·F^(q−1)·‖Δw‖² + L·F^q, w ← w − ΣΔ_k / Σh_k; buffers: mean by h_k."""
@@ -54,8 +38,9 @@ def test_qfedavg(q: float, weighting: str, mu: float) -> None:
         deltas, hs, trained = [], [], []
         for device in tiny.SHARDS:
             n = SIZES[device] if weighting == "samples" else 1
-            w_k = tiny.train(model, device, tiny.device_context(device, number), proximal(device, model, mu))
-            f = loss_of(model, device)
+            loss = tiny.proximal(tiny.SHARDS[device], model, mu)
+            w_k = tiny.train(model, device, tiny.device_context(device, number), loss)
+            f = tiny.loss_on(model, tiny.SHARDS[device])
             step = {name: (model[name] - w_k[name]) / tiny.LR for name in PARAMETERS}
             norm = sum(float((value**2).sum()) for value in step.values())
             deltas.append({name: n * f**q * value for name, value in step.items()})
@@ -71,7 +56,8 @@ def test_term(t: float, weighting: str) -> None:
     """w ← Σ p_k·exp(t·F_k)·w_k / Σ p·exp(t·F)."""
     model = tiny.initial()
     for number in range(2):
-        weights = [math.exp(t * loss_of(model, k)) * (SIZES[k] if weighting == "samples" else 1) for k in tiny.SHARDS]
+        losses = {device: tiny.loss_on(model, shard) for device, shard in tiny.SHARDS.items()}
+        weights = [math.exp(t * losses[k]) * (SIZES[k] if weighting == "samples" else 1) for k in tiny.SHARDS]
         model = tiny.mean(
             [tiny.train(model, device, tiny.device_context(device, number)) for device in tiny.SHARDS], weights
         )

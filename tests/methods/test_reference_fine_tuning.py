@@ -24,10 +24,10 @@ def features(weights: tiny.Weights, x: Tensor) -> Tensor:
         return tiny.module_with(weights).eval().lower(x)
 
 
-def fine_tuning(pick: Pick, epochs: int, rounds: int = 2) -> dict[str, Tensor]:
+def fine_tuning(pick: Pick, epochs: int) -> dict[str, Tensor]:
     """Only θ is trained, on the picked samples; θ ← Σ n_k·θ_k / Σ n with n_k picked samples."""
     model = tiny.initial()
-    for number in range(rounds):
+    for number in range(2):
         tuned, sizes = [], []
         for device, shard in tiny.SHARDS.items():
             generator = tiny.device_context(device, number).generator("order")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,16 +20,6 @@ from undergrowth.methods.l2gd import draw_counts, first_steps
 PARAMETERS = tiny.TASK.model.parameters
 
 
-def towards(device: str, centre: tiny.Weights, lam: float) -> Callable[..., Tensor]:
-    """Cross-entropy + (λ/2)·‖v − centre‖²."""
-
-    def loss(module: nn.Module, rows: Tensor) -> Tensor:
-        distance = sum((value - centre[name]).square().sum() for name, value in module.named_parameters())
-        return tiny.cross_entropy(tiny.SHARDS[device])(module, rows) + lam / 2 * distance
-
-    return loss
-
-
 # Ditto -------------------------------------------------------------------------------------------------------
 
 
@@ -39,7 +28,8 @@ def test_ditto() -> None:
     lam, model, personal = 0.6, tiny.initial(), dict.fromkeys(tiny.SHARDS, tiny.initial())
     for number in range(3):
         contexts = {device: tiny.device_context(device, number) for device in tiny.SHARDS}
-        personal = {k: tiny.train(personal[k], k, at, towards(k, model, lam), epochs=1) for k, at in contexts.items()}
+        losses = {device: tiny.proximal(shard, model, lam) for device, shard in tiny.SHARDS.items()}
+        personal = {k: tiny.train(personal[k], k, at, losses[k], epochs=1) for k, at in contexts.items()}
         model = tiny.mean([tiny.train(model, device, at) for device, at in contexts.items()], tiny.SIZES)
     method = Ditto(lam=lam, personal_epochs=1)
     state, own = tiny.simulate(method, 3)

@@ -17,6 +17,7 @@ from undergrowth.methods import METHODS, FedRolex, FjORD, HeteroFL
 from undergrowth.models import builder
 from undergrowth.runs.execution import start
 
+from ..conformance import weights
 from ..fleet_files import fleet_file
 
 THREE = pytest.mark.parametrize("method", ["heterofl", "fjord", "fedrolex"])
@@ -39,10 +40,6 @@ def run(
     options = {**dict(options), **({} if ratios is None else {"ratios": ratios})}
     tree = {"method": {"name": method, **options}, "model": model, "data": DATA, "train": train}
     return start({**tree, **sections, "run": {"seed": 3, "out": out, **sections.get("run", {})}})
-
-
-def weights(result: ug.Result) -> dict[str, Tensor]:
-    return dict(result.model.state_dict())
 
 
 @pytest.mark.parametrize(

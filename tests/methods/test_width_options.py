@@ -18,6 +18,7 @@ from undergrowth.learning.batch_statistics import statistics_names
 from undergrowth.learning.slice_client import ScaledModel
 from undergrowth.methods import FedRolex, FjORD, HeteroFL
 
+from ..conformance import weights
 from ..double_precision import double_data
 from ..fleet_files import fleet_file
 from ..learning.test_batch_statistics import reference
@@ -172,10 +173,6 @@ def run(out: Path, method: str = "heterofl", options: Any = (), **settings: Any)
 
 
 DATA = double_data("digits", train_samples=200)
-
-
-def weights(result: ug.Result) -> dict[str, Tensor]:
-    return dict(result.model.state_dict())
 
 
 def test_the_pass_is_booked_and_only_rounds_that_are_evaluated_have_one(tmp_path) -> None:

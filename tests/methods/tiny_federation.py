@@ -130,6 +130,42 @@ def cross_entropy(shard: Shard) -> Loss:
     return lambda module, rows: functional.cross_entropy(module(shard.x[rows]), shard.y[rows])
 
 
+def proximal(shard: Shard, centre: Weights, mu: float) -> Loss:
+    """Cross-entropy + (μ/2)·‖w − centre‖²."""
+
+    def loss(module: nn.Module, rows: Tensor) -> Tensor:
+        distance = sum((value - centre[name]).square().sum() for name, value in module.named_parameters())
+        return cross_entropy(shard)(module, rows) + mu / 2 * distance
+
+    return loss
+
+
+def fisher(weights: Weights, shard: Shard, model: Model = TASK.model) -> dict[str, Tensor]:
+    """The mean of the squared gradients of log p(y | x), sample by sample."""
+    module = module_with(weights, model).eval()
+    total = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
+    for x, y in zip(shard.x, shard.y, strict=True):
+        module.zero_grad()
+        torch.log_softmax(module(x[None])[0], 0)[y].backward()
+        for name, value in module.named_parameters():
+            total[name] += value.grad**2 / len(shard)
+    return total
+
+
+def loss_on(weights: Weights, shard: Shard) -> float:
+    """The loss over all samples, in evaluation mode."""
+    with torch.no_grad():
+        return float(functional.cross_entropy(module_with(weights).eval()(shard.x), shard.y))
+
+
+def parts(device: str, fraction: float) -> tuple[Shard, Shard]:
+    """The training samples of a device, and the `fraction` of all for validation."""
+    shard = SHARDS[device]
+    order = torch.randperm(len(shard), generator=device_context(device, 0, 0).generator("validation"))
+    held_out = round(fraction * len(shard))
+    return shard.take(order[held_out:].sort().values), shard.take(order[:held_out].sort().values)
+
+
 def descend(
     module: nn.Module,
     orders: Iterable[Tensor],

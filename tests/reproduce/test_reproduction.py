@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.executed_runs import fail_runs
 from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError, RunError
 from undergrowth.data import load
@@ -208,14 +209,7 @@ def test_a_worker_process_that_dies_fails_one_job(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_failed_cell_does_not_stop_the_others(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = worker.start
-
-    def start_or_fail(raw: Any, **hooks: Any) -> Any:
-        if raw["method"]["name"] in ("fedprox", "central"):
-            raise RuntimeError("no luck")
-        return start(raw, **hooks)
-
-    monkeypatch.setattr(worker, "start", start_or_fail)
+    fail_runs(monkeypatch, lambda raw: raw["method"]["name"] in ("fedprox", "central"))
     result = reproduce_table("9.1")
     assert list(values(result)["FedAvg/digits, even"]) and not values(result)["FedProx/digits, even"]
     assert result.failed["FedProx/digits, even"] == "RuntimeError: no luck"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError, RunWarning
-from undergrowth.reproduce import TableResult, catalogue, reproduce_table, reproduce_tables
+from undergrowth.reproduce import Reproduction, TableResult, catalogue, reproduce_table
 from undergrowth.reproduce.markdown import render_page
 from undergrowth.runs import Store
 from undergrowth.sweeps import worker, worker_pool
@@ -56,8 +56,8 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_tables_share_runs_and_are_reported_when_complete(executed: list[str]) -> None:
     completed: list[tuple[str, int]] = []
-    results = reproduce_tables(
-        ["9.1", "9.3", "9.4"], on_result=lambda each: completed.append((each.table.name, len(executed)))
+    results = Reproduction(["9.1", "9.3", "9.4"]).run(
+        on_result=lambda each: completed.append((each.table.name, len(executed)))
     )
     # Pretraining, four rows of 9.1, of which one is in 9.3 too, and one row of 9.3.
     assert executed == ["central", "fedavg", "fedprox", "fedavg", "fedprox", "fedsgd"]
@@ -65,7 +65,7 @@ def test_tables_share_runs_and_are_reported_when_complete(executed: list[str]) -
     assert values(results.tables["9.1"])["FedAvg/digits, even"] == values(results.tables["9.3"])["FedAvg/digits, even"]
     assert "missing data: cifar10" in str(results.failed["9.4"])
     with pytest.raises(InputError, match="missing data: cifar10"):
-        reproduce_tables(["9.4"])
+        Reproduction(["9.4"]).run()
 
 
 def test_no_run_starts_after_the_time_limit(executed: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 import undergrowth as ug
 from undergrowth.runs.execution import start
+
+from ..stopping import interrupt
 
 Run = Callable[..., ug.Result]
 
@@ -36,17 +39,7 @@ def run(out: str) -> Run:
 @pytest.fixture
 def interrupted(out: str) -> Callable[..., None]:
     """Starts a run and interrupts it after the round `after`, as Ctrl-C does."""
-
-    def go(tree: dict[str, Any], after: int, **objects: Any) -> None:
-        def stop(row: Any, execution: Any) -> None:
-            if row["round"] == after:
-                raise KeyboardInterrupt
-
-        settings = {**tree, "run": {"out": out, **tree.get("run", {})}}
-        with pytest.raises(KeyboardInterrupt):
-            start(settings, on_round=stop, **objects)
-
-    return go
+    return partial(interrupt, out=out)
 
 
 @pytest.fixture(scope="module")

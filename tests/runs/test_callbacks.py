@@ -17,19 +17,13 @@ from undergrowth.callbacks import BestModel, Callback, EarlyStopping, OngoingRun
 from undergrowth.core import Classification, InputError, NextToken, Regression, RunError, TaskKind
 from undergrowth.runs import Store, execution
 
-CHEAP = {"model": "logistic", "data": {"name": "digits", "clients": 4, "train_samples": 200}, "fleet": "mixed-edge"}
-FEDBUFF = {"name": "fedbuff", "buffer": 2, "concurrency": 4}
-WITHOUT_MEANING = ("run", "wall_seconds", "clients_per_second", "stopped")
+from .test_stop import CHEAP, FEDBUFF, without_times
 
 
 def start(out: Any, callbacks: Any = None, rounds: int = 5, **raw: Any) -> ug.Result:
     settings = {**CHEAP, "train": {"rounds": rounds}, **raw}
     settings["run"] = {"out": str(out), "engine": "serial", **raw.get("run", {})}
     return execution.start(settings, callbacks=callbacks)
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key not in WITHOUT_MEANING} for row in rows]
 
 
 class Diary(Callback):

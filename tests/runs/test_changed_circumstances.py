@@ -98,7 +98,9 @@ def _rescale(arrays: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [_relabel, _rescale, None])
-def test_a_run_is_not_resumed_with_other_data(tmp_path: Path, change: Any) -> None:
+def test_a_run_is_not_resumed_with_other_data(
+    tmp_path: Path, interrupted: Callable[..., None], out: str, change: Any
+) -> None:
     given, path = dataset(), tmp_path / "given.npz"
     arrays = {
         "x": given.x.numpy(),
@@ -107,22 +109,16 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path: Path, change: Any) -> No
         "y_test": given.test_y.numpy(),
     }
     np.savez(path, **arrays)
-    settings = with_out(tree(data={"name": "npz", "path": str(path)}), str(tmp_path / "runs"))
-
-    def stop(row: Any, execution: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        start(settings, on_round=stop)
+    interrupted(tree(data={"name": "npz", "path": str(path)}), 1)
     if change is None:
-        assert len(resume("last", str(tmp_path / "runs")).history) == ROUNDS
+        assert len(resume("last", out).history) == ROUNDS
         return
     change(arrays)
     np.savez(path, **arrays)
     with pytest.raises(InputError, match=r"data: it is not the data of run '.*'; restore that data"):
-        resume("last", str(tmp_path / "runs"))
+        resume("last", out)
     np.savez(path, **{**arrays, "x": given.x.numpy(), "y_test": given.test_y.numpy()})
-    assert len(resume("last", str(tmp_path / "runs")).history) == ROUNDS
+    assert len(resume("last", out).history) == ROUNDS
 
 
 @pytest.mark.parametrize("named", ["fleet", "fleet.availability"])

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
+import safetensors
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undergrowth as ug
+from tests.conformance import weights
 from tests.double_precision import ATOL, RTOL, DoubleDataset
 from undergrowth.callbacks import BestModel
 from undergrowth.callbacks.best_model import BEST_FILE
@@ -88,10 +89,6 @@ def run(example: Example, out: Path, **settings: Any) -> ug.Result:
     return ug.run(data=example.data, model=example.model, out=out, progress=False, **{**small, **settings})
 
 
-def weights_of(result: ug.Result) -> dict[str, Tensor]:
-    return safetensors.torch.load_file(result.folder / "model.safetensors")
-
-
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=RTOL, atol=ATOL)
@@ -127,17 +124,17 @@ def test_a_run_is_the_plain_loop_and_engines_agree(name: str, tmp_path: Path) ->
     example = EXAMPLES[name]
     for method, mu in ((FedAvg(), 0.0), (FedProx(mu=MU), MU)):
         serial = run(example, tmp_path, method=method, engine="serial")
-        assert_same(weights_of(serial), plain_loop(example, mu))
+        assert_same(weights(serial), plain_loop(example, mu))
     stacked = run(example, tmp_path, method=FedProx(mu=MU), engine="vector")
     assert stacked.history[-1]["stacked"] == 3
-    assert_same(weights_of(stacked), weights_of(serial))
+    assert_same(weights(stacked), weights(serial))
     assert stacked.metrics == pytest.approx(serial.metrics) and stacked.loss == pytest.approx(serial.loss)
 
 
 def test_without_few_shot_updates_fscprox_works_with_every_task(tmp_path: Path) -> None:
     example = EXAMPLES["regression"]
     found, plain = (run(example, tmp_path, method=each) for each in (FSCProx(towards="base", mu=0.0), FedAvg()))
-    assert_same(weights_of(found), weights_of(plain))
+    assert_same(weights(found), weights(plain))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -172,7 +169,7 @@ def test_a_loss_and_metrics_of_the_user(tmp_path: Path) -> None:
     for engine in ("serial", "vector", "processes"):
         workers = {"workers": 2} if engine == "processes" else {}
         found = run(example, tmp_path, loss=huber, metrics={"spread": spread}, engine=engine, **workers)
-        assert_same(weights_of(found), plain_loop(plain, 0.0))
+        assert_same(weights(found), plain_loop(plain, 0.0))
     test = example.data.central_test()
     with torch.no_grad():
         assert found.metrics["spread"] == pytest.approx(spread(found.model(test.x), test.y))
@@ -199,7 +196,7 @@ def test_a_function_that_cannot_be_imported_is_needed_again(tmp_path: Path) -> N
     resumed = ug.resume("last", tmp_path, progress=False, **objects, **own)
     assert resumed.metrics["half"] == 0.5
     whole = run(example, tmp_path, **own)
-    assert all(torch.equal(value, weights_of(whole)[name]) for name, value in weights_of(resumed).items())
+    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
 
 
 def test_the_best_model_is_that_of_the_lowest_perplexity(tmp_path: Path) -> None:

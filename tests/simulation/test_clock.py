@@ -36,9 +36,9 @@ def digits():
     return partition_dataset(load("digits"), "dirichlet:0.5", 8, SEED)
 
 
-def traced(population, method, model: str = "logistic", **train):
+def traced(population, method, **train):
     """What a job of each device costs, found without the clock: its work, and the bytes that go down."""
-    task = Task(Model(builder(model, population.shape, population.classes)), population.classes, Train(**train))
+    task = Task(Model(builder("logistic", population.shape, population.classes)), population.classes, Train(**train))
     down = Packet(task.model.initial(0))
     tracer = Tracer(task, method.client, population.shape)
     return {device: tracer.work(down, population.size(device)) for device in population.devices}, down.nbytes

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import undergrowth as ug
+from tests.executed_runs import fail_runs
 from undergrowth.core import InputError
 from undergrowth.runs import Store
 from undergrowth.runs.lock import lock_run
@@ -172,14 +173,7 @@ def test_a_run_whose_sweep_was_killed_is_interrupted(monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = worker.start
-
-    def start_or_fail(raw: Any, **hooks: Any) -> Any:
-        if raw["run"]["seed"] == 0:
-            raise RuntimeError("no luck")
-        return start(raw, **hooks)
-
-    monkeypatch.setattr(worker, "start", start_or_fail)
+    fail_runs(monkeypatch, lambda raw: raw["run"]["seed"] == 0)
     with pytest.warns(UserWarning, match="1 of 2 runs failed; fedavg, seed 0: RuntimeError: no luck"):
         result = ug.sweep({**SMALL, "run": {"engine": "serial", "seed": [0, 1]}})
     assert result.failed == {"fedavg, seed 0": "RuntimeError: no luck"} and len(result.runs) == 1

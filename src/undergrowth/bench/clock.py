@@ -21,6 +21,7 @@ from undergrowth.engines.memory import collect_garbage_less_often
 from undergrowth.runs.store import Store
 
 DEVICES, ROUNDS = 1000, 1000
+TRAINED_DEVICES, TRAINED_ROUNDS = 50, 3
 MAX_SECONDS, MAX_BYTES = 20.0, 2e9
 MAX_OVERHEAD = 1.05  # seconds of a round over those inside the engine
 
@@ -72,17 +73,17 @@ def bookkeeping() -> tuple[float, float]:
     return seconds, float(peak_memory())
 
 
-def training_overhead(rounds: int = 3, devices: int = 50) -> tuple[float, float]:
+def training_overhead() -> tuple[float, float]:
     """CPU seconds of a round, in total and inside the engine."""
-    population = InMemoryPopulation.of(SyntheticPopulation(devices))
+    population = InMemoryPopulation.of(SyntheticPopulation(TRAINED_DEVICES))
     engine = TimedEngine()
-    simulation = simulate_fedavg(population, "cnn", engine, "mixed-edge", rounds + 1)
+    simulation = simulate_fedavg(population, "cnn", engine, "mixed-edge", TRAINED_ROUNDS + 1)
     running = simulation.rounds()
     next(running)  # traces and warms up
     engine.seconds, began = 0.0, process_time()
     for _ in running:
         simulation.ledger.take()
-    return (process_time() - began) / rounds, engine.seconds / rounds
+    return (process_time() - began) / TRAINED_ROUNDS, engine.seconds / TRAINED_ROUNDS
 
 
 class TimedEngine(SerialEngine):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from undergrowth.cli.methods import module_docstring
-from undergrowth.cli.output import AsJson, EntryName, console, print_json
+from undergrowth.cli.output import AsJson, EntryName, console, print_json, print_rows
 
 
 def engines(name: EntryName = None, json: AsJson = False) -> None:
@@ -13,7 +13,6 @@ def engines(name: EntryName = None, json: AsJson = False) -> None:
     """
     from undergrowth.core import InputError, suggest
     from undergrowth.engines import ENGINES
-    from undergrowth.report.tables import table
     from undergrowth.runs.engine_choice import choose_engine
 
     engines = {"auto": choose_engine, **ENGINES}
@@ -24,10 +23,10 @@ def engines(name: EntryName = None, json: AsJson = False) -> None:
         for each, engine in engines.items()
         if name in (None, each)
     ]
-    if json:
-        print_json(entries if name is None else entries[0])
-    elif name is None:
+    if name is None:
         rows = [(entry["engine"], entry["explanation"].partition("\n")[0]) for entry in entries]
-        console().print(table(("engine", "description"), rows))
+        print_rows(entries, json, ("engine", "description"), rows)
+    elif json:
+        print_json(entries[0])
     else:
         console().print(f"{name}\n\n{entries[0]['explanation']}\n\nexample: {entries[0]['example']}")

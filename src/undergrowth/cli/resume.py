@@ -42,4 +42,4 @@ def resume(
     with track_run(quiet, resume_command(Path(out), name)) as hooks:
         trackers = build_trackers(track or ())
         result = resume_run(name, out, allow_changed_source=allow_changed_source, **hooks, callbacks=trackers)
-    print_summary(result, json=json, report=not json if report is None else report)
+    print_summary(result, json=json, report=report)

@@ -120,7 +120,7 @@ def run(
     print_dropped(dropped, file)
     with track_run(quiet) as hooks:
         result = start(raw, **hooks, callbacks=build_trackers(track or ()))
-    print_summary(result, json=json, report=not json if report is None else report)
+    print_summary(result, json=json, report=report)
 
 
 def build_raw_experiment(

@@ -26,12 +26,12 @@ JSON_KEYS = (
 _MAX_NOTES = 10
 
 
-def print_summary(result: Result, *, json: bool, report: bool) -> None:
+def print_summary(result: Result, *, json: bool, report: bool | None) -> None:
     """Print a finished run as tables, or with `json` as one JSON object and its notes on standard error.
 
-    With `report`, also write the HTML page of the run into its folder.
+    With `report`, also write the HTML page of the run into its folder. None: unless `json`.
     """
-    page = _write_report(result) if report else None
+    page = _write_report(result) if (not json if report is None else report) else None
     if json:
         _print_notes(result.notes, stderr=True)
         print_json(json_summary(result))

@@ -31,7 +31,7 @@ from undergrowth.core.reducers import (
     add_upload,
     describe_misfit,
 )
-from undergrowth.core.samplers import DeviceKnowledge, Sampler, UniformSampler, View, sample_children
+from undergrowth.core.samplers import DeviceKnowledge, Sampler, UniformSampler, View
 from undergrowth.core.selector import AllSelector, Selector
 from undergrowth.core.server import (
     InnerServer,
@@ -60,5 +60,5 @@ __all__ = [
     "Updates", "View", "WeightedMean", "Weights", "add_upload", "are_finite", "are_hidden", "check_options",
     "check_parts", "check_state", "check_task", "describe_error", "describe_misfit", "find_meant", "find_non_finite",
     "hidden_like", "join_updates", "map_leaves", "map_tensors", "model_in", "move_to", "option", "pack",
-    "personal_model", "sample_children", "split_limit", "suggest", "tensors_in", "unpack",
+    "personal_model", "split_limit", "suggest", "tensors_in", "unpack",
 ]  # fmt: skip

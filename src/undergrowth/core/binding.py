@@ -40,7 +40,7 @@ class BoundModule:
         # Not with batch normalisation, which spreads a last digit over the batch: engines use other layouts.
         self.pools = nn.MaxPool2d in kinds and not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
 
-    def bind(self, weights: Weights, buffers: Mapping[str, Tensor], keys: Tensor | None = None) -> None:
+    def bind(self, weights: Weights, buffers: Mapping[str, Tensor], keys: Tensor | None) -> None:
         """Write the weights into the module, and the `keys` of the samples into its dropout layers, until `release`."""
         # Writing into the dictionaries of the module costs a tenth of torch.func.functional_call, which matters for
         # models whose step takes 200 µs. Plain tensors work there as well as Parameters.

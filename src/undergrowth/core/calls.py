@@ -111,8 +111,8 @@ def run_part(
     module: nn.Module,
     x: Tensor,
     maps: Mapping[str, str],
-    start: str | None = None,
-    stop: str | None = None,
+    start: str | None,
+    stop: str | None,
     record: CallRecord | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The result of a forward pass of a part of the module, and the inputs of the submodules in `maps` (key → name).

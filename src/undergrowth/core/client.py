@@ -58,6 +58,15 @@ class Steps:
             for start in range(0, len(order), self.batch):
                 yield {name: values[start : start + self.batch] for name, values in data.items()}
 
+    def cut(self, lengths: Sequence[int]) -> Steps:
+        """The first visits of every epoch, as many as `lengths` says. Epochs without a length are left out."""
+
+        def first(epochs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(rows[:length] for rows, length in zip(epochs, lengths, strict=False))
+
+        visits = {name: first(each) for name, each in self.visits.items()}
+        return replace(self, epochs=first(self.epochs), visits=visits)
+
     def augmented(self, augmentation: Augmentation | None, context: Context) -> Steps:
         """The same steps with the random choices of `augmentation`, if there is one, for every visit of a sample."""
         if augmentation is None:

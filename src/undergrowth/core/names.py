@@ -32,5 +32,5 @@ MODEL_NAME = "model"  # download: name of the device's model in the run's ladder
 PROBLEM = "problem"  # upload: why it cannot be used, where the device finds that out itself
 PHASE = "phase"  # download: the phase of a method that has several
 
-# Server states.
-MODEL = "model"  # weights of the server's model; evaluated by default
+# States of servers and of devices.
+MODEL = "model"  # weights of the model of the server or the device; that of the server is evaluated by default

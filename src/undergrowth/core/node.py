@@ -49,10 +49,10 @@ class Node:
     round: int = 0
     phase: int = 0  # position of the open phase in the server's phases of this round
     left: int = 0  # rounds still to do for the current ask of the parent
+    enough: int | None = None  # arrivals that end the open round; None: all
     _asked_by: AskId | None = None  # the parent's ask
     _open: bool = False
     _expired: bool = False
-    _enough: int | None = None  # arrivals that end the round; None: all
     _plans: int = 0  # how often the server has planned in this round; an asynchronous server plans repeatedly
     _partial: Packet | None = None
     _arrived: list[str] = field(default_factory=list)  # in this phase
@@ -127,7 +127,8 @@ class Node:
         asked = self._out.get(child)
         if asked != answer.id:
             return self._ignored(answer.id)
-        self._close(asked)
+        del self._out[child]
+        self._answered[child] = asked
         if isinstance(content, Lost):
             self._lost[child] = content.reason
             return Receipt.LOST
@@ -185,10 +186,6 @@ class Node:
         extra = max(self.phase, ask.round < self.round)  # asks of later phases are not counted as turns
         return Receipt.UNKNOWN if ask.turn >= self._turns.get(ask.node, 0) + extra else Receipt.LATE
 
-    def _close(self, ask: AskId) -> None:
-        del self._out[ask.node]
-        self._answered[ask.node] = ask
-
     def _combine(self, ask: AskId, content: Packet | Partial) -> str | None:
         """Adds an upload or a partial result to the round; returns why that is not possible, or None."""
         reducer, age = self.server.reducer, self.round - ask.round
@@ -243,15 +240,10 @@ class Node:
         asks = not self._open or (self.server.asynchronous and not self._ready())
         return asks and all(child in self.away for child in self.children)
 
-    @property
-    def enough(self) -> int | None:
-        """How many arrivals end the open round; None: all."""
-        return self._enough
-
     def _ready(self) -> bool:
         if self.training:
             return False
-        progress = Progress(len(self._arrived), len(self._lost), len(self._out), self._expired, self._enough)
+        progress = Progress(len(self._arrived), len(self._lost), len(self._out), self._expired, self.enough)
         return bool(call_server(self.server, "ready", progress, context=self.context()))
 
     def _ask(self, commands: list[Command]) -> None:
@@ -275,7 +267,7 @@ class Node:
                 turns[child] = turn + 1
             out[child] = ask = AskId(child, round, turn)
             commands.append(Ask(ask, packet, number))
-        self._enough = plan.enough
+        self.enough = plan.enough
         if plan.deadline is not None:
             commands.append(Deadline(self.round, plan.deadline, self.phase))
 
@@ -345,5 +337,5 @@ class Node:
 
 _CHANGING = (
     "state", "round", "left", "phase", "_asked_by", "_open", "_expired", "_partial", "_arrived", "_before", "_dropped",
-    "_lost", "_refused", "_out", "_turns", "_answered", "_heard", "_enough", "_plans", "_initialised",
+    "_lost", "_refused", "_out", "_turns", "_answered", "_heard", "enough", "_plans", "_initialised",
 )  # fmt: skip

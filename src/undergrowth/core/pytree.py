@@ -18,7 +18,7 @@ from undergrowth.core.packet import Packet
 State = dict[str, Any]  # values: tensors, numbers, texts, None, packets, and lists, tuples or dicts of those
 V = TypeVar("V")
 _PLAIN = (bool, int, float, str)  # one tuple for all calls, because a million small states are packed
-_MAPPINGS = (dict, Mapping)  # dict first: the check against the abstract class is slow
+MAPPINGS = (dict, Mapping)  # dict first: the check against the abstract class is slow
 _SEQUENCES = (list, tuple)
 
 
@@ -37,7 +37,7 @@ def map_leaves(function: Callable[..., Any], pytree: Any, *others: Any) -> Any:
             values = [map_leaves(function, value) for value in pytree]
         # A named tuple takes its values one by one.
         return type(pytree)(*values) if hasattr(pytree, "_fields") else type(pytree)(values)
-    if isinstance(pytree, _MAPPINGS):
+    if isinstance(pytree, MAPPINGS):
         if not others:
             return {name: map_leaves(function, value) for name, value in pytree.items()}
         return {name: map_leaves(function, value, *(o[name] for o in others)) for name, value in pytree.items()}
@@ -59,7 +59,7 @@ def tensors_in(pytree: Any) -> Iterator[Tensor]:
     elif isinstance(pytree, _SEQUENCES):
         for value in pytree:
             yield from tensors_in(value)
-    elif isinstance(pytree, _MAPPINGS):
+    elif isinstance(pytree, MAPPINGS):
         for value in pytree.values():
             yield from tensors_in(value)
     elif isinstance(pytree, Packet):
@@ -74,7 +74,7 @@ def signature(pytree: Any, describe: Callable[[Any], Hashable]) -> Hashable:
     # Without a call per tensor, because a simulation describes the state of a device before every job.
     if isinstance(pytree, _SEQUENCES):
         return (list, *[describe(v) if isinstance(v, Tensor) else signature(v, describe) for v in pytree])
-    if isinstance(pytree, _MAPPINGS):
+    if isinstance(pytree, MAPPINGS):
         values = [describe(v) if isinstance(v, Tensor) else signature(v, describe) for v in pytree.values()]
         return (dict, *pytree, *values)
     if isinstance(pytree, Packet):

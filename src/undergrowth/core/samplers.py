@@ -97,9 +97,3 @@ def count_of(fraction: float, count: int) -> int:
 def ceil_of(number: float) -> int:
     """The next whole number. Rounded to 9 digits first: 1.1 · 10 is 11, although floats give a little more."""
     return math.ceil(round(number, 9))
-
-
-def sample_children(fraction: float, view: View, context: Context) -> list[str]:
-    """All idle nodes, and a random fraction of the idle devices, at least one. Nodes sample their own devices."""
-    nodes = [child for child in view.idle if child in view.nodes]
-    return [*nodes, *UniformSampler().choose(count_of(fraction, len(view.devices)), view, Packet(), context)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 
 _MAX_DEVICES_IN_PLOT = 200
 _MAX_DEVICE_TICKS = 25

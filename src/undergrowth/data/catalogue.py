@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.data.dataset import Array, Dataset, to_numpy
 from undergrowth.data.dataset_entry import SAMPLE_OPTIONS, DatasetEntry
 from undergrowth.data.labels import strata_of

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undergrowth.core.errors import InputError
-from undergrowth.core.shard import Shard
+from undergrowth.core import InputError, Shard
 from undergrowth.data.labels import check_labels, check_task_name, strata_of
 
 Array = np.ndarray | Tensor
@@ -217,7 +216,6 @@ def to_numpy(values: Any) -> np.ndarray:
 
 
 def take_rows(values: Array, indices: np.ndarray) -> Array:
-    """The rows of `values` at `indices`."""
     if isinstance(values, Tensor):
         return values[torch.from_numpy(indices).to(values.device)]
     return np.take(values, indices, axis=0)

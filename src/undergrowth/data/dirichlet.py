@@ -13,7 +13,7 @@ import heapq
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.assignment import UNASSIGNED
 
 MIN_SAMPLES = 10  # that `capped` and `fedml` give every device if there are as many

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, suggest
-from undergrowth.core.task_kind import TASKS
+from undergrowth.core import TASKS, InputError, suggest
 
 QUANTILES = 10  # groups of equally many samples, by the label of a regression
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.dataset import Dataset, to_numpy
 
 IMAGES_PER_PASS = 1024  # whose pixels are summed together, so that the sums need little memory besides the data

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.core.notation import Form, Number, parse_with_word
 from undergrowth.data import assignment, dirichlet
 from undergrowth.data.dataset import Dataset, to_numpy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undergrowth.core.shard import Shard
+from undergrowth.core import Shard
 from undergrowth.data.population import Population
 from undergrowth.data.stream import StreamedPopulation
 

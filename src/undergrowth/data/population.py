@@ -9,8 +9,7 @@ from typing import Protocol, TypeGuard
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, suggest
-from undergrowth.core.shard import Shard
+from undergrowth.core import InputError, Shard, suggest
 from undergrowth.data.dataset import Dataset, to_numpy
 
 

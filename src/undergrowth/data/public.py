@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from undergrowth.core.context import Context
-from undergrowth.core.errors import InputError
-from undergrowth.core.shard import Shard, hidden_like
+from undergrowth.core import Context, InputError, Shard, hidden_like
 from undergrowth.data.dataset import Dataset, take_rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 
 
 def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -46,12 +46,12 @@ def _check(fraction: float, seed: int) -> None:
         raise InputError(f"seed is {seed!r}; it must be a whole number of at least 0")
 
 
-def proportional_sample(labels: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+def proportional_sample(labels: np.ndarray, count: int) -> np.ndarray:
     """Indices of `count` samples with the class frequencies of the whole set.
 
-    For the same seed, a smaller sample is a subset of a larger one.
+    A smaller sample is a subset of a larger one.
     """
-    order = np.random.default_rng(seed).permutation(len(labels))
+    order = np.random.default_rng(0).permutation(len(labels))
     rank = np.empty(len(labels))  # rank of a sample within its class, divided by the size of the class
     for label in np.unique(labels):
         members = order[labels[order] == label]

@@ -24,9 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from undergrowth.core.context import Context
-from undergrowth.core.errors import InputError
-from undergrowth.core.shard import Shard
+from undergrowth.core import Context, InputError, Shard
 from undergrowth.data.population import Population
 
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly between 0 and 1

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from undergrowth.core.context import Context
+from undergrowth.core import Context
 from undergrowth.core.notation import Form, Number, parse_with_word
 from undergrowth.devices.traces import read_trace
 

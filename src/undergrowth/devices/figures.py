@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from numbers import Real
 from typing import Any
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 
 
 @dataclass(frozen=True)

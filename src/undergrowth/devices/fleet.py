@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.devices.fleet_file import FleetEntry, find_entries, shipped_fleets
 from undergrowth.devices.profile import Profile
 

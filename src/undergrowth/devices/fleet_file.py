@@ -16,7 +16,6 @@ class: with 0.2, two thirds of the devices are within 20 % of the profile.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -24,8 +23,8 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-from undergrowth.core.errors import InputError, suggest
-from undergrowth.devices.plain_yaml import load_file, load_shipped
+from undergrowth.core import InputError, suggest
+from undergrowth.devices.plain_yaml import is_number, load_file, load_shipped
 from undergrowth.devices.profile import Profile, find_profile, read_profile
 
 _KEYS = ("profile", "share", "count", "spread")
@@ -97,15 +96,10 @@ def _read_entry(row: Any, place: str) -> FleetEntry:
     fraction: Any = row.get("share")
     count: Any = row.get("count")
     spread: Any = row.get("spread", 0.0)
-    if "share" in row and not (_is_finite(fraction) and 0 < fraction <= 1):
+    if "share" in row and not (is_number(fraction) and 0 < fraction <= 1):
         raise InputError(f"{place}: share is {fraction!r} and must be a number above 0 and at most 1")
     if "count" in row and (not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 2**31):
         raise InputError(f"{place}: count is {count!r} and must be a whole number from 1 to {2**31 - 1}")
-    if not (_is_finite(spread) and 0 <= spread <= 3):
+    if not (is_number(spread) and 0 <= spread <= 3):
         raise InputError(f"{place}: spread is {spread!r} and must be a number from 0 (no variation) to 3")
     return FleetEntry(profile, fraction, count, float(spread))
-
-
-def _is_finite(value: object) -> bool:
-    # Not `math.isfinite`, which raises an exception for a whole number that no float holds.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

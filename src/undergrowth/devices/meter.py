@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from undergrowth.core import tensors_in
-from undergrowth.core.pytree import map_leaves, map_tensors, signature
+from undergrowth.core import map_leaves, map_tensors, tensors_in
+from undergrowth.core.pytree import signature
 from undergrowth.devices.output_shapes import infer_outputs
 
 _READ = torch.ops.aten._local_scalar_dense.default  # called by `item`, `float`, `bool` and `if`

@@ -61,22 +61,16 @@ def _is_in_order(tensor: Tensor) -> bool:
     return _is_contiguous(tensor) or (usual and tensor.numel() > 0)
 
 
+def _is_channels_first(tensor: Tensor) -> bool:
+    """Whether the channels of a tensor are not its innermost values."""
+    return _is_contiguous(tensor) or tensor.stride(1) > min(tensor.stride())
+
+
 def _float_type(*tensors: Tensor | None, is_usual: Callable[[Tensor], bool] = _is_contiguous) -> torch.dtype | None:
-    """The common type of contiguous float tensors; None if they are anything else."""
+    """The common type of float tensors that are all usual; None if they are anything else."""
     given = [tensor for tensor in tensors if tensor is not None]
     dtype = given[0].dtype
     usual = all(tensor.dtype == dtype and is_usual(tensor) for tensor in given)
-    return dtype if usual and dtype.is_floating_point else None
-
-
-def _channels_first_type(*tensors: Tensor | None) -> torch.dtype | None:
-    """The common type of float tensors whose channels are not their innermost values; None for others."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    dtype = given[0].dtype
-    usual = all(
-        tensor.dtype == dtype and (_is_contiguous(tensor) or tensor.stride(1) > min(tensor.stride()))
-        for tensor in given
-    )
     return dtype if usual and dtype.is_floating_point else None
 
 
@@ -207,7 +201,7 @@ def _convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int,
 ) -> Tensor | None:  # fmt: skip
-    dtype = _channels_first_type(x, weight, bias)
+    dtype = _float_type(x, weight, bias, is_usual=_is_channels_first)
     if dtype is None or transposed or x.ndim != weight.ndim or x.shape[1] != weight.shape[1] * groups:
         return None
     counts = _windows(x.shape[2:], weight.shape[2:], stride, padding, dilation)
@@ -218,7 +212,7 @@ def _convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, stride: Any, padding: Any,
     dilation: Any, transposed: bool, output_padding: Any, groups: int, mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...] | None:  # fmt: skip
-    dtype = _channels_first_type(gradient, x, weight)
+    dtype = _float_type(gradient, x, weight, is_usual=_is_channels_first)
     if dtype is None or transposed:
         return None
     shapes = (x.shape, weight.shape, bias_sizes)

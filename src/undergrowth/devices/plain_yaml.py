@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 
 MAX_DIGITS = 1000  # of a whole number
 MAX_VALUES = 2_000_000  # of a file, with those of every alias
@@ -102,3 +103,9 @@ def load_file(path: Path, what: str) -> Any:
         raise InputError(f"{what} {error.problem}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{what} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a YAML file is a finite number."""
+    # Not `math.isfinite`, which raises an exception for a whole number that no float holds.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

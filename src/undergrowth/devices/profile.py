@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.devices.figures import Figure, check_figures, read_figures
 from undergrowth.devices.plain_yaml import load_shipped
 

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from undergrowth.core import (
     CODE_ERRORS,
+    Classification,
     Client,
     Context,
     InputError,
@@ -26,7 +27,6 @@ from undergrowth.core import (
     move_to,
     tensors_in,
 )
-from undergrowth.core.task_kind import Classification
 from undergrowth.devices.meter import Meter
 
 if TYPE_CHECKING:

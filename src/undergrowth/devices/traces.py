@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 
 _COLUMNS = ("device", "on", "off")
 _MAX_NAMES_IN_HINT = 100
@@ -144,7 +144,6 @@ def _rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _columns(path: str | Path, header: list[str]) -> dict[str, int]:
-    """The position of each column."""
     for name in _COLUMNS:
         if name not in header:
             found = f"its first line is '{','.join(header)}'" if header else "it is empty"

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from undergrowth.core import Client, LoopClient, Packet, State, Task, Updates
-from undergrowth.core.client import Loop, join_updates
+from undergrowth.core import Client, LoopClient, Packet, State, Task, Updates, join_updates
+from undergrowth.core.client import Loop
 from undergrowth.core.names import STEPS_DONE
 from undergrowth.core.pytree import signature
 from undergrowth.devices.price import Work

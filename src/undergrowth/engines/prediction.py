@@ -95,8 +95,7 @@ def solve_non_negative(squares: Array, products: Array) -> Array:
 class JobTimes:
     """Seconds of the jobs of the latest rounds, by kind of worker."""
 
-    def __init__(self, max_rounds: int = MAX_ROUNDS) -> None:
-        self._max_rounds = max_rounds
+    def __init__(self) -> None:
         self._current: dict[str, list[tuple[int, float]]] = {}
         self._rounds: dict[str, deque[Sums]] = {}
 
@@ -106,6 +105,6 @@ class JobTimes:
     def curves(self) -> dict[str, Curve]:
         """The curve of each kind that was observed. Begins a new round."""
         for kind, measurements in self._current.items():
-            self._rounds.setdefault(kind, deque(maxlen=self._max_rounds)).append(sum_measurements(measurements))
+            self._rounds.setdefault(kind, deque(maxlen=MAX_ROUNDS)).append(sum_measurements(measurements))
         self._current = {}
         return {kind: fit(list(rounds)) for kind, rounds in self._rounds.items()}

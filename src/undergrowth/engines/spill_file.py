@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<QQ")  # bytes of the slot, and of the text that follow
 class SpillFile:
     """`folder`: where the file is created at the first write; None: the system's folder for temporary files."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.size = 0  # bytes of the file
         self._free: dict[int, list[int]] = {}  # size of a slot → free slots

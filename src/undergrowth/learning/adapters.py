@@ -18,7 +18,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.core.levels import find_levels
 
 # The last part of the names that `transformers` and the zoo give to the projections of attention.

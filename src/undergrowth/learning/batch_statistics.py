@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from undergrowth.core import AllSelector, Context, Model, Packet, Shard, State, Task
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
-from undergrowth.core.names import FINISH, LOSS, SAMPLES, WEIGHT, X, Y
+from undergrowth.core.names import FINISH, LOSS, RECEIVED, SAMPLES, WEIGHT, X, Y
 from undergrowth.core.reducers import Reducer
 from undergrowth.learning.gradient_client import shuffled_steps, without_small_batches
 
@@ -77,7 +77,7 @@ class StatisticsClient(LoopClient):
         zeros = {name: torch.zeros_like(weights[name]) for name in statistics_names(task.model)}
         seen = next(iter(zeros.values())).new_zeros(())
         finish = {SAMPLES: float(sum(len(order) for order in steps.epochs))}
-        carry: Carry = {"received": weights, "measured": zeros, "seen": seen, FINISH: finish}
+        carry: Carry = {RECEIVED: weights, "measured": zeros, "seen": seen, FINISH: finish}
         if task.sampler.needs_loss:
             carry[LOSS] = torch.zeros_like(seen)
         return carry, steps
@@ -104,7 +104,7 @@ class StatisticsClient(LoopClient):
             now = batch_mean, mean(variances + spread)
             measured.update(zip(names, pool_moments(before, now, fraction[..., None]), strict=True))
 
-        without: dict[str, Any] = {**carry["received"], **dict.fromkeys(measured)}
+        without: dict[str, Any] = {**carry[RECEIVED], **dict.fromkeys(measured)}
         with torch.no_grad(), _record_inputs(task.model, measure):
             logits = task.model.run(without, batch[X]).logits
         carry = {**carry, "measured": measured, "seen": seen + samples}

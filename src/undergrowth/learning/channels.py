@@ -66,7 +66,7 @@ class Found:
         self.axes.setdefault(name, []).append((dimension, channels, block))
 
 
-def find_channels(module: nn.Module, frozen: Collection[str] = ()) -> Found:
+def find_channels(module: nn.Module, frozen: Collection[str]) -> Found:
     """The sets of channels of a module; an InputError if it has a layer or operation that is not supported.
 
     frozen: names of tensors that are not sliced.

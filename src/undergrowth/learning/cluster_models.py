@@ -43,11 +43,16 @@ RESTARTS = 10  # of K-means
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """The option of all methods whose clusters have a common parent."""
+    """What all methods have whose clusters have a common parent: an option, and the models to evaluate."""
 
     one_model_part: ClassVar[bool] = True  # under the name of the cluster
 
     parent_weight: float = option(0.0, "how far clusters move towards their parent's model", at_least=0, at_most=1)
+
+    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
+        """The parent's model as "global", and that of every cluster."""
+        clusters = {f"cluster-{name}": kept[WEIGHTS] for name, kept in state[CLUSTERS].items()}
+        return {"global": state[MODEL], **clusters}
 
 
 @dataclass(frozen=True)
@@ -202,11 +207,6 @@ def cluster_labels(points: Tensor, clusters: int, generator: torch.Generator) ->
             best, least = labels, error
     numbers = {label: number for number, label in enumerate(dict.fromkeys(best.tolist()))}
     return torch.tensor([numbers[label] for label in best.tolist()])
-
-
-def models_of(state: State) -> dict[str, Weights]:
-    """The parent's model as "global" and that of every cluster, for `Method.models`."""
-    return {"global": state[MODEL], **{f"cluster-{name}": kept[WEIGHTS] for name, kept in state[CLUSTERS].items()}}
 
 
 def model_of(state: State, cluster: str | None) -> Weights:

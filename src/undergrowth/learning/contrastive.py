@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undergrowth.core import Context, Packet, Shard, State, Steps, Task, Weights
+from undergrowth.core.names import MODEL
 from undergrowth.learning.features import augmented_inputs, features_of
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.objectives import LossInputs, Objective
@@ -44,14 +45,14 @@ class ContrastiveClient(GradientClient):
         # augmentation, every epoch has other inputs and needs a pass.
         if task.augmentation is not None:
             near_visits = _visited_features(task, down.tensors, steps)
-            far_visits = _visited_features(task, own["model"], steps) if "model" in own else near_visits
+            far_visits = _visited_features(task, own[MODEL], steps) if MODEL in own else near_visits
             return replace(steps, visits={**steps.visits, NEAR: near_visits, FAR: far_visits})
         near = features_of(task, down.tensors, shard.x, "head").flatten(1)
-        far = features_of(task, own["model"], shard.x, "head").flatten(1) if "model" in own else near
+        far = features_of(task, own[MODEL], shard.x, "head").flatten(1) if MODEL in own else near
         return replace(steps, data={**steps.data, NEAR: near, FAR: far})
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        return trained.packet, {"model": dict(trained.tensors)}
+        return trained.packet, {MODEL: dict(trained.tensors)}
 
 
 def _visited_features(task: Task, weights: Weights, steps: Steps) -> tuple[Tensor, ...]:

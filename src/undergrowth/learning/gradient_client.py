@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -153,8 +153,7 @@ class GradientClient(LoopClient):
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         task = task.of_device(carry.get(MODEL_NAME, ""), self.view)
-        if task.augmentation is not None and AUGMENT in batch:
-            batch = {**batch, X: task.augmentation.apply(batch[X], batch[AUGMENT])}
+        batch = augmented(task, batch)
         optimiser, parameters = self._optimiser(task), dict(carry[PARAMETERS])
         plain = optimiser == Sgd() and not task.model.mixed
         descent = Descent(carry["lr"], carry.get("descending")) if plain else None
@@ -256,14 +255,16 @@ def without_small_batches(steps: Steps, smallest: int, drop_last: bool) -> Steps
         rest = samples % steps.batch
         return samples - rest if rest < smallest or (drop_last and samples > rest) else samples
 
-    if all(kept(len(order)) == len(order) for order in steps.epochs):
-        return steps
-    epochs = tuple(order[: kept(len(order))] for order in steps.epochs)
-    visits = {
-        name: tuple(values[: len(order)] for values, order in zip(every, epochs, strict=True))
-        for name, every in steps.visits.items()
-    }
-    return replace(steps, epochs=epochs, visits=visits)
+    lengths = [len(order) for order in steps.epochs]
+    shorter = [kept(length) for length in lengths]
+    return steps if shorter == lengths else steps.cut(shorter)
+
+
+def augmented(task: Task, batch: Batch) -> Batch:
+    """The batch with the random changes that were drawn for its inputs, if there are any."""
+    if task.augmentation is None or AUGMENT not in batch:
+        return batch
+    return {**batch, X: task.augmentation.apply(batch[X], batch[AUGMENT])}
 
 
 def gradients_of(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from undergrowth.core import are_finite
-from undergrowth.core.client import Carry, Loop
+from undergrowth.core import Carry, are_finite
+from undergrowth.core.client import Loop
 from undergrowth.core.names import BUFFERS, FINISH, PARAMETERS, PROBLEM
 from undergrowth.learning.gradient_client import Trained
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from undergrowth.core import LoopClient, Packet, Server, State, Sum, Task, Updates, Weights
-from undergrowth.core.client import Carry, Loop
+from undergrowth.core import Carry, LoopClient, Packet, Server, State, Sum, Task, Updates, Weights
+from undergrowth.core.client import Loop
 from undergrowth.core.names import MODEL, PROBLEM
 from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.kept_model import check_models, problem_tags

@@ -35,11 +35,11 @@ def utilisation(fraction: float, flops: float, f_lambda: float) -> float:
     return min(1.0, (1 - fraction) * f_lambda / flops)
 
 
-def prune(model: Model, weights: Weights, fraction: float, whole: float = WHOLE) -> Weights:
+def prune(model: Model, weights: Weights, fraction: float) -> Weights:
     """The weights without `fraction` of the channels of every layer; with a fraction of 0 the weights themselves."""
     if fraction == 0:
         return weights
-    return widths_of(model).take(weights, strongest_channels(model, weights, fraction, whole))
+    return widths_of(model).take(weights, strongest_channels(model, weights, fraction))
 
 
 def strongest_channels(model: Model, weights: Weights, fraction: float, whole: float = WHOLE) -> list[Tensor]:

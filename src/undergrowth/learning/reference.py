@@ -102,7 +102,7 @@ def elastic_loss(strength: float) -> Objective:
     return TaskLoss() + Consolidation(strength)
 
 
-def distillation_loss(alpha: float, temperature: float, form: str = FORMS[0]) -> Objective:
+def distillation_loss(alpha: float, temperature: float, form: str = CITED) -> Objective:
     """The loss of KD from the received model.
 
     cited: (1 − α)·task loss + α·T²·KL, the form of Hinton et al. and Yu et al. averaged: the same with KL divided by

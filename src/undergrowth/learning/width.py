@@ -182,13 +182,9 @@ class SlicedModel(ModelView):
             return self.whole.run(weights, x, **options)
 
     def for_another_thread(self) -> SlicedModel:
-        return type(self)(_share_widths(self.whole, self.whole.for_another_thread()))
-
-
-def _share_widths(known: Model, other: Model) -> Model:
-    """`other`, which has the same module as `known` and so is sliced in the same way."""
-    _KNOWN[other] = widths_of(known)
-    return other
+        whole = self.whole.for_another_thread()
+        _KNOWN[whole] = self.widths  # of the same layers, so it is sliced in the same way
+        return type(self)(whole)
 
 
 def _widths_of_other(model: Model, problem: InputError) -> Widths:

@@ -30,11 +30,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, Weights, option
-from undergrowth.core.names import AUGMENT, BUFFERS, PARAMETERS, X
-from undergrowth.core.server import model_in
+from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, Weights, model_in, option
+from undergrowth.core.names import BUFFERS, PARAMETERS, RECEIVED
 from undergrowth.learning import AveragingServer, GradientClient
-from undergrowth.learning.gradient_client import gradients_of
+from undergrowth.learning.gradient_client import augmented, gradients_of
 
 MIXTURE = "mixture"  # in carries and own states: α_k
 
@@ -64,12 +63,9 @@ class APFLClient(GradientClient):
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         mixture, personal, received = carry[MIXTURE], carry["personal"], carry[PARAMETERS]
-        inputs = batch
-        if task.augmentation is not None and AUGMENT in batch:
-            inputs = {**batch, X: task.augmentation.apply(batch[X], batch[AUGMENT])}
         mixed = mix(received, personal[PARAMETERS], mixture)
         gradients, buffers, _ = gradients_of(
-            task, self.objective, mixed, personal[BUFFERS], carry["received"], inputs, self.split
+            task, self.objective, mixed, personal[BUFFERS], carry[RECEIVED], augmented(task, batch), self.split
         )
         if self.options.adaptive and "stepped" not in carry:
             slopes = [

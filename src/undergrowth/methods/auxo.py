@@ -40,9 +40,8 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from undergrowth.core import Collect, Context, Method, Packet, State, Task, WeightedMean, Weights, option
+from undergrowth.core import Collect, Context, Method, Packet, State, Task, WeightedMean, Weights, add_upload, option
 from undergrowth.core.names import MODEL
-from undergrowth.core.reducers import add_upload
 from undergrowth.learning.cluster_models import (
     CLUSTERS,
     MEMBERS,
@@ -54,7 +53,6 @@ from undergrowth.learning.cluster_models import (
     cluster_labels,
     directions,
     model_of,
-    models_of,
     nearest_clusters,
 )
 from undergrowth.learning.servers import has_no_samples
@@ -205,9 +203,6 @@ class Auxo(ClusterOptions, Method):
     @property
     def server(self) -> AuxoServer:
         return AuxoServer(self)
-
-    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        return models_of(state)
 
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
         return model_of(state, cluster_of(state, device))

@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import Context, LazyMapping, Method, Packet, State, Sum, Task, View, Weights
-from undergrowth.core.client import Carry, Loop
-from undergrowth.core.names import PROBLEM, SEED
-from undergrowth.core.server import Plan, Server
+from undergrowth.core import Carry, Context, LazyMapping, Method, Packet, Plan, Server, State, Sum, Task, View, Weights
+from undergrowth.core.client import Loop
+from undergrowth.core.names import MODEL, PROBLEM, SEED
 from undergrowth.learning import GradientClient, Trained
 from undergrowth.learning.kept_model import check_models, problem_tags
 
@@ -33,13 +32,13 @@ class LocalClient(GradientClient):
         return super().ignored_settings | {"links.down", "links.feedback", "links.up"}  # codecs are for tensors
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
-        return own.get("model") or task.model.initial(int(down.scalars[SEED]))
+        return own.get(MODEL) or task.model.initial(int(down.scalars[SEED]))
 
     def after_steps(self, task: Task, loops: Sequence[Loop]) -> list[Carry]:
         return check_models(loops)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        return Packet(scalars=trained.scalars, tags=problem_tags(trained)), {"model": dict(trained.tensors)}
+        return Packet(scalars=trained.scalars, tags=problem_tags(trained)), {MODEL: dict(trained.tensors)}
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,11 @@ class Bound(Method):
     keeps_model: ClassVar[bool] = True
 
     def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        trained = LazyMapping(own, lambda device: own[device]["model"])
+        trained = LazyMapping(own, lambda device: own[device][MODEL])
         return trained or {"start": task.model.initial(int(state[SEED]))}
 
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
-        return own["model"] if own else task.model.initial(int(state[SEED]))
+        return own[MODEL] if own else task.model.initial(int(state[SEED]))
 
 
 @dataclass(frozen=True)

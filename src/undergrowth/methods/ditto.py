@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from undergrowth.core import Context, InputError, LoopClient, Method, Packet, State, Task, Updates, Weights, option
 from undergrowth.core.client import Carry, Loop
-from undergrowth.core.names import PROBLEM
+from undergrowth.core.names import MODEL, PROBLEM
 from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, Objective, Proximal, TaskLoss, Trained
 from undergrowth.learning.kept_model import check_models, problem_tags
@@ -39,7 +39,7 @@ class PersonalClient(GradientClient):
     """Trains its own model towards the received one, and sends nothing. own: `model` is v_k."""
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
-        weights, centre = own.get("model") or down.tensors, down.tensors
+        weights, centre = own.get(MODEL) or down.tensors, down.tensors
         # One order of names for all devices, also for those without a model yet.
         return {
             **{name: weights[name] for name in task.model.shapes},
@@ -50,7 +50,7 @@ class PersonalClient(GradientClient):
         return check_models(loops)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        return Packet(tags=problem_tags(trained, "of the personal model, ")), {"model": dict(trained.tensors)}
+        return Packet(tags=problem_tags(trained, "of the personal model, ")), {MODEL: dict(trained.tensors)}
 
 
 @dataclass(frozen=True)
@@ -102,4 +102,4 @@ class Ditto(Method):
         return DittoServer(options=self)
 
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
-        return own.get("model") or model_in(state)
+        return own.get(MODEL) or model_in(state)

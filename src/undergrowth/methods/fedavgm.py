@@ -15,8 +15,8 @@ import torch
 
 from undergrowth.core import Context, Method, Packet, Server, State, Task, WeightedMean, option
 from undergrowth.core.names import MODEL
-from undergrowth.learning import GradientClient
-from undergrowth.learning.servers import has_no_samples, mean_changes, model_mismatch, with_mean_buffers
+from undergrowth.learning import GradientClient, model_mismatch
+from undergrowth.learning.servers import has_no_samples, mean_changes, with_mean_buffers
 
 
 @dataclass(frozen=True)

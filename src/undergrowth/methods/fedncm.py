@@ -33,7 +33,7 @@ from torch.nn import functional
 
 from undergrowth.core import Context, InputError, Method, Packet, Plan, Reducer, Server, Shard, State, Sum, Task, View
 from undergrowth.core.client import Batch, Carry, LoopClient, Steps
-from undergrowth.core.names import MODEL, WEIGHT, X, Y
+from undergrowth.core.names import MODEL, RECEIVED, WEIGHT, X, Y
 from undergrowth.core.server import model_in
 
 HEAD = "head"  # the level
@@ -66,7 +66,7 @@ class ClassSumsClient(LoopClient):
     def begin(self, task: Task, down: Packet, shard: Shard, own: State, context: Context) -> tuple[Carry, Steps]:
         weight = down.tensors[head_weight(task)]
         carry = {
-            "received": down.tensors,
+            RECEIVED: down.tensors,
             SUMS: weight.new_zeros(task.classes, weight.shape[1]),
             COUNTS: weight.new_zeros(task.classes),
         }
@@ -74,7 +74,7 @@ class ClassSumsClient(LoopClient):
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         with torch.no_grad():
-            features = task.model.run(carry["received"], batch[X], stop=HEAD).logits.to(carry[SUMS].dtype)
+            features = task.model.run(carry[RECEIVED], batch[X], stop=HEAD).logits.to(carry[SUMS].dtype)
             classes = functional.one_hot(batch[Y], task.classes).to(features.dtype)
             if WEIGHT in batch:  # the samples of several clients, one after the other; padding has weight 0
                 classes = classes * (batch[WEIGHT] > 0).unsqueeze(1)

@@ -33,7 +33,7 @@ from torch import Tensor
 from undergrowth.core import AllSelector, Context, Method, Packet, Plan, Shard, State, Task, View, Weights, option
 from undergrowth.core.client import Carry, Steps
 from undergrowth.core.compound_reducers import Collect, Named
-from undergrowth.core.names import FINISH, MODEL
+from undergrowth.core.names import FINISH, MODEL, RECEIVED
 from undergrowth.core.reducers import Reducer, WeightedMean
 from undergrowth.learning import AveragingServer, FewShotSelector, GradientClient, TaskLoss, Trained, model_mismatch
 from undergrowth.learning.clustering import representatives
@@ -57,7 +57,7 @@ class FedSplitClient(GradientClient):
         carry, steps = super().begin(task, down, shard, own, context)
         if PLAIN in down.tags:
             return carry, steps
-        maps = features_of(task, carry["received"], shard.x, self.options.level)
+        maps = features_of(task, carry[RECEIVED], shard.x, self.options.level)
         kept = self._select(task, maps, shard, context.generator("maps"))
         selected = {"maps": maps[kept.to(maps.device)], "labels": shard.y[kept.to(shard.y.device)]}
         return {**carry, FINISH: {**carry[FINISH], "maps": selected}}, steps

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, Context, Method, Packet, Shard, State, Steps, Task, option
-from undergrowth.core.names import BUFFERS, KEYS, PARAMETERS, X
+from undergrowth.core.names import BUFFERS, KEYS, PARAMETERS, RECEIVED, X
 from undergrowth.learning import (
     GradientClient,
     LossInputs,
@@ -87,9 +87,9 @@ class FjORDClient(GradientClient):
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
         if self.options.distill:
-            received, kept = carry["received"], carry[KEPT]
-            after = super().step(task, {**carry, "received": {**received, KEPT: kept[..., 0, :]}}, batch)
-            return {**after, "received": received, KEPT: kept.roll(-1, -2)}
+            received, kept = carry[RECEIVED], carry[KEPT]
+            after = super().step(task, {**carry, RECEIVED: {**received, KEPT: kept[..., 0, :]}}, batch)
+            return {**after, RECEIVED: received, KEPT: kept.roll(-1, -2)}
         parameters, buffers, kept = carry[PARAMETERS], carry[BUFFERS], carry[KEPT]
         masks = widths_of(task.model).masks({**parameters, **buffers}, kept[..., 0, :])
         narrow = {name: value * masks[name] if name in masks else value for name, value in parameters.items()}

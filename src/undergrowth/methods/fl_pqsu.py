@@ -22,14 +22,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from undergrowth.core import Context, Method, Packet, Reducer, Server, State, Task, View, WeightedMean, option
+from undergrowth.core import Context, Method, Packet, Plan, Reducer, Server, State, Task, View, WeightedMean, option
 from undergrowth.core.names import MODEL, SAMPLES
-from undergrowth.core.server import Plan
-from undergrowth.learning import GradientClient, Trained
+from undergrowth.learning import GradientClient, Trained, widths_of
 from undergrowth.learning.batch_statistics import VARIANCE
 from undergrowth.learning.pruning import MAX_PRUNED, strongest_channels
 from undergrowth.learning.quantisation import dequantise, quantise
-from undergrowth.learning.width import SlicedModel, widths_of
+from undergrowth.learning.width import SlicedModel
 
 CODES, SCALES = "codes/", "scales/"  # prefixes of the tensors of an upload
 SKIPPED = "skipped"  # scalar of a partial result: uploads without an update

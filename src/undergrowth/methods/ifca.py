@@ -23,7 +23,6 @@ Departures: the paper averages models or gradients with equal weights, here by s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,7 +39,6 @@ from undergrowth.learning.cluster_models import (
     OneShotOptions,
     OneShotServer,
     model_of,
-    models_of,
 )
 
 CLUSTER = "cluster"  # of the device's own state
@@ -111,9 +109,6 @@ class IFCA(OneShotOptions, Method):
     @property
     def server(self) -> IFCAServer:
         return IFCAServer(self)
-
-    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        return models_of(state)
 
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
         return model_of(state, own.get(CLUSTER, state[MEMBERS].get(device)))

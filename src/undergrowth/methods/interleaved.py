@@ -42,12 +42,12 @@ from undergrowth.core import (
     Updates,
     View,
     Weights,
+    model_in,
     option,
 )
 from undergrowth.core.client import Loop
 from undergrowth.core.names import LOSS, MODEL, PHASE, SAMPLES, SEED
 from undergrowth.core.samplers import count_of
-from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, Trained
 from undergrowth.learning.adaptation import (
     ALONE,
@@ -60,7 +60,7 @@ from undergrowth.learning.adaptation import (
     validation_loss,
 )
 from undergrowth.learning.planning import ask_each
-from undergrowth.learning.reference import FORMS
+from undergrowth.learning.reference import CITED, FORMS
 from undergrowth.learning.servers import has_no_samples
 
 TRAIN, COMPARE, ADAPT = "train", "compare", "adapt"  # phases
@@ -227,7 +227,7 @@ class Interleaved(Method):
     adapt_epochs: int | None = option(None, "epochs of an adaptation; None: the run's", at_least=1)
     alone_epochs: int = option(5, "epochs of the model that a device trains alone", at_least=1)
     validation: float = option(0.2, "fraction of a device's samples to compare models on", above=0, below=1)
-    form: str = option(FORMS[0], "the loss of kd: cited, printed, or averaged over classes", choices=FORMS)
+    form: str = option(CITED, "the loss of kd: cited, printed, or averaged over classes", choices=FORMS)
     alone_every: int | None = option(None, "comparisons after which devices train alone again; None: never", at_least=1)
 
     def check(self) -> None:

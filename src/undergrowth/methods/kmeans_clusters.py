@@ -23,18 +23,10 @@ one round of training is clustered, and by direction only, so that a device's am
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from undergrowth.core import Method, State, Task, Weights
-from undergrowth.learning.cluster_models import (
-    MEMBERS,
-    ClusterClient,
-    OneShotOptions,
-    OneShotServer,
-    model_of,
-    models_of,
-)
+from undergrowth.learning.cluster_models import MEMBERS, ClusterClient, OneShotOptions, OneShotServer, model_of
 
 
 @dataclass(frozen=True)
@@ -44,9 +36,6 @@ class KMeansClusters(OneShotOptions, Method):
     @property
     def server(self) -> OneShotServer:
         return OneShotServer(self)
-
-    def models(self, task: Task, state: State, own: Mapping[str, State]) -> Mapping[str, Weights]:
-        return models_of(state)
 
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
         return model_of(state, state[MEMBERS].get(device))

@@ -45,10 +45,10 @@ from undergrowth.core import (
     View,
     WeightedMean,
     Weights,
+    model_in,
     option,
 )
 from undergrowth.core.names import EPOCHS, MODEL
-from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, Trained, learning_rate
 
 STEPS = "steps"  # scalar of downloads: number of training steps
@@ -64,7 +64,7 @@ class L2GDClient(GradientClient):
         return super().ignored_settings | {"train.epochs"}
 
     def start(self, task: Task, down: Packet, own: State) -> Weights:
-        kept, pull = own.get("model"), down.scalars[PULL]
+        kept, pull = own.get(MODEL), down.scalars[PULL]
         if kept is None:
             return down.tensors
         return {
@@ -81,7 +81,7 @@ class L2GDClient(GradientClient):
         return carry, first_steps(steps, count)
 
     def upload(self, trained: Trained) -> tuple[Packet, State]:
-        return trained.packet, {"model": dict(trained.tensors)}
+        return trained.packet, {MODEL: dict(trained.tensors)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class L2GD(Method):
         return L2GDServer(reducer=WeightedMean(None), options=self)
 
     def personal(self, task: Task, state: State, own: State, device: str) -> Weights:
-        return own.get("model") or model_in(state)
+        return own.get(MODEL) or model_in(state)
 
 
 def draw_counts(p: float, context: Context) -> tuple[float, float]:
@@ -145,16 +145,10 @@ def draw_counts(p: float, context: Context) -> tuple[float, float]:
 
 
 def first_steps(steps: Steps, count: int) -> Steps:
-    """The first `count` steps."""
-    orders: list[torch.Tensor] = []
+    lengths: list[int] = []
     for order in steps.epochs:
-        orders.append(order[: count * steps.batch])
-        count -= -(-len(orders[-1]) // steps.batch)
+        lengths.append(min(len(order), count * steps.batch))
+        count -= -(-lengths[-1] // steps.batch)
         if count <= 0:
             break
-    lengths = [len(order) for order in orders]
-    visits = {
-        name: tuple(value[:length] for value, length in zip(values, lengths, strict=False))
-        for name, values in steps.visits.items()
-    }
-    return replace(steps, epochs=tuple(orders), visits=visits)
+    return steps.cut(lengths)

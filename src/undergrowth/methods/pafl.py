@@ -54,7 +54,7 @@ from undergrowth.learning import (
     elastic_loss,
     weighted_sum,
 )
-from undergrowth.learning.reference import FORMS
+from undergrowth.learning.reference import CITED, FORMS
 
 SINCE = "since"  # tag of downloads, in states: the first round with the same μ and D as this one
 TERMS = ("h_kd", "h_ewc")
@@ -125,7 +125,7 @@ class PaFL(Method):
     temperature: float = option(6.0, "h_kd: divides the logits of both models", above=0)
     alpha: float = option(0.95, "h_kd: weight of the term with the received model's logits", at_least=0, at_most=1)
     form: str = option(
-        FORMS[0], "h_kd: the loss of the cited work, as the paper prints it, or with a mean over classes", choices=FORMS
+        CITED, "h_kd: the loss of the cited work, as the paper prints it, or with a mean over classes", choices=FORMS
     )
     lam: float = option(5000.0, "h_ewc: strength of the pull towards the received weights", at_least=0)
 

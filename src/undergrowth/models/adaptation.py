@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from undergrowth.core import InputError
 from undergrowth.core.binding import freeze_buffers
-from undergrowth.core.errors import InputError
 from undergrowth.models.staged import Staged
 
 

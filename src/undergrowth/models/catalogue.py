@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from undergrowth.core.errors import InputError, find_meant, suggest
+from undergrowth.core import InputError, find_meant, suggest
 from undergrowth.models import (
     cnn,
     efficientnet,

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from torch import nn
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.models.architecture import Architecture, Option
 from undergrowth.models.initialisation import INITS, Init
 

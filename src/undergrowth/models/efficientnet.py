@@ -11,10 +11,8 @@ trained with TensorFlow on pixels (x − 127) / 128, so the model pads as Tensor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 
 from torch import nn
 
@@ -23,34 +21,28 @@ from undergrowth.models.layers import Layers
 from undergrowth.models.mobile import MIN_IMAGE_SIDE, STRIDE_HELP, BlockSizes, Design, SqueezeExcitation, build_mobile
 from undergrowth.models.staged import Staged
 
-# Table 1 of the paper: group of blocks with the same map size, blocks, widening factor, kernel, stride, outputs.
-ROWS = (
-    (1, 1, 1, 3, 1, 16),
-    (2, 2, 6, 3, 2, 24),
-    (3, 2, 6, 5, 2, 40),
-    (4, 3, 6, 3, 2, 80),
-    (4, 3, 6, 5, 1, 112),
-    (5, 4, 6, 5, 2, 192),
-    (5, 1, 6, 3, 1, 320),
+# Table 1 of the paper, by groups of blocks with the same map size: blocks, widening factor, kernel, stride, outputs.
+GROUPS = (
+    ((1, 1, 3, 1, 16),),
+    ((2, 6, 3, 2, 24),),
+    ((2, 6, 5, 2, 40),),
+    ((3, 6, 3, 2, 80), (3, 6, 5, 1, 112)),
+    ((4, 6, 5, 2, 192), (1, 6, 3, 1, 320)),
 )
 STEM = 32
 
 
-def _blocks(activation: type[nn.Module]) -> Iterator[tuple[int, BlockSizes]]:
+def _groups(activation: type[nn.Module]) -> list[list[BlockSizes]]:
+    groups: list[list[BlockSizes]] = []
     inputs = STEM
-    for group, count, factor, kernel, stride, outputs in ROWS:
-        for position in range(count):
-            # The squeezed units are a quarter of the inputs of the block, not of the widened channels.
-            yield (
-                group,
-                BlockSizes(kernel, factor * inputs, outputs, inputs // 4, 1 if position else stride, activation),
-            )
-            inputs = outputs
-
-
-def _groups(activation: type[nn.Module]) -> tuple[tuple[BlockSizes, ...], ...]:
-    grouped = groupby(_blocks(activation), key=lambda row: row[0])
-    return tuple(tuple(sizes for _, sizes in rows) for _, rows in grouped)
+    for rows in GROUPS:
+        groups.append([])
+        for count, factor, kernel, stride, outputs in rows:
+            for first in [stride] + [1] * (count - 1):
+                # The squeezed units are a quarter of the inputs of the block, not of the widened channels.
+                groups[-1].append(BlockSizes(kernel, factor * inputs, outputs, inputs // 4, first, activation))
+                inputs = outputs
+    return groups
 
 
 B0 = Design(

@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from itertools import groupby
 
 from torch import nn
 
@@ -17,28 +15,30 @@ from undergrowth.models.layers import Layers
 from undergrowth.models.mobile import MIN_IMAGE_SIDE, STRIDE_HELP, BlockSizes, Design, SqueezeExcitation, build_mobile
 from undergrowth.models.staged import Staged
 
-# Group of blocks with the same map size, whether blocks are fused, blocks, widening factor, stride, outputs.
-ROWS = (
-    (1, True, 1, 1, 1, 16),
-    (2, True, 2, 4, 2, 32),
-    (3, True, 2, 4, 2, 48),
-    (4, False, 3, 4, 2, 96),
-    (4, False, 5, 6, 1, 112),
-    (5, False, 8, 6, 2, 192),
+# By groups of blocks with the same map size: whether blocks are fused, blocks, widening factor, stride, outputs.
+GROUPS = (
+    ((True, 1, 1, 1, 16),),
+    ((True, 2, 4, 2, 32),),
+    ((True, 2, 4, 2, 48),),
+    ((False, 3, 4, 2, 96), (False, 5, 6, 1, 112)),
+    ((False, 8, 6, 2, 192),),
 )
 STEM, LAST, KERNEL = 32, 1280, 3
 MIN_CHANNELS = 8
 
 
-def _blocks(width: int) -> Iterator[tuple[int, BlockSizes]]:
+def _groups(width: int) -> list[list[BlockSizes]]:
+    groups: list[list[BlockSizes]] = []
     inputs = scale(STEM, width)
-    for group, fused, count, factor, stride, published in ROWS:
-        outputs = scale(published, width)
-        for position in range(count):
-            squeezed = 0 if fused else inputs // 4
-            first = stride if position == 0 else 1
-            yield group, BlockSizes(KERNEL, factor * inputs, outputs, squeezed, first, nn.SiLU, fused)
-            inputs = outputs
+    for rows in GROUPS:
+        groups.append([])
+        for fused, count, factor, stride, published in rows:
+            outputs = scale(published, width)
+            for first in [stride] + [1] * (count - 1):
+                squeezed = 0 if fused else inputs // 4
+                groups[-1].append(BlockSizes(KERNEL, factor * inputs, outputs, squeezed, first, nn.SiLU, fused))
+                inputs = outputs
+    return groups
 
 
 def scale(channels: int, width: int) -> int:
@@ -47,11 +47,10 @@ def scale(channels: int, width: int) -> int:
 
 
 def make(shape: tuple[int, ...], classes: int, layers: Layers, stride: int, width: int) -> Staged:
-    groups = groupby(_blocks(width), key=lambda row: row[0])
     design = Design(
         name="efficientnetv2-b0",
         stem=scale(STEM, width),
-        groups=[[sizes for _, sizes in rows] for _, rows in groups],
+        groups=_groups(width),
         last=scale(LAST, width),
         activation=nn.SiLU,
         gate=partial(SqueezeExcitation, activation=nn.SiLU, squash=nn.Sigmoid),

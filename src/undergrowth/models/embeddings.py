@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 
 UNKNOWN = 1
 FIRST_WORD = 2

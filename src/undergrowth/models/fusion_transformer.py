@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.models.architecture import Architecture
 from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged

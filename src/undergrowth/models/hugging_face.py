@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.models.adaptation import Resize
 from undergrowth.models.checks import check_classes, check_freeze
+from undergrowth.models.staged import stage_at
 from undergrowth.models.transformer import thirds
 
 PREFIX = "hf:"
@@ -109,9 +110,7 @@ class Classifier(nn.Module):
 
     def freeze_below(self, level: str) -> None:
         """No parameter below `level` is trained. A backbone is frozen as a whole, or up to one of its layers."""
-        if level not in self.levels:
-            raise InputError(f"split level '{level}' is not a level of this model; {suggest(level, self.levels)}")
-        first = self.levels[level]
+        first = stage_at(self.levels, level)
         reached = False
         for name, layer in self.named_modules():
             reached = reached or name == first

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undergrowth.core.dropout import KeyedDropout
+from undergrowth.core import KeyedDropout
 from undergrowth.models.initialisation import Init, initialise
 
 MAX_GROUPS = 32

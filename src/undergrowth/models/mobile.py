@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
 

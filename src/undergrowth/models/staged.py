@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 
 
 class Staged(nn.Sequential):
@@ -32,6 +32,11 @@ class Staged(nn.Sequential):
 
     def position(self, level: str) -> int:
         """The number of stages below a split level."""
-        if level not in self.levels:
-            raise InputError(f"split level '{level}' is not a level of this model; {suggest(level, self.levels)}")
-        return list(self._modules).index(self.levels[level])
+        return list(self._modules).index(stage_at(self.levels, level))
+
+
+def stage_at(levels: Mapping[str, str], level: str) -> str:
+    """The stage or submodule at a split level."""
+    if level not in levels:
+        raise InputError(f"split level '{level}' is not a level of this model; {suggest(level, levels)}")
+    return levels[level]

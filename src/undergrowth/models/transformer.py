@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.models.architecture import Architecture
 from undergrowth.models.embeddings import TrainedEmbedding
 from undergrowth.models.layers import Layers

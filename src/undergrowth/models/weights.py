@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.learning.adapters import with_adapted_names
 from undergrowth.models.published import with_own_names
 

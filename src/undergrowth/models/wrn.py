@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.models.architecture import Architecture
 from undergrowth.models.layers import Layers
 from undergrowth.models.staged import Staged
@@ -19,7 +19,7 @@ MAX_DEPTH = 1000
 class PreActivationBlock(nn.Module):
     """Twice normalisation, ReLU and convolution. If the shape changes, the shortcut convolves the activated input."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers, dropout: float = 0.0) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers, dropout: float) -> None:
         super().__init__()
         self.norm1 = layers.normalisation(inputs)
         self.convolution1 = layers.convolution(inputs, outputs, 3, stride)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undergrowth.core.task_kind import FRACTIONS
-from undergrowth.report.figures import Figure, axis, build_figure, colour, cost_of, legend_group
+from undergrowth.report.figures import Figure, axis, build_figure, colour, cost_of, legend_group, shorten
 from undergrowth.report.groups import Group
 from undergrowth.report.run_record import finite
 from undergrowth.report.tables import count
@@ -21,7 +21,7 @@ from undergrowth.report.tables import count
 _BINS = 20
 _MAX_BINS_WITH_TICKS = 14  # one tick per whole number
 MAX_POINTS = 1500  # in a scatter plot
-_MAX_LABEL = 24  # letters of the name of a group beside its box
+_MAX_LABEL = 24  # letters of the name of a group beside its box, for narrow screens
 _PIXELS_PER_BOX = 34
 _MAX_DEVICE_CLASSES = 12
 _MAX_WHOLE_TICKS = 8
@@ -82,14 +82,9 @@ def box_figure(
         for place, (label, own) in enumerate(zip(labels, values, strict=True))
         if len(own)
     ]  # fmt: skip
-    ticks = {"tickvals": list(range(len(labels))), "ticktext": [_shorten(label) for label in labels]}
+    ticks = {"tickvals": list(range(len(labels))), "ticktext": [shorten(label, _MAX_LABEL) for label in labels]}
     y_axis = axis("", **ticks, range=[len(labels) - 0.5, -0.5], showgrid=False)
     return build_figure(boxes, title, x_axis, y_axis, height=90 + _PIXELS_PER_BOX * len(labels))
-
-
-def _shorten(label: str) -> str:
-    """A label with at most 24 letters, for the axis of a figure on a narrow screen."""
-    return label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 1]}…"
 
 
 def _value_axis(key: str) -> dict[str, Any]:

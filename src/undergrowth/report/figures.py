@@ -48,6 +48,11 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, **more}
 
 
+def shorten(text: str, length: int) -> str:
+    """`text` in at most `length` characters, for an axis or a title."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
 def legend_group(place: int) -> str:
     """The group of all traces of a group of runs, which the page hides and shows together."""
     return f"group-{place}"

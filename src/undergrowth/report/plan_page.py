@@ -14,12 +14,10 @@ from undergrowth.report.plan_tree import TREE_COLUMNS, explain_tree, tree_lines
 from undergrowth.report.tables import cost_cells, cost_titles, count, duration, size
 from undergrowth.runs.atomic_files import check_target, replace_file
 from undergrowth.runs.config import Experiment
-from undergrowth.runs.planning import takes_part
+from undergrowth.runs.planning import Row, takes_part
 
 if TYPE_CHECKING:
     from undergrowth.report.plan_report import PlanReport
-
-Row = dict[str, Any]
 
 COLUMNS = (
     "method", "device class", "devices", "time", "runtime", "training", *cost_titles(ROUND_COSTS), "verdict",

@@ -85,7 +85,7 @@ def plan(method: str | Method | Sequence[str | Method] | None = None, **argument
 
 def build_plan(
     experiment: Experiment,
-    methods: Sequence[str | Method] = (),
+    methods: Sequence[str | Method],
     data: Dataset | Population | None = None,
     model: Callable[[], nn.Module] | None = None,
     watch: Callable[[Iterator[Row]], Iterable[Row]] = iter,

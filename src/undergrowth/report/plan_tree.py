@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from undergrowth.report.tables import WideOrNarrow, count, duration, energy, size, stackable_table
-
-Row = dict[str, Any]
+from undergrowth.runs.planning import Row
 
 TREE_COLUMNS = ("method", "level", "servers", "children", "link", "down", "up", "round", "network", "late")
 _STACKED = ((0,), (1,), (2, 3), (4,), (5, 6), (7, 8), (9,))  # columns that share the width of one in a narrow terminal

@@ -141,8 +141,8 @@ def _add_curves(page: Page, groups: Sequence[Group]) -> None:
     if not page.figures(first):
         page.text("No round is finished yet.")
         return
-    others = [name for name in _all_metrics(groups) if name != metric]
-    more = [curves.metric_per_round(groups, name) for name in dict.fromkeys([*others, "loss"]) if name != metric]
+    others = dict.fromkeys([*_all_metrics(groups), "loss"])
+    more = [curves.metric_per_round(groups, name) for name in others if name != metric]
     page.figures([*more, curves.metric_against_cost(groups, metric, "flops")])
 
 

@@ -196,7 +196,6 @@ class PlainTable(Table):
 
 
 def _lines(rows: Iterable[Sequence[str]], place: int) -> list[str]:
-    """The lines of a column."""
     return [line for row in rows for line in row[place].split("\n")]
 
 

@@ -24,7 +24,7 @@ from undergrowth.reproduce.weights import weights_source
 from undergrowth.runs import Store
 from undergrowth.runs.engine_builder import check_torch_device
 from undergrowth.sweeps.jobs import Job, RunIndex
-from undergrowth.sweeps.worker_pool import JobResults, WorkerPool
+from undergrowth.sweeps.worker_pool import JobResults, OnProgress, WorkerPool
 
 AUTO = "auto"
 
@@ -40,9 +40,12 @@ class Workload:
 
 
 OnPlan = Callable[[Workload], None]
-OnProgress = Callable[[Job, float], None]
 OnResult = Callable[[TableResult], None]
 Seeds = Mapping[str, Mapping[Place, int]]  # table → cells that do not have the usual number of seeds
+
+
+def _ignore(*_: Any) -> None:
+    """The hook of who does not want to know."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,12 @@ class Results:
 class Reproduction:
     """Tables and figures that are to be reproduced together: their runs share one pool of workers.
 
-    See `reproduce_tables` for the settings.
+    Each cell and seed is a run in the store of `out`. A second call of `run` reuses finished runs and resumes
+    interrupted ones. `paths` maps data sets to their files; cells whose data is missing are left out. `jobs` runs are
+    executed at a time, of any of the tables; with "auto", as many as are worthwhile on this machine. After `minutes`,
+    no run is started, and running ones stop when they finish their round; results then say which cells are not
+    finished. `changes` are settings that all cells have instead of those of the tables, such as
+    {"data": {"partition": "dirichlet:0.1"}}.
     """
 
     tables: Sequence[str]
@@ -84,7 +92,20 @@ class Reproduction:
             index, results = RunIndex(store), Results()
             return self._workload(self._plan(index, {}, results), store, index, estimate=True)
 
-    def run(self, more_seeds: bool, on_plan: OnPlan, on_progress: OnProgress, on_result: OnResult) -> Results:
+    def run(
+        self,
+        more_seeds: bool = False,
+        on_plan: OnPlan = _ignore,
+        on_progress: OnProgress = _ignore,
+        on_result: OnResult = _ignore,
+    ) -> Results:
+        """Our numbers beside the published ones.
+
+        With `more_seeds`, cells get four seeds if a gap that a conclusion rests on is below two standard errors.
+        `on_plan` is called with the workload before the first job starts, `on_progress` with a job and the finished
+        fraction of it, 0 at its start, and `on_result` with the result of each table once its last run has ended. A
+        table that cannot be run is in `failed` of the result; if none can, its error is raised.
+        """
         self._check()
         until = None if self.minutes is None else time.time() + 60 * self.minutes
         waiting: dict[str, TableResult] = {}  # results of tables whose cells get more seeds
@@ -203,47 +224,18 @@ class Reproduction:
         return self.jobs == AUTO and torch.device(self.device).type == "cuda"
 
 
-def reproduce_tables(
-    tables: Sequence[str],
+def reproduce_table(
+    table: str,
     scale: str = "smoke",
     *,
-    seeds: int | None = None,
     more_seeds: bool = False,
-    paths: Mapping[str, str] | None = None,
-    device: str = "cpu",
-    engine: str | None = None,
-    only: str | None = None,
-    out: str = "runs",
-    jobs: int | str = 1,
-    minutes: float | None = None,
-    changes: Mapping[str, Any] | None = None,
-    on_plan: OnPlan = lambda _: None,
-    on_progress: OnProgress = lambda *_: None,
-    on_result: OnResult = lambda _: None,
-) -> Results:
-    """Our numbers for the tables and figures with the names `tables`, beside the published ones.
-
-    Each cell and seed is a run in the store of `out`. A second call reuses finished runs and resumes interrupted
-    ones. `paths` maps data sets to their files; cells whose data is missing are left out. `jobs` runs are executed at
-    a time, of any of the tables; with "auto", as many as are worthwhile on this machine. With `more_seeds`, cells get
-    four seeds if a gap that a conclusion rests on is below two standard errors. After `minutes`, no run is started,
-    and running ones stop when they finish their round; results then say which cells are not finished. `changes` are
-    settings that all cells have instead of those of the tables, such as {"data": {"partition": "dirichlet:0.1"}}.
-
-    `on_plan` is called with the workload before the first job starts, `on_progress` with a job and the finished
-    fraction of it, 0 at its start, and `on_result` with the result of each table once its last run has ended. A table
-    that cannot be run is in `failed` of the result; if none can, its error is raised.
-    """
-    task = Reproduction(
-        tables, scale, seeds=seeds, paths=paths or {}, device=device, engine=engine, only=only, out=out, jobs=jobs,
-        minutes=minutes, changes=changes or {},
-    )  # fmt: skip
-    return task.run(more_seeds, on_plan, on_progress, on_result)
-
-
-def reproduce_table(table: str, scale: str = "smoke", **settings: Any) -> TableResult:
-    """Our numbers for one table or figure. `settings` are those of `reproduce_tables`."""
-    (result,) = reproduce_tables([table], scale, **settings).tables.values()
+    on_plan: OnPlan = _ignore,
+    on_progress: OnProgress = _ignore,
+    **settings: Any,
+) -> TableResult:
+    """Our numbers for one table or figure. `settings` are those of `Reproduction`, and the rest as in its `run`."""
+    task = Reproduction([table], scale, **settings)
+    (result,) = task.run(more_seeds, on_plan, on_progress).tables.values()
     return result
 
 

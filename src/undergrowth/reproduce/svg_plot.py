@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from undergrowth.report.figures import Figure
+from undergrowth.report.figures import Figure, shorten
 
 WIDTH, PLOT_HEIGHT = 760, 320  # pixels
 LEFT, RIGHT, TOP, BOTTOM, LEGEND_ROW = 60, 20, 34, 56, 20
@@ -99,13 +99,13 @@ def _axes(
     labels: tuple[str, str, str], columns: Sequence[tuple[float, str]], values: Sequence[tuple[float, str]]
 ) -> list[str]:
     bottom, (title, below, beside) = TOP + PLOT_HEIGHT, labels
-    parts = [_text(LEFT, 20, _shortened(title, MAX_TITLE), 'font-size="13" font-weight="bold"')]
+    parts = [_text(LEFT, 20, shorten(title, MAX_TITLE), 'font-size="13" font-weight="bold"')]
     for y, name in values:
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#dddddd"/>')
         parts.append(_text(LEFT - 6, y + 4, name, 'text-anchor="end"'))
     for x, name in columns:
         parts.append(f'<path d="M{x:.1f} {bottom}v4" stroke="{GREY}"/>')
-        parts.append(_text(x, bottom + 18, _shortened(name, MAX_LABEL), 'text-anchor="middle"'))
+        parts.append(_text(x, bottom + 18, shorten(name, MAX_LABEL), 'text-anchor="middle"'))
     parts.append(f'<path d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}" fill="none" stroke="{GREY}"/>')
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, bottom + 38, below, 'text-anchor="middle"'))
     middle = TOP + PLOT_HEIGHT / 2
@@ -180,10 +180,6 @@ def _circle(x: float, y: float, trace: Figure) -> str:
     open_circle = trace.get("marker", {}).get("symbol") == "circle-open"
     fill, radius = ("none", 5) if open_circle else (_colour(trace), 3.5)
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}" stroke="{_colour(trace)}"/>'
-
-
-def _shortened(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _text(x: float, y: float, text: str, style: str = "") -> str:

@@ -29,7 +29,6 @@ _COLUMNS = len(_BEFORE_METRIC) + 1 + len(_AFTER_METRIC)
 
 
 def list_page(folder: Path) -> str:
-    """The page with the list."""
     rows = _read(folder)
     head = "".join(_head_cell(title, numbers) for title, numbers in _columns(shared_title(rows)))
     every = '<th class="tick"><input type="checkbox" id="every" aria-label="tick all runs that are shown"></th>'

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from undergrowth.core import AskId, Context, Packet, State
-from undergrowth.core.asks import Lost, Partial, Refused
+from undergrowth.core import AskId, Context, Lost, Packet, Partial, Refused, State
 from undergrowth.engines import Job, Outcome
 from undergrowth.simulation.clock import Timing
 

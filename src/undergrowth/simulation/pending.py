@@ -6,8 +6,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Any
 
-from undergrowth.core import State
-from undergrowth.core.asks import AskId
+from undergrowth.core import AskId, State
 from undergrowth.engines import Outcome
 from undergrowth.simulation.clock import Timing
 from undergrowth.simulation.open_asks import OpenAsk, from_state, to_state

@@ -22,10 +22,9 @@ from undergrowth.core import InputError
 from undergrowth.report.run_record import flatten
 from undergrowth.runs.config import Experiment
 from undergrowth.runs.sections import section_type
-from undergrowth.sweeps.layers import as_section, merge_layers
+from undergrowth.sweeps.layers import Raw, as_section, merge_layers
 from undergrowth.sweeps.list_settings import is_list_setting
 
-Raw = dict[str, Any]
 VARIANTS = "sweep"  # the key of the named variants
 _SEED = "run.seed"
 
@@ -120,8 +119,7 @@ def _by_variant(raws: list[Raw]) -> list[dict[Any, Raw]]:
         settings = raw.get("run")
         seed = settings.get("seed", 0) if isinstance(settings, Mapping) else 0
         seed = seed if isinstance(seed, int) else repr(seed)  # validation refuses what is not a number later
-        rest = {path: value for path, value in _flat(raw).items() if path != _SEED}
-        group = groups.setdefault(json.dumps(rest, sort_keys=True, default=repr), {})
+        group = groups.setdefault(json.dumps(_without_seed(raw), sort_keys=True, default=repr), {})
         if seed in group:
             raise InputError(f"two runs of the sweep are equal, with run.seed {seed!r}; write every choice once")
         group[seed] = raw
@@ -130,7 +128,7 @@ def _by_variant(raws: list[Raw]) -> list[dict[Any, Raw]]:
 
 def _labels(raws: list[Raw]) -> list[str]:
     """For each experiment the settings in which it differs from the others, in a few words."""
-    flat = [{path: value for path, value in _flat(raw).items() if path != _SEED} for raw in raws]
+    flat = [_without_seed(raw) for raw in raws]
     paths = dict.fromkeys(path for each in flat for path in each)
     changed = [path for path in paths if any(each.get(path) != flat[0].get(path) for each in flat)]
     if any(path.startswith("method.") for path in changed):  # the name of the method first, also if it is the same
@@ -142,7 +140,7 @@ def _labels(raws: list[Raw]) -> list[str]:
 
 
 def _method_name(raw: Raw) -> str:
-    return str(_flat(raw).get("method.name", Experiment().method.name))
+    return str(_without_seed(raw).get("method.name", Experiment().method.name))
 
 
 def _part(path: str, value: Any) -> str:
@@ -152,5 +150,7 @@ def _part(path: str, value: Any) -> str:
     return f"{key or section} {value}"
 
 
-def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return flatten({section: as_section(section, value) for section, value in raw.items()})
+def _without_seed(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of an experiment by its path, such as "train.lr", but for the seed."""
+    flat = flatten({section: as_section(section, value) for section, value in raw.items()})
+    return {path: value for path, value in flat.items() if path != _SEED}

@@ -28,7 +28,7 @@ class SweepResult:
     @property
     def runs(self) -> list[str]:
         """The ids of the finished runs, by variant and seed."""
-        return [record.run for variant in self.variants for record in variant.records.values()]
+        return [record.run for record in self._records]
 
     @property
     def failed(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ _COST_TITLES = [title for title, _ in _COSTS.values()]
 _STACKED = ((0,), (1, 4), (2, 3), (5, 6), (7, 8))  # columns of the scores in a narrow terminal
 
 
-def score_table(rows: Sequence[ComparisonRow], metric: str = "accuracy") -> WideOrNarrow:
+def score_table(rows: Sequence[ComparisonRow], metric: str) -> WideOrNarrow:
     """The main metric, difference from the first variant with the seeds that agree, and mean rounds and costs."""
     columns = ["variant", "seeds", metric, "difference", "agree", "rounds", *_COST_TITLES]
     cells = []

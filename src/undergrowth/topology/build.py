@@ -10,7 +10,7 @@ from typing import Any
 
 from undergrowth.core import InputError
 from undergrowth.topology.topology import Groups, Topology, build_levels
-from undergrowth.topology.topology_file import check_content, place_devices, read_topology
+from undergrowth.topology.topology_file import build_described, check_content, read_content
 
 MAX_DEVICES = 1_000_000  # of a tree
 
@@ -24,10 +24,10 @@ def build_topology(text: str | Mapping[str, Any], devices: Sequence[str], groups
     if len(set(devices)) < len(devices):
         raise InputError("devices: two devices have the same name; names must be unique")
     if isinstance(text, Mapping):
-        return place_devices("topology", check_content("topology", text), devices, groups)
+        return build_described("topology", check_content("topology", text), devices, groups)
     path = Path(expanduser(text))
     if path.is_file():
-        return read_topology(path, devices, groups)
+        return build_described(f"topology file '{path}'", read_content(path), devices, groups)
     if path.suffix in (".yaml", ".yml"):
         raise InputError(f"topology: there is no file '{text}'; write the path of a topology file, star, or tree:4x5")
     widths = parse_widths(text)

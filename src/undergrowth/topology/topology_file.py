@@ -22,14 +22,13 @@ Several fields make several levels. The field `label` is always there: the most 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from undergrowth.core.errors import InputError, suggest
-from undergrowth.devices.plain_yaml import load_file
+from undergrowth.core import InputError, suggest
+from undergrowth.devices.plain_yaml import is_number, load_file
 from undergrowth.topology.topology import ROOT, Groups, NodeSettings, Topology, build_levels, check_names
 
 REST = "rest"
@@ -37,15 +36,11 @@ MAX_DEPTH = 100  # of nodes below the root
 _SETTINGS = tuple(field.name for field in fields(NodeSettings))
 
 
-def read_topology(path: Path, devices: Sequence[str], groups: Groups | None = None) -> Topology:
-    """The topology in a file for these devices. `groups` returns the value of a field at each device."""
-    return place_devices(f"topology file '{path}'", read_content(path), devices, groups)
+def build_described(what: str, content: Mapping[str, Any], devices: Sequence[str], groups: Groups | None) -> Topology:
+    """The topology that the keys of a file describe for these devices. `what` begins the messages of errors.
 
-
-def place_devices(
-    what: str, content: Mapping[str, Any], devices: Sequence[str], groups: Groups | None = None
-) -> Topology:
-    """The topology that the keys of a file describe. `what` begins the messages of errors."""
+    `groups` returns the value of a field of the data set at each device.
+    """
     rows = {str(name): _as_row(f"{what}: node '{name}'", row) for name, row in content.get("nodes", {}).items()}
     settings = {name: _read_settings(f"{what}: node '{name}'", row) for name, row in rows.items()}
     if "tree" in content:
@@ -103,7 +98,7 @@ def _as_row(place: str, row: Any) -> dict[str, Any]:
 def _read_settings(place: str, row: Mapping[str, Any]) -> NodeSettings:
     for key in ("sample", "quorum"):
         _check(place, row, key, _is_fraction, "a number above 0 and at most 1")
-    _check(place, row, "deadline", lambda value: _is_number(value) and value > 0, "a number of seconds above 0")
+    _check(place, row, "deadline", lambda value: is_number(value) and value > 0, "a number of seconds above 0")
     _check(place, row, "rounds", lambda value: type(value) is int and value > 0, "a whole number of at least 1")
     _check(place, row, "asynchronous", lambda value: isinstance(value, bool), "true or false")
     _check(
@@ -121,12 +116,7 @@ def _check(place: str, row: Mapping[str, Any], key: str, fits: Any, wanted: str)
 
 
 def _is_fraction(value: Any) -> bool:
-    return _is_number(value) and 0 < value <= 1
-
-
-def _is_number(value: object) -> bool:
-    # Not `math.isfinite`, which raises an exception for a whole number that no float holds.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return is_number(value) and 0 < value <= 1
 
 
 def _place(what: str, rows: Mapping[str, Mapping[str, Any]], devices: Sequence[str]) -> Topology:
@@ -171,7 +161,6 @@ def _read_parents(what: str, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str
 def _place_devices(
     what: str, nodes: Mapping[str, Mapping[str, Any]], devices: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The devices of each node."""
     owner = _named_devices(what, nodes, devices)
     free = [device for device in devices if device not in owner]
     for name, row in nodes.items():
@@ -224,7 +213,7 @@ def _make_tree(what: str, rule: Any, devices: Sequence[str], groups: Groups | No
     elif isinstance(rule, Mapping) and {"servers"} <= set(rule) <= {"servers", "skew"}:
         widths = rule["servers"] if isinstance(rule["servers"], list) else [rule["servers"]]
         skew = rule.get("skew", 1.0)
-        if not _is_number(skew) or not 0 < skew <= 1:
+        if not is_number(skew) or not 0 < skew <= 1:
             raise InputError(f"{what}: tree.skew is {skew!r} and must be a number above 0 and at most 1 (balanced)")
         if widths and all(type(width) is int and width > 0 for width in widths):
             sizes = _skewed_sizes(what, math.prod(widths), len(devices), float(skew))

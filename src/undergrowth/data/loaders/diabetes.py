@@ -8,9 +8,8 @@ import numpy as np
 
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
-from undergrowth.data.labels import strata_of
 from undergrowth.data.loaders.files import scikit_learn_file
-from undergrowth.data.split import stratified_split
+from undergrowth.data.loaders.targets import split_samples
 
 FEATURES, TARGET = "datasets/data/diabetes_data_raw.csv.gz", "datasets/data/diabetes_target.csv.gz"
 
@@ -25,9 +24,7 @@ def load() -> Dataset:
     for file in (FEATURES, TARGET):
         with gzip.open(scikit_learn_file("diabetes", file)) as lines:
             parts.append(np.loadtxt(lines))
-    strata = strata_of(parts[1], "regression")
-    assert strata is not None
-    train, test = stratified_split(strata, fraction=0.2, seed=0)
+    train, test = split_samples(parts[1], "regression", fraction=0.2, seed=0)
     x, y = (((part - part[train].mean(0)) / part[train].std(0)).astype(np.float32) for part in parts)
     return Dataset("diabetes", x[train], y[train], x[test], y[test], 1, ("progression",), task="regression")
 

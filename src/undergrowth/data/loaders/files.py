@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 
 
 class MissingFilesError(InputError):

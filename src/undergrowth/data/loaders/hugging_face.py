@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, suggest
-from undergrowth.core.task_kind import TASKS
+from undergrowth.core import TASKS, InputError, suggest
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders import words as texts

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.loaders.files import MissingFilesError, file_error, find_folder, read_bytes
 

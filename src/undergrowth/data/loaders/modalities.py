@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.dataset import Dataset
 
 FUSED, SEPARATE = "fused", "separate"

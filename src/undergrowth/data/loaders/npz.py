@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
-from undergrowth.core.task_kind import TASKS
+from undergrowth.core import TASKS, InputError
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error

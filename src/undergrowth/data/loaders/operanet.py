@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error

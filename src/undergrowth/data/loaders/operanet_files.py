@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.loaders.files import file_error
 
 CONVERT = "write it as a Parquet file with convert_and_save.m of https://github.com/pedropgusmao/operanet"

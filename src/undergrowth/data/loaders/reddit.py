@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.dataset import Array, Dataset, to_numpy
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.leaf import load_leaf

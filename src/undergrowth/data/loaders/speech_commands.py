@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error, find_file, find_folder, read_lines

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError, suggest
+from undergrowth.core import InputError, suggest
 from undergrowth.data.dataset import Dataset
 from undergrowth.data.dataset_entry import DatasetEntry
 from undergrowth.data.loaders.files import MissingFilesError, file_error
@@ -221,15 +221,14 @@ def _classes(table: TableFile, name: str, column: TextColumn, kept: np.ndarray) 
                     table.path,
                     f"row {row}, column '{name}': {value!r} is not a class; labels are words or whole numbers",
                 )
-        merged = sorted({int(number or 0) for number in numbers})
-        rank = {number: place for place, number in enumerate(merged)}
-        ranks, names = [rank[int(number or 0)] for number in numbers], tuple(map(str, merged))
+        values = [str(int(number or 0)) for number in numbers]  # 1 and 1.0 are one class
+        names = sorted(set(values), key=int)
     else:
-        order = sorted(values)
-        ranks, names = [order.index(value) for value in values], tuple(order)
+        names = sorted(values)
+    rank = {name: place for place, name in enumerate(names)}
     table_of_ranks = np.zeros(len(column.values), dtype=np.int64)
-    table_of_ranks[used] = ranks
-    return table_of_ranks[codes], names
+    table_of_ranks[used] = [rank[value] for value in values]
+    return table_of_ranks[codes], tuple(names)
 
 
 def _targets(table: TableFile, labels: Sequence[str], values: np.ndarray, kept: np.ndarray, task: str) -> np.ndarray:

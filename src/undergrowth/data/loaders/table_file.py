@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.loaders.files import file_error
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")

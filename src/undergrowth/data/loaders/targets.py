@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.labels import strata_of
 from undergrowth.data.split import stratified_split
 

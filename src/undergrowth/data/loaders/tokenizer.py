@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 
 Text = str | tuple[str, str]  # a text, or a pair such as premise and hypothesis
 

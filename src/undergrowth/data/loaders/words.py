@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from undergrowth.core.errors import InputError
+from undergrowth.core import InputError
 from undergrowth.data.loaders import tokenizer as pretrained
 from undergrowth.data.loaders.files import file_error
 from undergrowth.data.loaders.tokenizer import Text

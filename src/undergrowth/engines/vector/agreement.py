@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from undergrowth.core import tensors_in
+
 # Differences allowed between a step in a stack and the same step alone, as a fraction of the length of the step: over
 # all tensors together, and in each one. Rounding can move a value across the kink of an activation, which shows in a
 # small tensor after it.
@@ -75,21 +77,13 @@ class RefuseReads(TorchFunctionMode):
         return bool(libraries) and libraries.isdisjoint(HARMLESS)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        depends = any(id(each) in self._dependent for each in _tensors((args, kwargs)))
+        depends = any(id(each) in self._dependent for each in tensors_in((args, kwargs)))
         if depends and function in READS and self._refuses():
             raise NotImplementedError("a module reads a number that depends on its samples")
         found = function(*args, **(kwargs or {}))
         if depends:
-            self._dependent.update((id(each), each) for each in _tensors(found))
+            self._dependent.update((id(each), each) for each in tensors_in(found))
         return found
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
 
 
 def agree(a: object, b: object, before: object) -> bool:

@@ -6,7 +6,7 @@ and makes no call per tensor, which would take 10 to 20 % longer: it runs for ev
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from undergrowth.core import Carry, map_leaves, map_tensors, tensors_in
 from undergrowth.core.names import FINISH
-
-MAPPINGS = (dict, Mapping)  # dict first: the check against the abstract class is slow
+from undergrowth.core.pytree import MAPPINGS
 
 
 def stack_carries(carries: Sequence[Carry]) -> Carry:

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from undergrowth.core import Task
-from undergrowth.core.client import Carry, Loop, LoopClient, run_one_by_one
+from undergrowth.core import Carry, LoopClient, Task
+from undergrowth.core.client import Loop, run_one_by_one
 from undergrowth.engines.vector.recording import RecordingMemory
 from undergrowth.engines.vector.stack import Begun
 from undergrowth.engines.vector.stacked_steps import StackedSteps

@@ -10,8 +10,7 @@ from itertools import count, islice
 import torch
 from torch import Tensor
 
-from undergrowth.core import Task, map_tensors
-from undergrowth.core.client import Batch, Carry, LoopClient
+from undergrowth.core import Batch, Carry, LoopClient, Task, map_tensors
 from undergrowth.engines.vector.agreement import RefuseReads, agree, full_precision
 from undergrowth.engines.vector.carries import slice_stack, stack_carries, unstack
 from undergrowth.engines.vector.layers import Stacked

@@ -32,7 +32,7 @@ from undergrowth.core import Method, State, Task, Weights, option
 from undergrowth.core.names import MODEL
 from undergrowth.core.notation import Form, parse
 from undergrowth.learning.adaptation import ALONE, HOW, build_adaptation
-from undergrowth.learning.reference import FORMS
+from undergrowth.learning.reference import CITED, FORMS
 from undergrowth.methods.adapt.rules import AdaptationClient, AdaptationServer, adapted_model
 
 
@@ -41,7 +41,7 @@ class Adapt(Method):
     how: str = option("fine-tune", "fine-tune, freeze, ditto[:LAMBDA], ewc[:LAMBDA], kd[:T[:ALPHA]] or alone")
     validation: float = option(0.0, "fraction of a device's training samples to validate with", at_least=0, below=1)
     patience: int = option(0, "rounds without a lower validation loss after which a device stops; 0: never", at_least=0)
-    form: str = option("cited", "the loss of kd: cited, printed, or averaged over classes", choices=FORMS)
+    form: str = option(CITED, "the loss of kd: cited, printed, or averaged over classes", choices=FORMS)
 
     def check(self) -> None:
         parse("method.how", self.how, {**HOW, ALONE: Form()})

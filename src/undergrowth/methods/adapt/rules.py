@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from undergrowth.core import Context, Packet, Plan, Server, Shard, State, Sum, Task, View, Weights
-from undergrowth.core.client import Carry, Loop, Steps
+from undergrowth.core import Carry, Context, Packet, Plan, Server, Shard, State, Steps, Sum, Task, View, Weights
+from undergrowth.core.client import Loop
 from undergrowth.core.names import BUFFERS, FINISH, MODEL, PARAMETERS, PROBLEM, SAMPLES, SEED
+from undergrowth.learning import GradientClient, Trained
 from undergrowth.learning.adaptation import VALIDATION, initial_weights, received_model, trained_model, validate
-from undergrowth.learning.gradient_client import GradientClient, Trained
 from undergrowth.learning.kept_model import check_models, problem_tags
 from undergrowth.learning.planning import ask_each
 from undergrowth.learning.reference import FISHER

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from undergrowth.core import Context, LoopClient, Packet, Sampler, Shard, State, Steps, Task
-from undergrowth.core.client import Batch, Carry, Loop
+from undergrowth.core import Batch, Carry, Context, LoopClient, Packet, Sampler, Shard, State, Steps, Task
+from undergrowth.core.client import Loop
 from undergrowth.core.names import BUFFERS, FINISH, MODEL, PARAMETERS
 from undergrowth.learning.servers import uploaded_weights
 from undergrowth.methods.bhfl.node_optimiser import ReceivedModel

@@ -103,7 +103,6 @@ def unpack_residuals(packet: Packet) -> dict[str, ReceivedModel]:
 
 
 def with_residuals(packet: Packet, residuals: Mapping[str, ReceivedModel]) -> Packet:
-    """The packet with residuals in it."""
     more = Packet.join(pack_residuals(residuals))
     return Packet({**packet.tensors, **more.tensors}, {**packet.scalars, **more.scalars}, packet.tags)
 

@@ -18,6 +18,7 @@ from undergrowth.core import (
     Reducer,
     Server,
     ServerTraining,
+    Shard,
     State,
     Task,
     View,
@@ -27,7 +28,6 @@ from undergrowth.core import (
 )
 from undergrowth.core.names import MODEL, ROUND, SAMPLES, X, Y
 from undergrowth.core.samplers import count_of
-from undergrowth.core.shard import Shard
 from undergrowth.learning import Staleness, TaskLoss, learning_rate, model_mismatch, train_on_server
 from undergrowth.learning.distillation import public_data, server_client
 from undergrowth.learning.node_models import round_received, run_round

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from undergrowth.core import AllSelector, Context, Packet, Shard, State, Task, Weights
-from undergrowth.core.client import Batch, Carry, Steps
+from undergrowth.core import AllSelector, Batch, Carry, Context, Packet, Shard, State, Steps, Task, Weights
 from undergrowth.core.names import AUGMENT, BUFFERS, MODEL_NAME, PARAMETERS, SEED, TEACHER, WEIGHT, X, Y
 from undergrowth.learning import GradientClient, LossInputs, Objective, TaskLoss, Trained
 from undergrowth.learning.distillation import draw_public, logit_distances, public_data

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from undergrowth.core import Batch, Carry, Context, Packet, Shard, State, Steps, Task, Weights
-from undergrowth.core.names import AUGMENT, BUFFERS, FINISH, KEYS, LOSS, PARAMETERS, SAMPLES, WEIGHT, X
-from undergrowth.learning import GradientClient
-from undergrowth.learning.gradient_client import without_small_batches
-from undergrowth.learning.objectives import LossInputs, divergences
+from undergrowth.core.names import BUFFERS, FINISH, KEYS, LOSS, PARAMETERS, RECEIVED, SAMPLES, WEIGHT, X
+from undergrowth.learning import GradientClient, LossInputs
+from undergrowth.learning.gradient_client import augmented, without_small_batches
+from undergrowth.learning.objectives import divergences
 
 if TYPE_CHECKING:
     from undergrowth.methods.mutual_groups import MutualGroups
@@ -43,7 +43,7 @@ class MutualClient(GradientClient):
             PARAMETERS: parameters,
             BUFFERS: {name: received[name] for name in model.buffers},
             "optimiser": self._optimiser(task).init(list(parameters.values())),
-            "received": received,
+            RECEIVED: received,
         }
         steps = without_small_batches(steps.keyed(model, context), model.smallest_batch(None), drop_last=False)
         if steps.epochs and not len(steps):
@@ -51,8 +51,7 @@ class MutualClient(GradientClient):
         return carry, steps
 
     def step(self, task: Task, carry: Carry, batch: Batch) -> Carry:
-        if task.augmentation is not None and AUGMENT in batch:
-            batch = {**batch, X: task.augmentation.apply(batch[X], batch[AUGMENT])}
+        batch = augmented(task, batch)
         group = carry[GROUP]
         first, second = _Forward(task, carry, batch), _Forward(group_task(task), group, batch)
         loss = first.loss(self, self.options.global_weight, second)
@@ -90,10 +89,10 @@ class _Forward:
 
     def __init__(self, task: Task, kept: Mapping[str, Mapping[str, Tensor]], batch: Batch) -> None:
         self.trained = {name: value.detach().requires_grad_() for name, value in kept[PARAMETERS].items()}
-        weights = {**kept["received"], **kept[BUFFERS], **self.trained}
+        weights = {**kept[RECEIVED], **kept[BUFFERS], **self.trained}
         self.output = task.model.run(weights, batch[X], training=True, keys=batch.get(KEYS))
         clients = len(next(iter(self.trained.values()))) if WEIGHT in batch else None
-        self.inputs = LossInputs(task, batch, self.output, self.trained, kept["received"], clients)
+        self.inputs = LossInputs(task, batch, self.output, self.trained, kept[RECEIVED], clients)
 
     def loss(self, client: MutualClient, weight: float, other: _Forward) -> Tensor:
         """The objective of the client, and the distance from the other's predictions times `weight`."""

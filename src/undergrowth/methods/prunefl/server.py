@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from undergrowth.core import Context, Packet, State, Task, View, WeightedMean
+from undergrowth.core import Context, Packet, Plan, Server, State, Task, View, WeightedMean
 from undergrowth.core.names import MODEL, PHASE
-from undergrowth.core.server import Plan, Server
 from undergrowth.learning.servers import has_no_samples
 from undergrowth.methods.prunefl.client import ADAPTING, GRADIENT, INITIAL, MASK, TRAINING, USES
 from undergrowth.methods.prunefl.masks import (

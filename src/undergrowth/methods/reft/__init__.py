@@ -32,11 +32,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from undergrowth.core import LazyMapping, Method, State, Task, Weights, option
-from undergrowth.core.method import ModelWeights
+from undergrowth.core import LazyMapping, Method, ModelWeights, State, Task, Weights, option
 from undergrowth.core.names import MODEL
+from undergrowth.learning import widths_of
 from undergrowth.learning.pruning import MAX_PRUNED, pruned_fraction
-from undergrowth.learning.width import SlicedModel, widths_of
+from undergrowth.learning.width import SlicedModel
 from undergrowth.methods.reft.rules import FORMATS, LOSSES, LogitsClient, LogitsServer
 
 

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from undergrowth.core import Context, Packet, RunWarning, State, Task, View
+from undergrowth.core import Context, Packet, Plan, Reducer, RunWarning, Server, State, Task, View
 from undergrowth.core.names import MODEL, SAMPLES, TEACHER, X, Y
-from undergrowth.core.reducers import Reducer
-from undergrowth.core.server import Plan, Server
 from undergrowth.learning import Adam, GradientClient, LossInputs, Objective, Trained, train_on_server
 from undergrowth.learning.distillation import public_data
 from undergrowth.learning.planning import ask_each

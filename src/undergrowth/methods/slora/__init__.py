@@ -40,11 +40,11 @@ from undergrowth.core import (
     Task,
     View,
     Weights,
+    model_in,
     option,
 )
 from undergrowth.core.names import MODEL
 from undergrowth.core.samplers import ceil_of
-from undergrowth.core.server import model_in
 from undergrowth.learning import AveragingServer, GradientClient, model_mismatch
 from undergrowth.methods.lora import LoraOptions
 from undergrowth.methods.slora.sparse_adapters import SPARSE, low_rank, sparse_model

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from undergrowth.core.pytree import map_leaves
+from undergrowth.core import map_leaves
 from undergrowth.report.analyses.reopened_run import ReopenedRun
 from undergrowth.report.figures import Figure, axis, build_figure
 from undergrowth.report.html import Page
