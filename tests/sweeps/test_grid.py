@@ -137,3 +137,8 @@ def test_variants_with_the_same_data_load_it_once(monkeypatch: pytest.MonkeyPatc
     assert len(loaded) == 3
     with pytest.raises(InputError, match=r"variant 'fedprox, mu -1': method.mu -1"):
         plan_sweep({**raw, "method": ["fedavg", {"name": "fedprox", "mu": -1}]}, tmp_path)
+
+
+def test_millions_of_combinations_are_refused() -> None:
+    with pytest.raises(InputError, match="the lists of the sweep have 4,000,000 combinations; write at most 100,000"):
+        expand({"train": {"rounds": list(range(1, 2001)), "epochs": list(range(1, 2001))}})

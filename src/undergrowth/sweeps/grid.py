@@ -10,6 +10,7 @@ A setting that is a list by nature keeps its list; a list of lists is a choice b
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from undergrowth.sweeps.list_settings import is_list_setting
 
 VARIANTS = "sweep"  # the key of the named variants
 _SEED = "run.seed"
+MAX_RUNS = 100_000  # of a sweep: a mistake in a range would fill the memory
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,9 @@ def _values(section: str, kind: type[BaseModel], name: Any, key: str, value: Any
 
 
 def _product(choices: Mapping[str, list[Any]]) -> list[Raw]:
+    runs = math.prod(len(values) for values in choices.values())
+    if runs > MAX_RUNS:
+        raise InputError(f"the lists of the sweep have {runs:,} combinations; write at most {MAX_RUNS:,}")
     return [dict(zip(choices, chosen, strict=True)) for chosen in product(*choices.values())]
 
 
