@@ -12,7 +12,7 @@ from tests.executed_runs import fail_runs
 from tests.reproduce.example_table import example_table
 from undergrowth.core import InputError, RunError
 from undergrowth.data import load
-from undergrowth.reproduce import Table, TableResult, catalogue, reproduce_table, table_plan
+from undergrowth.reproduce import Reproduction, Table, TableResult, catalogue, reproduce_table, table_plan
 from undergrowth.reproduce.data_paths import DataPaths, parse_data_paths
 from undergrowth.reproduce.jobs import plan_cell
 from undergrowth.reproduce.metrics import mean_curve, measure
@@ -144,7 +144,8 @@ def test_small_gaps_get_four_seeds(table: Table, executed: list, monkeypatch: py
     result = reproduce_table("9.1", seeds=2, only="FedAvg | FedProx")
     assert result.unsettled == [("FedAvg", "digits, even"), ("FedProx", "digits, even")]
     shown: list[TableResult] = []
-    settled = reproduce_table("9.1", seeds=2, only="FedAvg | FedProx", more_seeds=True, on_result=shown.append)
+    task = Reproduction(["9.1"], seeds=2, only="FedAvg | FedProx")
+    settled = task.run(more_seeds=True, on_result=shown.append).tables["9.1"]
     assert shown == [settled]  # not the result with two seeds before it
     assert [each.seeds for each in settled.cells] == [(0, 1, 2, 3)] * 2 and len(executed) == 8
     assert settled.unsettled == [] and settled.orderings[0].verdict == "held"
