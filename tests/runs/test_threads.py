@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import undergrowth as ug
+from undergrowth.engines import torch_settings
 
 from .objects import digest
 
@@ -58,3 +59,11 @@ def test_a_precision_that_is_set_by_its_newer_name_does_not_reach_a_run(place: s
     finally:
         owner.fp32_precision = before
     assert torch.get_float32_matmul_precision() == "highest" and torch.backends.cudnn.allow_tf32
+
+
+def test_a_precision_that_this_version_of_torch_does_not_have_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(tmp_path, 0)
+    monkeypatch.setattr(torch_settings, "_PLACES", ("backends.cudnn.of_a_later_version", *torch_settings._PLACES))
+    assert run(tmp_path, 0) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 import torch
@@ -77,13 +77,15 @@ def _full_precision() -> Iterator[None]:
     Since 2.9, torch has two sets of names for it, and refuses to read one after a program has written the other.
     """
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    newer = [place for place in _PLACES if hasattr(torch.backends, "fp32_precision")]
-    places = {place: operator.attrgetter(place)(torch) for place in newer}
-    by_place = {place: owner.fp32_precision for place, owner in places.items()}
+    kept = []
+    for place in _PLACES:
+        with suppress(AttributeError):  # not in this version of torch
+            owner = operator.attrgetter(place)(torch)
+            kept.append((owner, owner.fp32_precision))
     matmul, convolution = _read(torch.get_float32_matmul_precision), _read(lambda: cudnn.allow_tf32)
     tf32 = _read(lambda: cuda.matmul.allow_tf32)
     try:
-        for owner in places.values():
+        for owner, _ in kept:
             owner.fp32_precision = "none"
         torch.set_float32_matmul_precision("highest")
         cudnn.allow_tf32 = True  # torch's default, until `set_torch` is called
@@ -91,8 +93,8 @@ def _full_precision() -> Iterator[None]:
     finally:
         cuda.matmul.allow_tf32, cudnn.allow_tf32 = bool(tf32), convolution is not False
         torch.set_float32_matmul_precision(matmul or "highest")
-        for place, owner in places.items():
-            owner.fp32_precision = by_place[place]
+        for owner, before in kept:
+            owner.fp32_precision = before
 
 
 def _read(get: Callable[[], Value]) -> Value | None:

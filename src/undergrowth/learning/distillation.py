@@ -168,6 +168,12 @@ def check_same_shapes(task: Task, x: Tensor, levels: Sequence[str], outlines: Se
                 )
 
 
+def check_batch(task: Task, setting: str, batch: int) -> None:
+    """Raise an InputError if a model of the run cannot be trained on batches of that size, which `setting` names."""
+    for model in (task.model, *task.ladder.values()):
+        model.check_batch(setting, batch)
+
+
 def _shapes(model: Model, x: Tensor, levels: Sequence[str], outlines: Sequence[str]) -> dict[str, str]:
     with torch.no_grad():
         output = model.run(model.initial(0), x[:1], maps=(*levels, *outlines))

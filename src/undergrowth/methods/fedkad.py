@@ -38,6 +38,7 @@ from undergrowth.core.names import SAMPLES, TEACHER, X, Y
 from undergrowth.learning import Distillation, GradientClient, LossInputs, Objective, Trained
 from undergrowth.learning.distillation import (
     LOSSES,
+    check_batch,
     check_same_shapes,
     consensus,
     draw_public,
@@ -132,8 +133,7 @@ class FedKADServer(OwnModelsServer):
 
     def init(self, task: Task, context: Context) -> State:
         check_same_shapes(task, public_data(task, "fedkad").x, (self.options.level,))
-        for each in (task.model, *task.ladder.values()):
-            each.check_batch("method.server_batch", self.options.server_batch)
+        check_batch(task, "method.server_batch", self.options.server_batch)
         return super().init(task, context)
 
     def teach(

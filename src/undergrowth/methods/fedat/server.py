@@ -14,6 +14,7 @@ from undergrowth.core import Context, InputError, Packet, Shard, State, Task, We
 from undergrowth.core.names import AUGMENT, HELD, SAMPLES, X, Y
 from undergrowth.learning import LossInputs, Objective, TaskLoss
 from undergrowth.learning.distillation import (
+    check_batch,
     check_same_shapes,
     public_data,
     server_client,
@@ -96,8 +97,7 @@ class FedATServer(OwnModelsServer):
             if getattr(self.options, name) and task.augmentation is None:
                 raise InputError(f"method.{name} true: images are not augmented here; add data.augment: crop+flip")
         check_same_shapes(task, public.x, (self.options.level,), shared_levels(task))
-        for each in (task.model, *task.ladder.values()):
-            each.check_batch("method.server_batch", self.options.server_batch)
+        check_batch(task, "method.server_batch", self.options.server_batch)
         return super().init(task, context)
 
     def teach(
