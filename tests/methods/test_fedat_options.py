@@ -113,7 +113,7 @@ def test_a_note_says_that_absent_classes_are_unlearned() -> None:
     assert len(whole.public.y.unique()) == 10  # so that the next line means something
     assert not FedAT().notes(whole) and not FedAT(public_classes="present").notes(some)
     (note,) = FedAT().notes(some)
-    assert note.startswith("the public data has no sample of 3 of 10 classes, which its loss unlearns; try -s method.")
+    assert note.startswith("training on the public data, which lacks 3 of 10 classes, unlearns these; try -s method.")
 
 
 def test_the_loss_among_present_classes_is_one_of_classification() -> None:

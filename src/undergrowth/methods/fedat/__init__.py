@@ -113,8 +113,8 @@ class FedAT(Method):
         if task.public is None or not isinstance(task.kind, Classification) or self.public_classes == "present":
             return ()
         absent = task.classes - len(task.public.y.unique())
-        unlearned = f"the public data has no sample of {absent} of {task.classes} classes, which its loss unlearns"
-        return [f"{unlearned}; try -s method.public_classes=present -s method.metadata_of=all"] if absent > 0 else ()
+        forgotten = f"training on the public data, which lacks {absent} of {task.classes} classes, unlearns these"
+        return [f"{forgotten}; try -s method.public_classes=present -s method.metadata_of=all"] if absent > 0 else ()
 
     @property
     def client(self) -> FedATClient:
